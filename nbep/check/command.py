@@ -85,11 +85,12 @@ def _main(
             strategy_of(options.strategy, 0, random.Random(0))
         except ValueError as error:
             parser.error(str(error))
+    if options.weak and not options.all:
+        parser.error("--weak: takes --all, too; seeds take --memory-model delayed")
     if options.all:
         note = None if scenario.compares else NOT_COMPARED
-        return check_all(
-            console, base, options.limit, options.minutes, options.json, note, shrinks=not options.no_shrink
-        )
+        limits = options.limit, options.minutes
+        return check_all(console, base, *limits, options.json, note, options.weak, not options.no_shrink)
     if options.pdb and options.seed is None:
         parser.error("--pdb: takes --seed, too; the command that a search prints has one")
     if options.seed is not None:

@@ -5,7 +5,6 @@ docs/every_schedule.md says what "all" means, and what it rests on.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,17 +17,25 @@ from nbep.check.debug import debug
 from nbep.check.fewest import fewest_preemptions
 from nbep.check.runs import ERROR, Finding, Run, option_of, perform
 from nbep.check.scenario import ScenarioError, load_scenario
+from nbep.check.schedule_file import FILE, model_of, read_schedule, strategy_for, write_schedule
 from nbep.check.search import made_smaller
 from nbep.device.terminal import progress, write_json
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 from nbep.emulator.schedule.every_step import Replay
+from nbep.emulator.schedule.strategies import Strategy
+from nbep.emulator.schedule.weak_tree import WeakTree
 
 Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
 LIMIT, MINUTES = 100_000, 10.0  # runs and time, if nobody says how many
 TRIED = 20  # runs with smaller parameters at most, for each of them
 SWITCH_RUNS = 60  # runs at most in which a thread gives way less often
-FILE = "schedule.json"
+COVERS = """\
+They are all orders of accesses that are not weak, with copies, hosts and starts of kernels among them where somebody
+sees those. What "all" means: docs/every_schedule.md"""
+COVERS_WEAK = """\
+They are all orders of accesses to memory, with late stores and early loads. Races are what --all without --weak looks
+for. What this covers: docs/every_schedule.md"""
 
 
 def check_all(
@@ -38,23 +45,25 @@ def check_all(
     minutes: float | None,
     to: Path | None,
     note: str | None,
+    is_weak: bool = False,
     shrinks: bool = True,
 ) -> int:
     """Run every schedule, or as many as there is time for. Exit status: 0 none fails, 1 one does, 3 not all were run.
 
-    Args: to: where --json writes; note: what to say if nothing is found; shrinks: whether to look for a smaller one
+    Args: to: where --json writes; note: what to say if nothing is found; is_weak: with late stores and early loads;
+          shrinks: whether to look for a smaller one
     """
     if load_scenario(base.scenario).lets_time_pass:
         raise ScenarioError(f"{base.scenario}: lets time pass, so its waits end by the clock; --all knows no clock")
     limit, end = limit or LIMIT, time.monotonic() + 60 * (minutes or MINUTES)
-    tree = Tree()
+    tree: Tree | WeakTree = WeakTree() if is_weak else Tree()
     failing: Failing | None = None
     with progress(base.scenario, 1000) as show:
         while failing is None and tree.schedules + tree.redundant < limit and time.monotonic() < end and tree.begin():
             if finding := one(tree, base):
                 failing = Failing(finding, tree.replay, "")
             show(completed=int(1000 * tree.share))
-        if failing is not None and shrinks and failing.finding.kind != ERROR:
+        if failing is not None and shrinks and not is_weak and failing.finding.kind != ERROR:
             show(description="making it smaller", total=None)
             failing = smallest(failing)
     told: dict[str, Any] = {"schedules": tree.schedules, "redundant": tree.redundant, "all": tree.is_whole}
@@ -77,10 +86,7 @@ def check_all(
         return NOT_ALL
     whole = "The only schedule" if tree.schedules == 1 else f"All {tree.schedules:,} schedules"
     console.print(f"{whole}: nothing found ({redundant}).")
-    console.print(
-        "They are all orders of accesses that are not weak, with copies, hosts and starts of kernels among them where "
-        'somebody sees those. What "all" means: docs/every_schedule.md'
-    )
+    console.print(COVERS_WEAK if is_weak else COVERS)
     if note is not None:
         console.print(note)
     return NOTHING_FOUND
@@ -123,16 +129,16 @@ def smallest(failing: Failing) -> Failing:
     return Failing(best.found, best.replay, f"Smallest: {words or 'the same parameters'}, with {numbers}")
 
 
-def one(tree: Tree, run: Run) -> Finding | None:
+def one(tree: Tree | WeakTree, run: Run) -> Finding | None:
     """The next run of the tree."""
-    checked = replace(run, memory_model="checked")
-    return next_run(tree, lambda strategy: perform(checked, strategy=strategy))
+    modelled = replace(run, memory_model=model_of(tree))
+    return next_run(tree, lambda strategy: perform(modelled, strategy=strategy))
 
 
-def next_run(tree: Tree, attempt: Callable[[Every], Found | None]) -> Found | None:
+def next_run(tree: Tree | WeakTree, attempt: Callable[[Strategy], Found | None]) -> Found | None:
     """The next run of the tree; what it finds, or None."""
     try:
-        found = attempt(Every(tree))
+        found = attempt(strategy_for(tree))
     except Redundant:
         tree.end(is_redundant=True)
         return None
@@ -143,40 +149,6 @@ def next_run(tree: Tree, attempt: Callable[[Every], Found | None]) -> Found | No
 
 def command_of(file: str) -> str:
     return f"nbep check --schedule {file}"
-
-
-def write_schedule(run: Run, replay: Replay, file: Path) -> None:
-    """What a run depends on: the scenario, who went on at each choice, and which events were choices."""
-    value = {"scenario": run.scenario, "parameters": dict(run.parameters), "faults": run.faults, **replay._asdict()}
-    file.write_text(json.dumps(value) + "\n")
-
-
-def read_schedule(file: Path) -> tuple[Run, Every]:
-    """The run of a file, and its strategy.
-
-    Raises: ScenarioError if it is none
-    """
-    try:
-        value = json.loads(file.read_text())
-        parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
-        replay = replay_in(value)
-        run = Run(value["scenario"], parameters, 0, "uniform", "checked", tuple(value["faults"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
-    return run, Every(replayed(replay))
-
-
-def replay_in(value: Any) -> Replay:
-    """Who went on at each choice, and which events were choices, as a file says it."""
-    picks = ((int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])) for who in value["picks"])
-    events = ((str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"])
-    return Replay(tuple(picks), tuple(events))
-
-
-def replayed(replay: Replay) -> Tree:
-    tree = Tree(*replay)
-    tree.begin()
-    return tree
 
 
 def run_schedule(console: Console, file: Path, with_pdb: bool, to: Path | None) -> int:

@@ -39,6 +39,7 @@ def parser_of_check() -> argparse.ArgumentParser:
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a name, or a file with main(comm)")
     parser.add_argument("--list", action="store_true", help="list the scenarios and their options")
     parser.add_argument("--all", action="store_true", help="every schedule of a small program, each once")
+    parser.add_argument("--weak", action="store_true", help="with --all: late stores and early loads are choices, too")
     parser.add_argument("--limit", type=positive, metavar="N", help="with --all: runs at most (100000)")
     parser.add_argument("--minutes", type=float, metavar="M", help="with --all: time at most (10)")
     parser.add_argument("--schedule", type=Path, metavar="FILE", help="run again what --all has found")

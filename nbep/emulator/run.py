@@ -25,6 +25,8 @@ from .schedule.every_copies import EveryCopyThread
 from .schedule.every_hosts import EveryHost, EveryOrder, EverySms
 from .schedule.scheduler import Scheduler
 from .schedule.strategies import Strategy
+from .schedule.weak import Weak
+from .schedule.weak_thread import WeakThread
 from .tracing import hooks, traced
 
 ReadReport = Callable[[Thread, FrameType], Any]
@@ -110,6 +112,10 @@ class Run(Scheduler):
             if memory_model != "checked":
                 raise ValueError(f"memory_model: got {memory_model!r} with every schedule; must be 'checked'")
             thread_class, self.cpu, self.order = EveryCopyThread, EveryHost(self), EveryOrder(self)
+        elif isinstance(self.strategy, Weak):
+            if memory_model != "delayed":
+                raise ValueError(f"memory_model: got {memory_model!r} with weak memory as choices; must be 'delayed'")
+            thread_class = WeakThread
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         if num_sms is not None and (not isinstance(num_sms, int) or num_sms < 1):

@@ -4,6 +4,7 @@
     axioms     which outcomes the PTX memory model allows
     runs       which outcomes the emulator shows, and what `checked` says
     table      all of it side by side: nbep litmus
+    every      all outcomes of both: nbep litmus --all
 
 The page docs/litmus.md explains the table.
 """

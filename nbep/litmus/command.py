@@ -2,6 +2,7 @@
 
 nbep litmus                  all of them
 nbep litmus MP SB --json     some shapes, for programs
+nbep litmus IRIW --all       all outcomes, with every late store and early load, and not samples
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import argparse
 from collections.abc import Sequence
 
 from nbep.device.terminal import STDOUT, add_json, progress, write_json
+from nbep.litmus import every, table
 from nbep.litmus.programs import PROGRAMS
-from nbep.litmus.table import as_json, lines, rows_of
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     shapes = list(dict.fromkeys(program.shape for program in PROGRAMS))
     parser = argparse.ArgumentParser(prog="nbep litmus", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"some of: {', '.join(shapes)}")
+    parser.add_argument("--all", action="store_true", help="all outcomes: late stores and early loads as choices")
     add_json(parser)
     options = parser.parse_args(argv)
     unknown = [shape for shape in options.shapes if shape not in shapes]
@@ -26,8 +28,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"SHAPE: got {', '.join(unknown)}; must be some of {', '.join(shapes)}")
     programs = [program for program in PROGRAMS if not options.shapes or program.shape in options.shapes]
     with progress("litmus tests", len(programs)) as advance:
-        rows = rows_of(programs, advance)
-    write_json(options.json, as_json(programs, rows))
+        if options.all:
+            sets = every.rows_of(programs, advance)
+            told, printed = every.as_json(programs, sets), every.lines(programs, sets)
+        else:
+            rows = table.rows_of(programs, advance)
+            told, printed = table.as_json(programs, rows), table.lines(programs, rows)
+    write_json(options.json, told)
     if options.json != STDOUT:
-        print("\n".join(lines(programs, rows)))
+        print("\n".join(printed))
     return 0

@@ -5,7 +5,11 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable
 
-from nbep.emulator import DataRace, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, World, current_thread
+from nbep.emulator.schedule.every import Redundant
+from nbep.emulator.schedule.strategies import Strategy
+from nbep.emulator.schedule.weak import Weak
+from nbep.emulator.schedule.weak_tree import WeakTree
 from nbep.litmus.axioms import Outcome
 from nbep.litmus.programs import Program, Step
 
@@ -13,15 +17,20 @@ CELL_BYTES = 64  # so far apart that no two cells share a line
 STARTED = "threads that run"
 NEVER = 1 << 62
 LONGEST_PAUSE = 12  # primitive calls before a step
+WARP = 32
+HANG: Outcome = frozenset({("a wait never ends", 1)})
 
 
-def run(program: Program, memory_model: str, seed: int) -> Outcome:
+def run(program: Program, memory_model: str, seed: int, strategy: Strategy | None = None) -> Outcome:
     """Run the threads once; the registers, and the cells at the end.
 
+    Args: strategy: one that makes all choices itself; the threads then begin when it says, and make no pauses
     Raises: DataRace
     """
     places = program.places
-    world = World(1 + max(rank for rank, _ in places), seed, memory_model=memory_model)
+    is_random = strategy is None
+    lanes = WARP if is_random else 1  # of each thread of the program, whose others do nothing
+    world = World(1 + max(rank for rank, _ in places), seed, memory_model=memory_model, strategy=strategy or "uniform")
     offsets = {cell: CELL_BYTES * i for i, cell in enumerate([*program.cells, STARTED])}
     owner = world.ranks[places[-1][0]]  # as in a message, memory is the receiver's
     memory = owner.space.allocate(CELL_BYTES * len(offsets), "cells", zero=True, describe=namer(offsets))
@@ -35,9 +44,10 @@ def run(program: Program, memory_model: str, seed: int) -> Outcome:
 
         def kernel(address: int, teams: list[list[list[Step]]] = teams) -> None:
             t = current_thread()
-            steps = teams[t.block_idx][t.warp]
-            choose = random.Random(f"{seed} {t.rank} {t.block_idx} {t.warp}")
-            if t.lane == 0:
+            number, lane = divmod(t.thread_idx, lanes)
+            steps = teams[t.block_idx][number]
+            choose = random.Random(f"{seed} {t.rank} {t.block_idx} {number}")
+            if lane == 0 and is_random:
                 started = address + offsets[STARTED]
                 t.atomic("add", started, "s32", 1, "relaxed", "sys")
                 while t.load(started, "s32", "relaxed", "sys") < len(places):
@@ -45,13 +55,13 @@ def run(program: Program, memory_model: str, seed: int) -> Outcome:
             for step in steps:
                 if step.what == "bar":
                     t.barrier(0, t.block_dim)
-                elif t.lane == 0:
-                    for _ in range(choose.randrange(LONGEST_PAUSE)):
+                elif lane == 0:
+                    for _ in range(choose.randrange(LONGEST_PAUSE) if is_random else 0):
                         t.globaltimer()
                     do(t, step, address + offsets.get(step.cell, 0), registers)
 
         streams.append(context.create_stream("stream"))
-        streams[-1].launch(kernel, (address,), len(teams), 32 * max(len(team) for team in teams), name="litmus")
+        streams[-1].launch(kernel, (address,), len(teams), lanes * max(len(team) for team in teams), name="litmus")
     for stream in streams:
         stream.synchronize()
     cells = {cell: memory.read(offsets[cell], "s32") for cell in program.cells}
@@ -97,3 +107,21 @@ def is_race(program: Program, seeds: Iterable[int]) -> bool:
         except DataRace:
             return True
     return False
+
+
+def all_outcomes(program: Program, is_plain: bool = False, most: int | None = None) -> tuple[WeakTree, set[Outcome]]:
+    """All that `delayed` shows, with every late store and early load; a wait that never ends is the outcome HANG.
+
+    Args: is_plain: without any reduction, to compare with; most: schedules at most
+    """
+    tree, found = WeakTree(is_plain=is_plain), set[Outcome]()
+    while tree.schedules != most and tree.begin():
+        try:
+            found.add(run(program, "delayed", 0, Weak(tree)))
+        except Redundant:
+            tree.end(is_redundant=True)
+            continue
+        except DeadlockError:
+            found.add(HANG)
+        tree.end()
+    return tree, found

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nbep.check.every import next_run, replay_in, replayed
+from nbep.check.every import next_run
+from nbep.check.schedule_file import tree_in
 from nbep.emulator.schedule.every import Every, Tree
 from nbep.emulator.schedule.every_step import Replay
 from nbep.emulator.schedule.strategies import Strategy
@@ -60,6 +61,6 @@ def read(file: Path) -> Every:
     Raises: ValueError if it is none
     """
     try:
-        return Every(replayed(replay_in(json.loads(file.read_text()))))
+        return Every(tree_in(json.loads(file.read_text())))
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(f"{file}: no schedule of a puzzle: {error}") from None

@@ -9,13 +9,6 @@ from nbep.check import main
 from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND
 from nbep.check.scenarios import SCENARIOS
 
-RING = str(Path(__file__).resolve().parents[2] / "docs/examples/ring.py")
-ONE_LANE = (
-    ("LANES = 4, 32", "LANES = 2, 1"),
-    ("FULL_MASK)", "1)"),
-    ("vote_all(FULL_MASK", "vote_all(1"),
-    ("NUM_BYTES = SLOTS + NUM_SLOTS * ROW_BYTES", "NUM_BYTES = 256"),
-)
 RANDOM = """
 import random
 import numpy as np
@@ -86,18 +79,6 @@ def tickets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("tickets.py").write_text(TICKETS)
     return "tickets.py"
-
-
-@pytest.fixture
-def ring(tmp_path, monkeypatch):
-    """The ring of the documentation with two slots and one lane."""
-    monkeypatch.chdir(tmp_path)
-    text = Path(RING).read_text()
-    for old, new in ONE_LANE:
-        assert old in text
-        text = text.replace(old, new)
-    Path("small_ring.py").write_text(text)
-    return "small_ring.py"
 
 
 def test_a_ring_is_right_in_all_its_schedules(ring, capsys):

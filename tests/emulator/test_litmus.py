@@ -1,12 +1,10 @@
 """Litmus tests: what the emulator shows is what the axioms of PTX allow, and what `checked` says is a race is one."""
 
-import random
-
 import pytest
+from litmus_programs import named, random_program
 from parts import both_parts
 
 from nbep.litmus import PROGRAMS, Program, allowed, is_race
-from nbep.litmus.programs import PLACES
 from nbep.litmus.runs import run
 
 NEVER_LATE = "a load is never later than its place in the program"
@@ -29,10 +27,6 @@ def is_not_shown(program: Program) -> bool:
         program.shape == shape and where in program.where and steps in " ".join(program.threads)
         for shape, where, steps, _ in NOT_SHOWN
     )
-
-
-def named(programs):
-    return {"argvalues": programs, "ids": [program.name for program in programs]}
 
 
 @pytest.mark.parametrize("seeds", both_parts([range(40)], thorough=[], long=[range(40, 150)]))
@@ -81,34 +75,6 @@ def test_the_axioms_want_scopes_that_reach_at_both_ends():
         threads = f"st.weak x 1; st.{release} y 1", f"wait.{acquire} y 1; ld.weak r0 x"
         assert verdict_on("r0=0", *threads)
         assert not verdict_on("r0=0", *threads, where="a GPU")
-
-
-def random_program(seed: int) -> Program:
-    """Two or three threads of two or three steps on two cells."""
-    choose = random.Random(seed)
-    where = choose.choice(list(PLACES))
-    registers = iter(range(20))
-
-    def step():
-        cell = choose.choice("xy")
-        scope = choose.choice(["", "", "", ".cta", ".gpu", ".sys"])
-        match choose.choice(["st", "st", "ld", "ld", "add", "fence"]):
-            case "st":
-                order = choose.choice(["weak", "relaxed", "release", "volatile"])
-                return f"st.{order}{scope if order != 'volatile' else '.sys'} {cell} {choose.choice([1, 2])}"
-            case "ld":
-                order = choose.choice(["weak", "relaxed", "acquire", "volatile"])
-                return f"ld.{order}{scope if order != 'volatile' else '.sys'} r{next(registers)} {cell}"
-            case "add":
-                return f"add.{choose.choice(['relaxed', 'release', 'acq_rel'])}.sys r{next(registers)} {cell} 1"
-            case _:
-                return f"fence.acq_rel{scope}"
-
-    threads = [[step() for _ in range(choose.choice([2, 3]))] for _ in range(choose.choice([2, 2, 3]))]
-    if where == "a block" and choose.random() < 0.5:
-        for steps in threads:
-            steps.insert(choose.randrange(len(steps) + 1), "bar")
-    return Program(f"program {seed}", tuple("; ".join(steps) for steps in threads), where, {})
 
 
 @pytest.mark.parametrize("numbers", both_parts([range(20)], thorough=[range(20, 80)], long=[range(80, 160)]))

@@ -99,7 +99,7 @@ class DelayedThread(BufferedThread):
             data = encode(value, kind)
         except FAULTS as fault:
             raise self.fault(address, kind, True, False, fault) from None
-        version = Version(self, offset, misfit + 1, order, scope, self.told[1])
+        version = self.new_version(allocation, offset, misfit + 1, order, scope)
         if level == SCOPES["sys"]:
             version.keep(allocation)
             super().store(address, kind, value, order, scope)
@@ -113,8 +113,7 @@ class DelayedThread(BufferedThread):
             self.check_nc(allocation, offset, misfit + 1)
         if level:
             self.publish(level)
-        self.world.submit(store)
-        return
+        self.send_off(store)
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
@@ -131,23 +130,23 @@ class DelayedThread(BufferedThread):
             return super().atomic(op, address, kind, operand, order, scope, compare)
         if order == "relaxed" and self.may_be_late(allocation, offset, kind) and is_unused(sys._getframe(1)):
             self.left -= 1
-            version = Version(self, offset, KINDS[kind].size, order, scope, self.told[1])
+            version = self.new_version(allocation, offset, KINDS[kind].size, order, scope)
             late = PendingAtomic(self, allocation, version, site_of(sys._getframe(1)), (op, kind, operand, compare))
             self.buffer[late] = None
-            self.world.submit(late)
+            self.send_off(late)
             return None
         for store in reversed(allocation.pending.get(offset // GRANULE, [])):
             if self.sees(store):
                 store.commit()
                 break
         nbytes = KINDS[kind].size
-        version = Version(self, offset, nbytes, order, scope, self.told[1])
+        version = self.new_version(allocation, offset, nbytes, order, scope)
         version.keep(allocation)
         old = super().atomic(op, address, kind, operand, order, scope, compare)
         versions = allocation.versions.get(offset // GRANULE, [])
         said = self.hear(allocation, versions, offset, nbytes, order, scope)
         if op != "cas" or old == compare:
-            version.says = max(version.says, said)  # it passes on what it has read
+            version.pass_on(said)
             version.arrive(allocation, self.next_moment())
         return old
 
@@ -275,7 +274,7 @@ class DelayedThread(BufferedThread):
             self.publish(1)
             self.floor = max(self.floor, self.heard[1])
         collective = super().converge(name, mask, value, site)
-        collective.known = max(collective.known or 0, self.floor)
+        collective.known = self.with_own(collective.known)
         return collective
 
     def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
@@ -288,7 +287,7 @@ class DelayedThread(BufferedThread):
         self.publish(1)
         self.floor = max(self.floor, self.heard[1])
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
-        barrier.known = max(barrier.known or 0, self.floor)
+        barrier.known = self.with_own(barrier.known)
         return barrier
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
@@ -309,11 +308,11 @@ class DelayedThread(BufferedThread):
     def _told(self, address: int) -> None:
         mbarrier = self.block.mbarriers.get(address)
         if mbarrier is not None:
-            mbarrier.knowledge = max(mbarrier.knowledge or 0, self.floor, self.heard[1])
+            mbarrier.knowledge = self.with_own(mbarrier.knowledge, self.heard[1])
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         done = super().mbarrier_try_wait(address, parity)
         mbarrier = self.block.mbarriers.get(address)
         if done and mbarrier is not None:
-            self.learn(mbarrier.knowledge or 0, self.world.moment)
+            self.learn(self.with_own(mbarrier.knowledge), self.world.moment)
         return done

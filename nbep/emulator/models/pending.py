@@ -116,7 +116,7 @@ class PendingAtomic(PendingStore):
         # Whoever knows more shows less, so it does no harm that the thread has then heard what it passes on.
         scope = "cta", "gpu", "sys"
         said = thread.hear(allocation, versions, offset, len(self.data), "relaxed", scope[version.reach - 1])
-        version.says = max(version.says, said)
+        version.pass_on(said)
         super()._write(thread, allocation, offset)
 
 
@@ -146,7 +146,14 @@ class BufferedThread(KnowingThread):
         least = len(queue)
         while least and not self.sees(queue[least - 1]):
             least -= 1
-        return least if least == len(queue) else self.world.early.randint(least, len(queue))
+        return least if least == len(queue) else self.pick_place(least, len(queue))
+
+    def pick_place(self, least: int, most: int) -> int:
+        return self.world.early.randint(least, most)
+
+    def send_off(self, store: PendingStore) -> None:
+        """A store is on its way from now on."""
+        self.world.submit(store)
 
     def publish(self, level: int) -> None:
         """Lift this thread's stores, and what its block and rank have published below that level, to `level`."""
@@ -177,11 +184,10 @@ class BufferedThread(KnowingThread):
             self.check_nc(allocation, offset, len(data))
         for begin in range(0, len(data), GRANULE):
             piece = data[begin : begin + GRANULE]
-            store = PendingStore(
-                self, allocation, piece, Version(self, offset + begin, len(piece), "weak", "cta", 0), site
-            )
+            version = self.new_version(allocation, offset + begin, len(piece), "weak", "cta")
+            store = PendingStore(self, allocation, piece, version, site)
             self.buffer[store] = None
-            self.world.submit(store)
+            self.send_off(store)
         return None
 
 

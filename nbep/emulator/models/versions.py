@@ -54,6 +54,10 @@ class Version:
         self.before = b""
         self.written_before: bytes | None = None
 
+    def pass_on(self, said: Any) -> None:
+        """It is that of an atomic, which tells what it has read besides."""
+        self.says = max(self.says, said)
+
     def lift(self, level: int, moment: int) -> None:
         """It becomes visible on a level, if it was not yet."""
         self.seen[level] = self.seen[level] or moment
@@ -98,6 +102,9 @@ class KnowingThread(Thread):
         self.heard = [0, 0, 0, 0]  # what relaxed loads have met, by how far away that was stored
         self.heard_shared = (0, 0)
 
+    def new_version(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Version:
+        return Version(self, offset, nbytes, order, scope, self.told[1])
+
     def next_moment(self) -> int:
         self.world.moment += 1
         return self.world.moment
@@ -110,7 +117,7 @@ class KnowingThread(Thread):
 
     def hear(
         self, allocation: Allocation, versions: list[Version], offset: int, nbytes: int, order: str, scope: str
-    ) -> int:
+    ) -> Any:
         """A strong access has read bytes, in which these versions are; what they say is known now, or after a fence."""
         reach, away, said = SCOPES[scope], 1, 0
         for version in reversed(versions):
@@ -149,7 +156,11 @@ class KnowingThread(Thread):
         else:
             self.heard_shared = said
 
-    def learn(self, floor: int, block_floor: int) -> None:
+    def with_own(self, known: Any, heard: int = 0) -> Any:
+        """What those who meet know, and this thread."""
+        return max(known or 0, self.floor, heard)
+
+    def learn(self, floor: Any, block_floor: int) -> None:
         self.floor = max(self.floor, floor)
         self.block_floor = max(self.block_floor, block_floor)
 

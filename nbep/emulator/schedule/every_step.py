@@ -62,9 +62,13 @@ class Underway:
 
 
 class Replay(NamedTuple):
-    """What makes a run again. picks: who went on at each choice; events: those that a host has asked about"""
+    """What makes a run again.
 
-    picks: tuple[Who, ...]
+    picks: who went on at each choice; with weak memory also what each step decided
+    events: those that a host has asked about
+    """
+
+    picks: tuple[Any, ...]
     events: tuple[tuple[str, int, int, int], ...] = ()
 
 

@@ -1,0 +1,68 @@
+"""A schedule in a file: what `nbep check --schedule` needs to make a run again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nbep.check.runs import Run
+from nbep.check.scenario import ScenarioError
+from nbep.emulator.schedule.every import Every, Tree
+from nbep.emulator.schedule.every_step import Replay, Who
+from nbep.emulator.schedule.strategies import Strategy
+from nbep.emulator.schedule.weak import Weak
+from nbep.emulator.schedule.weak_tree import WeakTree
+
+FILE = "schedule.json"
+
+
+def model_of(tree: Tree | WeakTree) -> str:
+    """The memory model that its runs have."""
+    return "delayed" if isinstance(tree, WeakTree) else "checked"
+
+
+def strategy_for(tree: Tree | WeakTree) -> Strategy:
+    return Weak(tree) if isinstance(tree, WeakTree) else Every(tree)
+
+
+def write_schedule(run: Run, replay: Replay, file: Path) -> None:
+    """What a run depends on: the scenario, the memory model, and what was chosen."""
+    of_run = {"scenario": run.scenario, "parameters": dict(run.parameters), "faults": run.faults}
+    file.write_text(json.dumps({**of_run, "memory_model": run.memory_model, **replay._asdict()}) + "\n")
+
+
+def read_schedule(file: Path) -> tuple[Run, Strategy]:
+    """The run of a file, and its strategy.
+
+    Raises: ScenarioError if it is none
+    """
+    try:
+        value = json.loads(file.read_text())
+        parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
+        model = value["memory_model"]
+        tree = weak_tree_in(value) if model == "delayed" else tree_in(value)
+        run = Run(value["scenario"], parameters, 0, "uniform", model, tuple(value["faults"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
+    return run, strategy_for(tree)
+
+
+def tree_in(value: Any) -> Tree:
+    """A run of who went on at each choice, as a file says it, with the events that were choices."""
+    events = ((str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"])
+    tree = Tree(map(name, value["picks"]), events)
+    tree.begin()
+    return tree
+
+
+def weak_tree_in(value: Any) -> WeakTree:
+    """A run of who went on at each choice, and what its step picked."""
+    tree = WeakTree(((*name(who), int(who[5])), list(map(int, picks))) for who, picks in value["picks"])
+    tree.begin()
+    return tree
+
+
+def name(who: Any) -> Who:
+    """A thread, as a file has it."""
+    return int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])

@@ -1,0 +1,200 @@
+"""What a thread knows of others' stores under `delayed`, to the letter of PTX: for `--all --weak`.
+
+`versions` knows moments: who acquires a release knows all that anybody could see by then. That is cheap, and shows a
+bit less than PTX allows. Here a thread knows the very stores that come before its next access in *causality order*,
+and a load may miss any other one:
+
+    its own stores, and those that its strong loads have read, if the scopes of both reach each other
+    what a release tells: all that its thread knew. It is told to who acquires the released value, or one that an atomic
+    has made of it, if both scopes reach each other
+    what those know whom it has met at a barrier
+    the stores of kernels that were over when its own one began
+
+A fence tells with every strong store behind it, a release with the later ones to its own cell. Likewise a fence
+acquires for every strong load before it, an acquire for those of its own cell.
+
+Source: PTX ISA 8.5, Memory Consistency Model, 8.8 Release and Acquire Patterns, 8.9.5 Causality order
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..machine.block import Block
+from ..machine.memory import Allocation
+from ..machine.orders import ACQUIRES, RELEASES, SCOPES
+from ..machine.warp import Warp
+from .delayed import DelayedThread
+from .versions import Version
+
+if TYPE_CHECKING:
+    from greenlet import greenlet
+
+Known = frozenset["CausalVersion"]
+NOTHING: Known = frozenset()
+
+
+class Releaser(NamedTuple):
+    """Where a release was made, and how far it reaches."""
+
+    rank: int
+    block: int
+    reach: int
+
+
+Told = dict[Releaser, Known]  # never changed once made
+
+
+def joined(*parts: Told) -> Told:
+    """What several tell."""
+    found: Told = {}
+    for part in parts:
+        for releaser, known in part.items():
+            found[releaser] = found.get(releaser, NOTHING) | known
+    return found
+
+
+class CausalVersion(Version):
+    """A store. launch: of its thread; tells: who acquires it; observed: what an atomic has read, and what that had"""
+
+    __slots__ = ("launch", "observed", "tells")
+
+    def __init__(self, thread: Any, begin: int, nbytes: int, order: str, scope: str):
+        super().__init__(thread, begin, nbytes, order, scope, 0)
+        self.launch = thread.block.launch
+        self.observed: Known = NOTHING
+        self.tells: Told = {}
+
+    def pass_on(self, said: Any) -> None:
+        observed, tells = said
+        self.observed |= observed
+        self.tells = joined(self.tells, tells)
+
+
+class CausalThread(DelayedThread):
+    """A thread that knows the stores which come before its next access.
+
+    known: those
+    by_fences, released: what its fences have told, and its releases, by cell
+    tellings: what the strong stores have told that it has read, by cell; a new one after each, as polls are taken back
+    started_with: the kernels that ran when its own one began
+    """
+
+    __slots__ = ("by_fences", "known", "latest", "tellings", "released", "started_with")
+
+    def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
+        super().__init__(block, thread_idx, warp, hub)
+        self.known: Known = NOTHING
+        self.by_fences: Told = {}
+        self.released: dict[Any, Told] = {}
+        self.tellings: dict[Any, Told] = {}
+        self.latest: CausalVersion | None = None
+        self.started_with = frozenset(self.world.launches)
+
+    # --- what it knows --------------------------------------------------------------------------------------------
+
+    def knows(self, version: Any) -> bool:
+        if version in self.known:
+            return True
+        is_earlier = version.block < self.block.serial and version.launch is not self.block.launch
+        return is_earlier and version.launch not in self.started_with
+
+    def choose(self, allocation: Allocation, granule: int, versions: list[Version]) -> int:
+        least = count = len(versions)
+        while least and not self.knows(versions[least - 1]):
+            least -= 1
+        return count if least == count else self.pick_version(versions, least)
+
+    def pick_version(self, versions: list[Version], least: int) -> int:
+        """How many of the versions a load takes, of those that it may miss."""
+        raise NotImplementedError
+
+    def acquire(self, tells: Told, reach: int) -> None:
+        for releaser, known in tells.items():
+            if min(releaser.reach, reach) >= self.distance(releaser):
+                self.known |= known
+
+    def distance(self, other: Releaser) -> int:
+        return 1 if other.block == self.block.serial else 2 if other.rank == self.rank else 3
+
+    # --- what it tells --------------------------------------------------------------------------------------------
+
+    def new_version(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Version:
+        version = self.latest = CausalVersion(self, offset, nbytes, order, scope)
+        self.known |= {version}
+        if version.reach:
+            version.tells = self.told_at((allocation, offset))
+        return version
+
+    def told_at(self, cell: Any) -> Told:
+        return joined(self.by_fences, self.released.get(cell, {}))
+
+    def release(self, cell: Any, order: str, scope: str) -> None:
+        if order in RELEASES:
+            here = Releaser(self.rank, self.block.serial, SCOPES[scope])
+            self.released[cell] = joined(self.released.get(cell, {}), {here: self.known})
+
+    def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
+        cell = self.segments.get(address >> 32), address & 0xFFFFFFFF
+        self.release(cell, order, scope)
+        super().store(address, kind, value, order, scope)
+
+    def atomic(
+        self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
+    ) -> Any:
+        cell = self.segments.get(address >> 32), address & 0xFFFFFFFF
+        self.release(cell, order, scope)
+        old = super().atomic(op, address, kind, operand, order, scope, compare)
+        if order in RELEASES and self.latest is not None:  # it tells what it has acquired itself, too
+            self.release(cell, order, scope)
+            self.latest.pass_on((NOTHING, self.told_at(cell)))
+        return old
+
+    def fence(self, order: str, scope: str) -> None:
+        super().fence(order, scope)
+        if order in RELEASES:
+            self.acquire(joined(*self.tellings.values()), SCOPES[scope])
+            here = Releaser(self.rank, self.block.serial, SCOPES[scope])
+            self.by_fences = joined(self.by_fences, {here: self.known})
+
+    def hear(
+        self, allocation: Allocation, versions: list[Version], offset: int, nbytes: int, order: str, scope: str
+    ) -> Any:
+        """What it has read, if that and the store reach each other; what an atomic passes on of it."""
+        reach, cell = SCOPES[scope], (allocation, offset)
+        observed, tells = NOTHING, Told()
+        for version in reversed(versions):
+            if version.overlaps(offset, offset + nbytes):
+                assert isinstance(version, CausalVersion)
+                if min(version.reach, reach) >= version.distance(self):
+                    observed, tells = version.observed | {version}, version.tells
+                break
+        self.known |= observed
+        self.tellings = {**self.tellings, cell: joined(self.tellings.get(cell, {}), tells)}
+        if order in ACQUIRES:
+            self.acquire(self.tellings[cell], reach)
+        return observed, tells
+
+    # --- shared memory, and those whom it meets -------------------------------------------------------------------
+
+    def tell_shared(self, address: int, order: str, modifies: bool) -> None:
+        told: dict[int, Any] = self.block.told
+        cell = self.shared, address
+        if order == "weak":
+            told.pop(address, None)
+            return
+        self.release(cell, order, "cta")
+        told[address] = joined(self.told_at(cell), told.get(address, {}) if modifies else {})
+
+    def hear_shared(self, address: int, order: str) -> None:
+        cell, told = (self.shared, address), self.block.told
+        tells: Any = told.get(address, {})
+        self.tellings = {**self.tellings, cell: joined(self.tellings.get(cell, {}), tells)}
+        if order in ACQUIRES:
+            self.acquire(self.tellings[cell], SCOPES["cta"])
+
+    def with_own(self, known: Any, heard: int = 0) -> Any:
+        return self.known | (known or NOTHING)
+
+    def learn(self, floor: Any, block_floor: int) -> None:
+        self.known |= floor

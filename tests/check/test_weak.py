@@ -1,0 +1,71 @@
+"""`nbep check --all --weak`: every late store and early load, and one of the runs again from its file."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from parts import both_parts
+
+from nbep.check import main
+from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND
+
+PAGE = Path(__file__).resolve().parents[2] / "docs/every_schedule.md"
+RELEASE = "st_release_sys_s32(buffer_of(peers, 1) + TAIL"
+
+
+def relaxed(text: str) -> str:
+    """The ring, whose tail does not release its rows."""
+    assert RELEASE in text
+    text = text.replace(RELEASE, RELEASE.replace("release", "relaxed"))
+    return text.replace("    st_release_sys_s32,\n", "    st_relaxed_sys_s32,\n    st_release_sys_s32,\n")
+
+
+def said_of_the_ring() -> dict[int, int]:
+    """How many schedules the page says there are, by rows."""
+    text = " ".join(PAGE.read_text().split())
+    said = re.search(r"one lane has (\d+) schedules with one row, (\d+) with two, and ([\d,]+) with three", text)
+    assert said is not None
+    return {rows: int(number.replace(",", "")) for rows, number in enumerate(said.groups(), 1)}
+
+
+@pytest.mark.parametrize("rows", both_parts([1, 2], thorough=[3]))
+def test_a_ring_is_right_with_every_late_store_and_early_load(ring, capsys, rows):
+    assert main([ring, "--all", "--weak", "--num-rows", str(rows)]) == NOTHING_FOUND
+    assert capsys.readouterr().out.startswith(f"All {said_of_the_ring()[rows]:,} schedules: nothing found (0 more runs")
+
+
+def test_a_relaxed_tail_is_found_and_its_file_fails_in_the_same_way(ring, capsys):
+    Path("relaxed_ring.py").write_text(relaxed(Path(ring).read_text()))
+    assert main(["relaxed_ring.py", "--all", "--weak", "--num-rows", "2"]) == FOUND
+    first = capsys.readouterr().out
+    assert first.startswith("Found in schedule 2: wrong result\n")
+    for _ in range(2):
+        assert main(["--schedule", "schedule.json"]) == FOUND
+        again = capsys.readouterr().out
+        assert again.strip() in first
+    assert json.loads(Path("schedule.json").read_text())["memory_model"] == "delayed"
+
+
+def test_a_relaxed_tail_is_found_at_once_with_all_lanes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("relaxed_full_ring.py").write_text(relaxed((PAGE.parent / "examples/ring.py").read_text()))
+    assert main(["relaxed_full_ring.py", "--all", "--weak", "--num-rows", "2"]) == FOUND
+    assert capsys.readouterr().out.startswith("Found in schedule 1: wrong result\n")
+
+
+def test_what_was_not_run_is_said(ring, capsys):
+    assert main([ring, "--all", "--weak", "--num-rows", "3", "--limit", "20"]) == NOT_ALL
+    assert re.match(r"Not all: 20 schedules seen, about [\d,]+ to go \(", capsys.readouterr().out)
+
+
+def test_json_says_the_same(ring, capsys):
+    assert main([ring, "--all", "--weak", "--num-rows", "1", "--json"]) == NOTHING_FOUND
+    told = json.loads(capsys.readouterr().out)
+    assert (told["schedules"], told["redundant"], told["all"], told["found"]) == (3, 0, True, None)
+
+
+def test_weak_without_all_is_refused(ring, capsys):
+    with pytest.raises(SystemExit):
+        main([ring, "--weak"])
+    assert "--weak: takes --all, too" in capsys.readouterr().err

@@ -1,0 +1,38 @@
+"""Litmus tests as parameters of a test, and some that are drawn at random."""
+
+import random
+
+from nbep.litmus import Program
+from nbep.litmus.programs import PLACES
+
+
+def named(programs):
+    return {"argvalues": programs, "ids": [program.name for program in programs]}
+
+
+def random_program(seed: int) -> Program:
+    """Two or three threads of two or three steps on two cells."""
+    choose = random.Random(seed)
+    where = choose.choice(list(PLACES))
+    registers = iter(range(20))
+
+    def step():
+        cell = choose.choice("xy")
+        scope = choose.choice(["", "", "", ".cta", ".gpu", ".sys"])
+        match choose.choice(["st", "st", "ld", "ld", "add", "fence"]):
+            case "st":
+                order = choose.choice(["weak", "relaxed", "release", "volatile"])
+                return f"st.{order}{scope if order != 'volatile' else '.sys'} {cell} {choose.choice([1, 2])}"
+            case "ld":
+                order = choose.choice(["weak", "relaxed", "acquire", "volatile"])
+                return f"ld.{order}{scope if order != 'volatile' else '.sys'} r{next(registers)} {cell}"
+            case "add":
+                return f"add.{choose.choice(['relaxed', 'release', 'acq_rel'])}.sys r{next(registers)} {cell} 1"
+            case _:
+                return f"fence.acq_rel{scope}"
+
+    threads = [[step() for _ in range(choose.choice([2, 3]))] for _ in range(choose.choice([2, 2, 3]))]
+    if where == "a block" and choose.random() < 0.5:
+        for steps in threads:
+            steps.insert(choose.randrange(len(steps) + 1), "bar")
+    return Program(f"program {seed}", tuple("; ".join(steps) for steps in threads), where, {})
