@@ -31,8 +31,8 @@ LIMIT, MINUTES = 100_000, 10.0  # runs and time, if nobody says how many
 TRIED = 20  # runs with smaller parameters at most, for each of them
 SWITCH_RUNS = 60  # runs at most in which a thread gives way less often
 COVERS = """\
-They are all orders of accesses that are not weak, with copies, hosts and starts of kernels among them where somebody
-sees those. What "all" means: docs/every_schedule.md"""
+They are all orders of accesses that are not weak. When copies, hosts and kernels go on was tried, too, wherever
+somebody can see it. What that leaves out: docs/every_schedule.md"""
 COVERS_WEAK = """\
 They are all orders of accesses to memory, with late stores and early loads. Races are what --all without --weak looks
 for. What this covers: docs/every_schedule.md"""
