@@ -29,8 +29,9 @@ from nbep.device.primitives import (
     vote_all,
     wait_expired,
 )
+from nbep.device.protocols.own_sites import own_site
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import own_site, report_fault, start_wait
+from nbep.device.protocols.waits import report_fault, start_wait
 from nbep.device.types import I32, In, Out
 
 NUM_SLOTS, LANES = 4, 32

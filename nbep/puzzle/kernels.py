@@ -2,7 +2,8 @@
 
 from nbep.device.jit import device_function
 from nbep.device.primitives import ld_acquire_sys_s32, wait_expired
-from nbep.device.protocols.waits import Waiter, is_at_least, own_site, report_fault, wait_or_report
+from nbep.device.protocols.own_sites import own_site
+from nbep.device.protocols.waits import Waiter, is_at_least, report_fault, wait_or_report
 
 PUZZLE_WAIT = own_site("puzzle's kernel", "a cell", "a value that never came")
 

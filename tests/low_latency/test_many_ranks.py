@@ -66,8 +66,7 @@ def test_what_is_ordered_with_few_ranks_is_ordered_with_many(options, memory_mod
     run(few_tokens(34), options, memory_model=memory_model)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
+@pytest.mark.parametrize("memory_model", both_parts([], thorough=["delayed"], long=["checked"]))
 @pytest.mark.usefixtures("between_nodes")
 def test_the_same_over_nics(memory_model):
     run(few_tokens(32), memory_model=memory_model)

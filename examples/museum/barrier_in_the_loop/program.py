@@ -17,8 +17,9 @@ from nbep.device.primitives import (
     syncwarp,
     thread_idx,
 )
+from nbep.device.protocols.own_sites import own_site
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_at_least, is_set, own_site, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, is_set, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS = 3

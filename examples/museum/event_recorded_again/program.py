@@ -7,8 +7,9 @@ nbep check examples/museum/event_recorded_again/program.py --repaired 1      the
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32
+from nbep.device.protocols.own_sites import own_site
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_at_least, own_site, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, wait_or_report
 from nbep.device.types import I32
 
 COPIED, ARRIVED = 0, 64  # in a rank's memory: batches whose results are copied; ARRIVED + 4 * r: replays of rank r

@@ -19,8 +19,9 @@ from nbep.device.primitives import (
     st_release_gpu_s32,
     st_release_sys_s32,
 )
+from nbep.device.protocols.own_sites import own_site
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_at_least, is_set, own_site, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, is_set, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS, NUM_BLOCKS = 2, 3

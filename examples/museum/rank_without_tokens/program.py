@@ -9,8 +9,9 @@ import numpy as np
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx
+from nbep.device.protocols.own_sites import own_site
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_set, own_site, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_set, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS = 4

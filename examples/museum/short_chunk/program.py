@@ -12,8 +12,9 @@ nbep check examples/museum/short_chunk/program.py --repaired 1      the repaired
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32, wait_expired
+from nbep.device.protocols.own_sites import own_site
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_at_least, own_site, report_fault, start_wait, wait_or_report
+from nbep.device.protocols.waits import Waiter, is_at_least, report_fault, start_wait, wait_or_report
 from nbep.device.types import I32
 
 NUM_RANKS = 2

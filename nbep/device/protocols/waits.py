@@ -16,7 +16,6 @@ Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which
 receivers' waits for `start` and `end` have no such check
 """
 
-import zlib
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
@@ -25,27 +24,13 @@ from nbep.device.types import I64, Sym
 
 # A site: which role waits for which cell. A report has its number, which its file gives it by `site`.
 SITES: dict[int, tuple[str, str, str]] = {}  # the words for each, of which the host makes a message
-OWN_SITES = 100  # numbers from here on are for kernels that are not nbep's
+OWN_SITES = 100  # from here on: kernels that are not nbep's, see `own_sites`
 
 
 def site(number: int, role: str, cell: str, awaited: str) -> int:
     """Name a site: who waits there, for which cell, and for what. Returns the number."""
     SITES[number] = role, cell, awaited
     return number
-
-
-def own_site(role: str, cell: str, awaited: str) -> int:
-    """Name a site of a kernel that is not nbep's.
-
-    Its number comes from the words. So it is the same in all processes, and in kernels that were compiled before.
-
-    Raises: ValueError if other words have the number
-    """
-    words = role, cell, awaited
-    number = OWN_SITES + zlib.crc32("\n".join(words).encode()) % (1 << 24)
-    if SITES.get(number, words) != words:
-        raise ValueError(f"site {words}: has the number of {SITES[number]}; change a word")
-    return site(number, *words)
 
 
 DISPATCH_RECEIVER_ROWS = site(8, "dispatch receiver", "recv_x", "rows for all tokens")  # no wait: see `has_timed_out`

@@ -10,7 +10,8 @@
  slots, counts  next coordinator    resets, see coordinator.py
  stage          casters             st_shared_v2, _v4       network      after a proxy fence and bar_sync
  stage of a warp  copy engine       bulk copy               copy engine  bulk copy, after its mbarrier
- recv_*         receivers           bulk copy, st_na, weak  -            the next kernel
+ recv_*         receivers           bulk copy, weak         -            the next kernel
+ recv_*  receivers, no copy engine  st_na                   -            the next kernel
  cumulative_recv_stats  receivers   atom_add_relaxed_gpu    -            the next kernel
 
 Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its sender
@@ -22,7 +23,6 @@ Receive phase. A team of warps for each (local expert, source) waits for its cou
 it: their sum is where its tokens begin in recv_x. So rows are ordered by source, and no grid barrier is needed between
 the phases when one launch runs both: a block goes on to receive when it has sent. (DeepEP reserves rows with an atomic
 that the send phase has zeroed, behind a barrier of all blocks.)
-
 With deduplicate the roles have versions of their own, in deduplicated_dispatch.py.
 
 Source: DeepEP csrc/kernels/internode_ll.cu, dispatch. Break it: notebooks/07_low_latency_dispatch.ipynb
