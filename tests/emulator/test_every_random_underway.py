@@ -50,19 +50,25 @@ def outcomes_of(threads, hosts, num_cells, counts):
     actors = [*threads, *hosts]
     mbarriers = tuple((count, 0, 0) for count in counts)  # arrivals that are missing, bytes, phases
     begin = ((0,) * num_cells, mbarriers, (0,) * len(counts), False, tuple((0, ()) for _ in actors))
-    seen, left, found = {begin}, [begin], set()
+    found = set()
+    for cells, _, _, is_done, states in ends_of(begin, lambda state: steps_from(state, threads, actors, counts)):
+        is_over = is_done and all(at == len(actor) for actor, (at, _) in zip(actors, states, strict=True))
+        found.add((cells, tuple(got for _, got in states), is_over))
+    return found
+
+
+def ends_of(begin, steps):
+    """The states, of all that a first one leads to, from which no step leads on."""
+    seen, left = {begin}, [begin]
     while left:
         state = left.pop()
-        successors = list(steps_from(state, threads, actors, counts))
+        successors = list(steps(state))
         for after in successors:
             if after not in seen:
                 seen.add(after)
                 left.append(after)
         if not successors:
-            cells, _, _, is_done, states = state
-            is_over = is_done and all(at == len(actor) for actor, (at, _) in zip(actors, states, strict=True))
-            found.add((cells, tuple(got for _, got in states), is_over))
-    return found
+            yield state
 
 
 def steps_from(state, threads, actors, counts):
@@ -286,18 +292,10 @@ def outcomes_of_kernels(kernels, num_cells, num_sms):
     # Cells; which kernels have asked for SMs, and which of them still wait; of each block, how many actions it has
     # made, what it has got, and whether it has an SM (None: not yet).
     begin = (0,) * num_cells, frozenset(), (), tuple((0, (), None) for _ in names)
-    seen, left, found = {begin}, [begin], set()
-    while left:
-        state = left.pop()
-        successors = list(steps_of_kernels(state, kernels, names, num_sms))
-        for after in successors:
-            if after not in seen:
-                seen.add(after)
-                left.append(after)
-        if not successors:
-            cells, _, _, blocks = state
-            is_over = all(at == len(kernels[k][1][b]) for (k, b), (at, _, _) in zip(names, blocks, strict=True))
-            found.add((cells, tuple(got for _, got, _ in blocks), is_over))
+    found = set()
+    for cells, _, _, blocks in ends_of(begin, lambda state: steps_of_kernels(state, kernels, names, num_sms)):
+        is_over = all(at == len(kernels[k][1][b]) for (k, b), (at, _, _) in zip(names, blocks, strict=True))
+        found.add((cells, tuple(got for _, got, _ in blocks), is_over))
     return found
 
 

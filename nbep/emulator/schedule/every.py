@@ -20,16 +20,13 @@ Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from .every_order import clock_before, comes_before, join, races, where_it_succeeds
 from .every_seen import NEVER, Cells, Question, agree, answer
 from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
-from .strategies import Ready, Strategy
-
-ALONE = 1 << 40  # primitive calls: more than any run has
+from .strategies import Alone, Ready
 
 
 class Redundant(BaseException):
@@ -421,7 +418,7 @@ class Standing(Ready):
         return waiting[who]
 
 
-class Every(Strategy):
+class Every(Alone):
     """The strategy of a run of a tree: a thread runs alone up to its next choice.
 
     What is under way and nobody can see happens at once: kernels that start, stores of bulk copies.
@@ -431,23 +428,10 @@ class Every(Strategy):
     chooses_hosts = True
 
     def __init__(self, tree: Tree):
-        super().__init__(0, random.Random(0))
+        super().__init__()
         self.tree = tree
-        self.operation_rate = 1.0
         self.meetings: dict[Any, Clock] = {}
         self.cells = Cells()
-
-    def quanta(self, count: int) -> list[int]:
-        return [ALONE] * count
-
-    def reluctance(self, rank: int, block: int) -> float:
-        return 0.0
-
-    def quantum(self, calls: int, quantum: int) -> int:
-        return ALONE
-
-    def put_last(self, thread: Any) -> None:
-        """Nobody is preempted."""
 
     def ready_list(self) -> Standing:
         return Standing(self, self.turn)

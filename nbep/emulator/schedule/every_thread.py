@@ -19,11 +19,11 @@ from ..machine.stream import MAX_BLOCK
 from ..models.checked import CheckedThread
 from ..models.knowledge import ALL_CLOCKS, Knowledge, Numbers
 from ..models.knowledge import Access as CheckedAccess
-from .every import ALONE
 from .every_loops import frames_above, is_in_loop, is_nested
 from .every_order import join
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
 from .every_step import Access, Clock, Step, name_of, words_of
+from .strategies import ALONE
 
 OWN = 1 << 40  # clocks of single threads are above those of warps
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others

@@ -26,6 +26,7 @@ _SLOW_SHARE = 0.2
 _STARVED = 0.98
 _NEVER = 2.0**-20  # a rate that is as good as none: then things happen when nothing else can
 _WHOLE_QUANTUM = 4096  # of a thread that nobody preempts
+ALONE = 1 << 40  # primitive calls: more than any run has
 
 
 class Strategy:
@@ -154,6 +155,26 @@ class FewPreemptions(Strategy):
         while self.points and self.points[0] <= calls:
             self.points.pop(0)
         return min(quantum, self.points[0] - calls - 1) if self.points else quantum
+
+
+class Alone(Strategy):
+    """Each thread runs alone up to its next choice, and a tree chooses: nothing is drawn, and nobody is slow."""
+
+    def __init__(self) -> None:
+        super().__init__(0, random.Random(0))
+        self.operation_rate = 1.0
+
+    def quanta(self, count: int) -> list[int]:
+        return [ALONE] * count
+
+    def reluctance(self, rank: int, block: int) -> float:
+        return 0.0
+
+    def quantum(self, calls: int, quantum: int) -> int:
+        return ALONE
+
+    def put_last(self, thread: Any) -> None:
+        """Nobody is preempted."""
 
 
 class Ready:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .every import ALONE
-from .strategies import Ready, Strategy
+from .strategies import Alone, Ready
 from .weak_tree import Clock, Touch, WeakTree, Who, touch
 
 
@@ -82,7 +80,7 @@ class Standing(Ready):
         return self.before_step.pop(self.strategy.tree.choose(waiting))
 
 
-class Weak(Strategy):
+class Weak(Alone):
     """The strategy of a run of a tree: what is under way happens at once, but for stores, and a thread runs alone up to
     its next step.
 
@@ -97,9 +95,8 @@ class Weak(Strategy):
     name = "weak"
 
     def __init__(self, tree: WeakTree):
-        super().__init__(0, random.Random(0))
+        super().__init__()
         self.tree = tree
-        self.operation_rate = 1.0
         self.meetings: dict[Any, set[int]] = {}
         self.arrived: dict[Any, int] = {}
         self.visible: dict[Any, int] = {}
@@ -107,18 +104,6 @@ class Weak(Strategy):
         self.launches: dict[Any, dict[Any, Clock]] = {}
         self.shown: dict[Any, set[Any]] = {}
         self.lifted: dict[Any, list[Any]] = {}
-
-    def quanta(self, count: int) -> list[int]:
-        return [ALONE] * count
-
-    def reluctance(self, rank: int, block: int) -> float:
-        return 0.0
-
-    def quantum(self, calls: int, quantum: int) -> int:
-        return ALONE
-
-    def put_last(self, thread: Any) -> None:
-        """Nobody is preempted."""
 
     def ready_list(self) -> Standing:
         return Standing(self)
