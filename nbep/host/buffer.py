@@ -76,7 +76,8 @@ class Buffer(NormalVerbs, LowLatencyVerbs):
               get_zero_copy_size_hint. Only the keyword is taken
               check_calls: low-latency calls tell each other what they were called with, and one that is not like those
               of all ranks raises; without it that ends in a PeerTimeout, or in wrong rows. It costs two atomics a peer
-              and a wait for all of them, up to 1 us of a call with few tokens. Ranks of one process are compared in any
+              and a wait for all of them, up to 1 us of a call with few tokens. All verbs then compare which dispatch a
+              handle is of, at no cost: all ranks replay a CUDA graph, or none. Ranks of one process are compared in any
               case. None: environment variable NBEP_CHECK_CALLS, 0 or 1, or True on the emulator, False on GPUs. Only
               the keyword is taken
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC

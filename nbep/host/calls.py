@@ -14,6 +14,7 @@ from nbep.device.protocols.peers import ONE
 from nbep.device.protocols.waits import FaultReport
 from nbep.host.config import Config
 from nbep.host.dtypes import ROW_DTYPES
+from nbep.host.handles import ArraysHandle
 from nbep.host.node import Node
 from nbep.host.ranks.call_log import Arguments
 from nbep.host.tokens import Tokens
@@ -37,6 +38,7 @@ NAMES = (
     "config.num_max_rdma_chunked_recv_tokens",
 )
 VERB, HANDLE, ZERO_COPY, DTYPE, _, SCALES, TOPK, EXPERTS = range(8)
+HAS_HANDLE = 1  # in the word of a handle, which adds its number
 
 # Below ONE, so a digest fits. Both are primes: words that differ in one place have different digests.
 DIGESTS = 16777213
@@ -62,31 +64,43 @@ def dispatch_call(
     tokens: Tokens,
     num_experts: int | None,
     config: Config,
+    handle: ArraysHandle | None = None,
     between_nodes: bool = False,
     zero_copy: bool = False,
 ) -> Call:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch.
 
-    num_experts is None with a handle.
+    num_experts: None with a handle
     """
     scales = 0
     if tokens.scales.is_array:
         scales = 2 * tokens.num_scales + SCALES_DTYPES.index(tokens.scales.dtype_name)
     dtype = ROW_DTYPES.index(tokens.x.dtype_name)
     sizes = tokens.hidden, scales, tokens.num_topk, num_experts or 0
-    has_handle = int(num_experts is None)
+    of_handle = 0 if handle is None else _handle_word(memory, handle)
     return make_call(
         memory.rank,
-        (DISPATCH, has_handle, int(zero_copy), dtype, *sizes, *_of_config(config, between_nodes, zero_copy)),
+        (DISPATCH, of_handle, int(zero_copy), dtype, *sizes, *_of_config(config, between_nodes, zero_copy)),
     )
 
 
 def combine_call(
-    rank: int, hidden: int, num_topk: int, config: Config, between_nodes: bool = False, zero_copy: bool = False
+    memory: Node,
+    hidden: int,
+    num_topk: int,
+    config: Config,
+    handle: ArraysHandle,
+    between_nodes: bool = False,
+    zero_copy: bool = False,
 ) -> Call:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
-    words = COMBINE, 1, int(zero_copy), 0, hidden, 0, num_topk, 0
-    return make_call(rank, (*words, *_of_config(config, between_nodes, zero_copy)))
+    words = COMBINE, _handle_word(memory, handle), int(zero_copy), 0, hidden, 0, num_topk, 0
+    return make_call(memory.rank, (*words, *_of_config(config, between_nodes, zero_copy)))
+
+
+def _handle_word(memory: Node, handle: ArraysHandle) -> int:
+    """Which dispatch it is of, if the buffer has check_calls: a replay of a CUDA graph counts no calls."""
+    return HAS_HANDLE + (handle.number if memory.compares_handles else 0)
 
 
 def _of_config(config: Config, between_nodes: bool, zero_copy: bool) -> tuple[int, ...]:
@@ -110,9 +124,11 @@ def _of_config(config: Config, between_nodes: bool, zero_copy: bool) -> tuple[in
 # In words
 
 
-def arguments_of(call: Call) -> Arguments:
+def arguments_of(call: Call, handle: ArraysHandle | None) -> Arguments:
     """What `call_log` compares: the arguments by their names."""
-    named = (_named(call.verb, index, word) for index, word in enumerate(call[2:]) if index != VERB)
+    words = list(call[2:])
+    words[HANDLE] = 0 if handle is None else HAS_HANDLE + handle.number
+    named = (_named(call.verb, index, word) for index, word in enumerate(words) if index != VERB)
     return dict(named)
 
 
@@ -146,7 +162,8 @@ def _named(verb: int, index: int, word: int) -> tuple[str, object]:
     if index == VERB:
         return name, VERBS[word]
     if index == HANDLE:
-        return name, "a handle" if word else None
+        of = f"that of dispatch {word - HAS_HANDLE}" if word > HAS_HANDLE else "a handle of unknown origin"
+        return name, of if word else None
     if index == ZERO_COPY:
         return name, bool(word)
     if index == DTYPE:

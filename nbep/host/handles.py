@@ -29,12 +29,15 @@ class Unpacks:
 class ArraysHandle(Unpacks):
     """A handle that consists of arrays, which are the arguments of its class."""
 
-    # The identity of the buffer; None for arrays that somebody else has put together.
+    # The identity of the buffer, and which of its dispatches it is of, from 1 on; None and 0 for arrays that somebody
+    # else has put together.
     owner: object | None = field(default=None, init=False, repr=False)
+    number: int = field(default=0, init=False, repr=False)
 
-    def owned_by(self, owner: object) -> Self:
-        """The same, as made by the buffer of this identity: the arrays need not be checked again."""
+    def owned_by(self, owner: object, number: int) -> Self:
+        """The same, as made by a dispatch of the buffer of this identity: the arrays need not be checked again."""
         object.__setattr__(self, "owner", owner)
+        object.__setattr__(self, "number", number)
         return self
 
     def _as_tuple(self) -> tuple[Any, ...]:

@@ -11,6 +11,7 @@ from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds
 from nbep.host.counters import Counters
 from nbep.host.events import EventOverlap
+from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -46,6 +47,7 @@ class Node(Protocol):
     """See `NodeMemory`, which is one.
 
     num_ranks, num_nvl_peers: of the group, of a node; identity: what handles remember; has_verbs: a buffer's
+    compares_handles: notify kernels compare whose handles calls get; num_dispatches: that made one, so far
     ring_shape: of the latest launch; rdma, low_latency, direct, internode: None if the buffer has no such part
     """
 
@@ -63,6 +65,8 @@ class Node(Protocol):
     check_faults: Callable[[], None]  # raise what a kernel has reported, if one has
     peers: Any
     has_verbs: bool
+    compares_handles: bool
+    num_dispatches: int
     ring_shape: RingShape | None
     latest_event: Event | None
     rdma: RdmaMemory | None
@@ -91,5 +95,5 @@ class Node(Protocol):
         self, order: Ordered, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
     ) -> tuple[list[Array], list[Any]]: ...
     def finish(self, async_finish: bool) -> EventOverlap: ...
-    def compare(self, call: Call) -> None: ...
+    def compare(self, call: Call, handle: ArraysHandle | None = None) -> None: ...
     def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None: ...

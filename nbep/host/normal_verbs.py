@@ -111,7 +111,7 @@ class NormalVerbs:
                   handle, for combine and for cached dispatches
                   event
                   With a handle: (recv_x, None, None, None, None, event)
-        Alike:    on all ranks must be: whether there is a handle; the hidden size and dtype of x, the number and dtype
+        Alike:    on all ranks must be: whether there is a handle, and its dispatch; the hidden size and dtype of x, the number and dtype
                   of its scales; num_topk, or that there is no top-k; num_experts; num_sms and
                   num_max_nvl_chunked_recv_tokens of config, between nodes also num_max_rdma_chunked_send_tokens and
                   num_max_rdma_chunked_recv_tokens; with zero_copy num_max_nvl_chunked_send_tokens in place of the
@@ -178,7 +178,8 @@ class NormalVerbs:
                   combined_topk_weights [num_tokens, num_topk] float32, None without topk_weights
                   event
         Alike:    on all ranks must be: the hidden size of x; num_topk, or that there are no topk_weights; of config
-                  what dispatch says; the dispatch that the handle is of. All but the last is compared, as in dispatch
+                  what dispatch says; the dispatch that the handle is of. All is compared, as in dispatch, the last only
+                  between ranks of one process and with check_calls
         Raises:   ValueError for wrong arguments, before anything is launched, and if ranks pass something else, as a
                   dispatch with a handle. PeerTimeout if a peer does not come
         Blocks:   the current stream, unless async_finish

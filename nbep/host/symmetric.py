@@ -39,12 +39,13 @@ from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
 from nbep.host import counters, validate
 from nbep.host.arguments import integer, refuse
-from nbep.host.calls import VERBS, arguments_of
+from nbep.host.calls import DIGESTS, DISPATCH, VERBS, arguments_of
 from nbep.host.causes import REPORT_WORDS, KernelReport
 from nbep.host.comm_work import CommWork
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
 from nbep.host.faults import destroy_error, destroyed_without
+from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -179,6 +180,8 @@ class NodeMemory(CommWork):
         self.has_verbs = not zero  # kernels of one's own are launched without any
         if self._call_log is not None and self.has_verbs and comm.rank == 0:
             runtime.tell_calls(self._call_log.so_far)
+        self.compares_handles = sizes.check_calls
+        self.num_dispatches = 0  # that made a handle
         self._num_calls, self._last_call = 0, ""  # collective ones; a replay of a CUDA graph counts for none
         with Undo() as undo:
             undo.callback(transport.end)
@@ -375,9 +378,11 @@ class NodeMemory(CommWork):
     def layout_totals(self) -> int:
         return self.device.address + ALIGNMENT_BYTES
 
-    def compare(self, call: Call) -> None:
-        """As compare_call, of a call whose notify kernel compares it, too."""
-        self.compare_call(VERBS[call.verb], arguments_of, call)
+    def compare(self, call: Call, handle: ArraysHandle | None = None) -> None:
+        """As compare_call, of a call whose notify kernel compares it, too. handle: that it is given"""
+        self.compare_call(VERBS[call.verb], arguments_of, call, handle)
+        if call.verb == DISPATCH and handle is None:
+            self.num_dispatches = 1 + self.num_dispatches % (DIGESTS - 2)
 
     def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None:
         """Count a collective call, and compare what must be alike on all ranks, if they live in this process.

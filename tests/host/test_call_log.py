@@ -54,7 +54,12 @@ DISPATCH = {
     ),
 }
 CACHED = {
-    "no handle": (lambda b: {"handle": None, **routing(b, np.zeros((3, 2), np.int64))}, "handle", "a handle", "None"),
+    "no handle": (
+        lambda b: {"handle": None, **routing(b, np.zeros((3, 2), np.int64))},
+        "handle",
+        "that of dispatch 1",
+        "None",
+    ),
     "hidden": DISPATCH["hidden"],
     "dtype": DISPATCH["dtype"],
     "scales": (lambda _: {"x": fp8(512, 1, np.int32)}, "scales", "4 float32 a token", "1 int32 a token"),
@@ -124,6 +129,23 @@ def test_combines_that_differ_are_told(change, name, of_rank_0, of_rank_1, input
         buffer.combine(**combined | change(combined))
 
     check_told(inputs, call, change, name, of_rank_0, of_rank_1)
+
+
+@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
+@pytest.mark.parametrize("check_calls", [False, True])
+@pytest.mark.parametrize("verb", ["combine", "dispatch"])
+def test_ranks_that_use_handles_of_equal_shape_in_another_order_are_told(verb, check_calls, inputs):
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17, check_calls=check_calls)
+        arguments = inputs(buffer)
+        recv_x, _, _, _, first, _ = buffer.dispatch(**arguments)
+        *_, second, _ = buffer.dispatch(**arguments)
+        x = {"combine": recv_x, "dispatch": arguments["x"]}[verb]
+        getattr(buffer, verb)(x, handle=second if comm.rank == 1 else first, config=arguments["config"])
+
+    found = r"that of dispatch (1 on rank 0, that of dispatch 2 on rank 1|2 on rank 1, that of dispatch 1 on rank 0)"
+    with pytest.raises(ValueError, match=f"^handle: got {found} in {verb}, the buffer's collective call 3; must be"):
+        spawn(main, 2)
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")

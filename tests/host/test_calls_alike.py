@@ -151,6 +151,51 @@ def test_combines_are_compared_too(zero_copy):
     run(main, memory_model="checked")
 
 
+@pytest.mark.parametrize("zero_copy", [False, True])
+@pytest.mark.parametrize("verb", ["combine", "dispatch"])
+def test_handles_of_equal_shape_that_one_rank_uses_in_another_order_are_refused(verb, zero_copy):
+    def main(comm, buffer, arguments):
+        recv_x, *_, first, _ = buffer.dispatch(**arguments)
+        *_, second, _ = buffer.dispatch(**arguments)
+        options = {"config": arguments["config"], "zero_copy": zero_copy}
+        handle = second if comm.rank == comm.size - 1 else first
+        with refused(comm, "handle", "that of dispatch 1", "that of dispatch 2", verb):
+            if verb == "combine":
+                buffer.combine(recv_x, handle, **options)
+            else:
+                buffer.dispatch(arguments["x"], handle, **options)
+
+    run(main, memory_model="checked")
+
+
+def test_a_handle_and_a_tuple_of_arrays_whose_origin_is_unknown_are_refused_together():
+    def main(comm, buffer, arguments):
+        recv_x, *_, handle, _ = buffer.dispatch(**arguments)
+        buffer.combine(recv_x, tuple(handle), config=arguments["config"])
+        handle = tuple(handle) if comm.rank == comm.size - 1 else handle
+        with refused(comm, "handle", "that of dispatch 1", "a handle of unknown origin", "combine"):
+            buffer.combine(recv_x, handle, config=arguments["config"])
+
+    run(main)
+
+
+def test_without_check_calls_kernels_do_not_compare_handles():
+    """Ranks that replay a CUDA graph have made fewer dispatches than others, and other handles."""
+
+    def main(comm):
+        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17, check_calls=False)
+        arguments = make_arguments(buffer)
+        handles = []
+        for _ in range(2):
+            recv_x, *_, handle, _ = buffer.dispatch(**arguments)
+            handles.append(handle)
+        combined_x, *_ = buffer.combine(recv_x, handles[comm.rank], config=arguments["config"])
+        buffer.destroy()
+        return combined_x.tolist()
+
+    assert nbep.spawn(main, 2, "emulator") == [np.full((3, 128), 2).tolist()] * 2
+
+
 @pytest.mark.parametrize("num_worst_tokens", [0, 9])
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_ranks_that_call_different_verbs_are_told_both(num_worst_tokens, zero_copy):

@@ -14,7 +14,7 @@ from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, DeduplicatedSh
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.protocols.arrivals import ABSENT, LEAST_ABSENT, MAX_TAGS
 from nbep.device.protocols.waits import FaultReport
-from nbep.host.low_latency.calls import COMBINE, DISPATCH, VERBS, difference_error, words_of
+from nbep.host.low_latency.calls import COMBINE, DISPATCH, ORIGINS, VERBS, difference_error, words_of
 from nbep.host.ranks.call_log import CallLog
 from nbep.trace import Trace
 
@@ -153,14 +153,16 @@ def test_all_ranks_are_told_of_the_one_that_differs(which):
     assert outcomes[3].startswith(f"{name}: got {theirs} on rank 3, {own} on rank "), outcomes
 
 
-def test_combines_with_handles_of_different_dispatches_are_told_what_differs():
+@pytest.mark.parametrize(
+    ("options", "num_max_tokens"), [({}, 4), (OF_ONE, 4), ({}, 7)], ids=["", "deduplicate", "other shape"]
+)
+def test_no_rank_goes_on_with_the_handle_of_another_dispatch(options, num_max_tokens):
     def main(buffer, is_last, _):
-        received = [dispatch(buffer, num_max_tokens=number) for number in (4, 7)]
-        handle = received[is_last][2]
-        rows = np.ones((2, 2 * handle.num_max_dispatch_tokens_per_rank, 256), ml_dtypes.bfloat16)
-        buffer.low_latency_combine(rows, TOPK_IDX, WEIGHTS, handle)
+        received = [dispatch(buffer, num_max_tokens=number, **options) for number in (4, num_max_tokens)]
+        combine(buffer, received[is_last])
 
-    check_refused(run(main), ("handle.num_max_dispatch_tokens_per_rank", 4, 7))
+    of = "that of low-latency call {} (modulo 15)"
+    check_refused(run(main), ("handle", of.format(4), of.format(5)))
 
 
 def test_a_peer_that_does_not_come_is_a_time_out_whatever_its_earlier_calls_have_left():
@@ -187,12 +189,13 @@ OTHERS = {
     "deduplicate": (0, "deduplicate: got True on rank 0, False on rank 1"),
     "use_logfmt": (1, "use_logfmt: got False on rank 0, True on rank 1"),
     "round_scale": (1, "round_scale: got False on rank 0, True on rank 1"),
+    "origin": (15, "handle: got one of unknown origin on rank 0, that of low-latency call 14 (modulo 15) on rank 1"),
 }
 
 
-def words(verb, round_scale=0, **other):
+def words(verb, round_scale=0, origin=0, **other):
     kind = DeduplicatedShape if other.pop("deduplicate", 1) else LowLatencyShape
-    return words_of(verb, kind(*SHAPE._replace(**other)), bool(round_scale))
+    return words_of(verb, kind(*SHAPE._replace(**other)), bool(round_scale), origin)
 
 
 def told(own, theirs):
@@ -206,7 +209,7 @@ def told(own, theirs):
 
 @pytest.mark.parametrize(
     ("name", "verb"),
-    [(name, DISPATCH) for name in OTHERS if name != "use_logfmt"]
+    [(name, DISPATCH) for name in OTHERS if name not in ("use_logfmt", "origin")]
     + [(name, COMBINE) for name in OTHERS if name not in ("use_fp8", "round_scale")],
 )
 def test_every_argument_is_in_a_word_of_its_own_bits_and_is_named_with_both_values(name, verb):
@@ -238,7 +241,7 @@ def test_a_late_word_leaves_a_cell_that_was_given_up_as_it_is():
     largest = SHAPE._replace(
         num_experts=MAX_EXPERTS, num_max_tokens=MAX_TAGS, hidden=1 << 16, num_topk=MAX_TOPK, use_logfmt=1
     )
-    for word in words_of(COMBINE, largest, True):
+    for word in words_of(COMBINE, largest, True, ORIGINS):
         assert LEAST_ABSENT < ABSENT - 4 * (word + 1) < ABSENT
 
 

@@ -19,7 +19,7 @@ from intranode import Options, check, combine, dispatch, dispatch_arguments, dis
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
-from nbep.host.calls import combine_call
+from nbep.host.calls import NAMES, make_call
 from nbep.host.ranks.await_ranks import duplicate
 from nbep.host.target import process
 from nbep.host.target.cuda.mailbox import Mailbox, send
@@ -414,7 +414,7 @@ def memory_is_given_back(comm):
         0,
         memory.peers,
         memory.bounds,
-        combine_call(0, 128, 0, nbep.Config()),
+        make_call(0, (0,) * len(NAMES)),
     )
     with pytest.raises(UseAfterFree, match="nvl_buffer"):
         memory.comm_stream.synchronize()

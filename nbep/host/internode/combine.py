@@ -55,8 +55,8 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
         combined_topk_weights: MaybeArray = None
         if request.topk_weights is not None:
             combined_topk_weights = empty((num_combined_tokens, given.num_topk), "float32")
-    call = combine_call(memory.rank, given.hidden, given.num_topk, config, between_nodes=True)
-    memory.compare(call)
+    call = combine_call(memory, given.hidden, given.num_topk, config, handle, between_nodes=True)
+    memory.compare(call, handle)
     take_turn(memory, "combine")
     memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
     heads = CachedHeads(

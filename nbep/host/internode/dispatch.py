@@ -105,8 +105,8 @@ def dispatch(
     if handle is None:
         known, counted = _notify(memory, tokens, request, config, rings)
     else:
-        call = dispatch_call(memory, tokens, None, config, between_nodes=True)
-        memory.compare(call)
+        call = dispatch_call(memory, tokens, None, config, handle, between_nodes=True)
+        memory.compare(call, handle)
         take_turn(memory, "dispatch")
         known = _cached_notify(memory, handle, rings, call)
     recv = _launch(memory, tokens, known, config, rings, request)
@@ -119,7 +119,7 @@ def dispatch(
         recv.recv_src_meta,
         recv.send_rdma_head,
         recv.send_nvl_head,
-    ).owned_by(memory.identity)
+    ).owned_by(memory.identity, memory.num_dispatches)
     event = memory.finish(request.async_finish)
     return recv_x, recv.recv_topk_idx, recv.recv_topk_weights, counted, made, event
 

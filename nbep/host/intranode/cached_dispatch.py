@@ -98,7 +98,7 @@ def _make_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, request: Di
         ring_sizes = DispatchSizes(num_tokens, num_recv_tokens, 0, 0, chunk, *strides, mix_roles)
         ways = _ring_ways(memory, config, shape, handle, ring_sizes)
         num_words, peers = num_ring_cell_words(shape), memory.peers
-    call = dispatch_call(memory, tokens, None, config, zero_copy=zero_copy)
+    call = dispatch_call(memory, tokens, None, config, handle, zero_copy=zero_copy)
     notify = prepare_reset(memory, peers, num_words, call)
     outputs: tuple[tuple[tuple[int, int], str], ...] = (((num_recv_tokens, tokens.hidden), tokens.x.dtype_name),)
     if tokens.scales.is_array:
@@ -165,7 +165,7 @@ def _launch(
     way = plan.ways[direct.next_half if direct is not None and len(plan.ways) > 1 else 0]
     if way.places is not None and direct is not None:
         memory.allocate(request, x)
-        memory.compare(plan.call)
+        memory.compare(plan.call, handle)
         lease = direct.begin_dispatch(way.places, plan.shape)  # type: ignore[arg-type]
         size, dtype = plan.outputs[0]
         recv_x = direct.array(way.places.x, way.places.num_rows, size, dtype, x, lease)
@@ -178,7 +178,7 @@ def _launch(
         return recv_x, recv_x_scales
     (recv_x, *rest), (rows, *scale_rows) = memory.allocate(request, x, plan.outputs, plan.make)
     recv_x_scales = rest[0] if rest else None
-    memory.compare(plan.call)
+    memory.compare(plan.call, handle)
     memory.ring_shape = plan.shape  # type: ignore[assignment]
     plan.notify.launch(stream)
     outputs = rows, scale_rows[0] if rest else 0, *NO_LISTS

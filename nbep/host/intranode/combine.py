@@ -66,7 +66,7 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
         plan = _make_plan(memory, handle, checked, request)
         keep_plan(handle.plans, key, plan, MAX_PLANS)
     outputs, of_outputs = memory.allocate(request, x, plan.outputs, plan.make)
-    memory.compare(plan.call)
+    memory.compare(plan.call, handle)
     way = plan.way
     if isinstance(way, DirectCombine):
         validate.zero_copy(memory).begin_combine(way.places, way.shape)
@@ -89,7 +89,7 @@ def _make_plan(memory: Node, handle: DispatchHandle, given: CombineGiven, reques
     config = in_node_config(request.config, COMBINE_TABLE, num_sms, num_ranks, room, token_sizes)
     validate.config(config, num_ranks, MIN_THREADS)
     validate.handle_config(handle, config)
-    call = combine_call(memory.rank, hidden, num_topk, config, zero_copy=zero_copy)
+    call = combine_call(memory, hidden, num_topk, config, handle, zero_copy=zero_copy)
     way: RingCombine | DirectCombine
     if zero_copy:
         way = prepare_direct_combine(memory, handle, given, config, call)

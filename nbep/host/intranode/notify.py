@@ -29,7 +29,7 @@ class Routes(NamedTuple):
         """The handle of a dispatch along them, with what the dispatch writes."""
         of_channels = self.channel_prefix_matrix, recv_channel_prefix_matrix
         made = DispatchHandle(self.rank_prefix_matrix, *of_channels, recv_src_idx, self.is_token_in_rank, send_head)
-        return made.owned_by(memory.identity)
+        return made.owned_by(memory.identity, memory.num_dispatches)
 
 
 def exchange_counts(

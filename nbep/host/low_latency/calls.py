@@ -46,11 +46,19 @@ NUM_TOPK = Field(0, 5, 6, ("topk_idx", "handle.num_topk"), "{} choices a token".
 NUM_EXPERTS = Field(0, 11, 12, ("num_experts", "handle.num_experts"), int)
 NUM_MAX_TOKENS = Field(1, 1, 14, (MAX_TOKENS, f"handle.{MAX_TOKENS}"), int)
 HIDDEN = Field(1, 15, 11, ("hidden size of x", "handle.hidden"), lambda blocks: blocks * COLUMNS_PER_SCALE)
-FIELDS = (DEDUPLICATE, USE_FP8, ROUND_SCALE, USE_LOGFMT, NUM_TOPK, NUM_EXPERTS, NUM_MAX_TOKENS, HIDDEN)
+ORIGINS = 15  # so many calls on, a handle is not distinguished from that of an earlier dispatch
+ORIGIN = Field(
+    0,
+    23,
+    4,
+    ("", "handle"),
+    lambda word: f"that of low-latency call {word - 1} (modulo {ORIGINS})" if word else "one of unknown origin",
+)
+FIELDS = (DEDUPLICATE, USE_FP8, ROUND_SCALE, USE_LOGFMT, NUM_TOPK, NUM_EXPERTS, ORIGIN, NUM_MAX_TOKENS, HIDDEN)
 
 
-def words_of(verb: int, shape: LowLatencyShape, round_scale: bool = False) -> Words:
-    """The words of a call.
+def words_of(verb: int, shape: LowLatencyShape, round_scale: bool = False, origin: int = 0) -> Words:
+    """The words of a call. origin: of a combine's handle, see LowLatencyMemory.origin_of
 
     Raises: ValueError for a size that no dispatch takes
     """
@@ -62,6 +70,7 @@ def words_of(verb: int, shape: LowLatencyShape, round_scale: bool = False) -> Wo
         (USE_LOGFMT, shape.use_logfmt),
         (NUM_TOPK, shape.num_topk),
         (NUM_EXPERTS, shape.num_experts),
+        (ORIGIN, origin),
         (NUM_MAX_TOKENS, shape.num_max_tokens),
         (HIDDEN, shape.hidden // COLUMNS_PER_SCALE),
     ):

@@ -67,7 +67,7 @@ def low_latency_combine(memory: Node, request: CombineRequest) -> tuple[Array, E
     kinds, arguments = runtime.look_at(request[:FIRST_OPTION])
     key, plan = None, None
     if checks.is_ready(mode, handle):
-        options = *request[FIRST_OPTION:-1], *handle.sizes, handle.num_topk
+        options = *request[FIRST_OPTION:-1], *handle.sizes, handle.num_topk, mode.origin_of(handle.call)
         key, plan = find_plan(mode.combine_plans, kinds, options)
     if plan is None:
         plan, handle = _checked_plan(memory, mode, request)
@@ -191,7 +191,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
     sizes = CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(shape, num_threads)
     out_size = num_tokens, shape.hidden
-    words = words_of(COMBINE, shape)
+    words = words_of(COMBINE, shape, origin=mode.origin_of(handle.call))
     return Plan(
         shape,
         words,

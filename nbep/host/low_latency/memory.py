@@ -49,7 +49,7 @@ from nbep.device.layout.low_latency_host import recv_begin, share_bytes
 from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
-from nbep.host.low_latency.calls import Words
+from nbep.host.low_latency.calls import ORIGINS, Words
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.target.base import Kernel, PreparedLaunch
 from nbep.host.target.streams import Stream
@@ -214,6 +214,10 @@ class LowLatencyMemory:
         for half, call in enumerate(self._halves):
             if call is not None and call.is_received:
                 yield half, call.words
+
+    def origin_of(self, call: LowLatencyCall | None) -> int:
+        """What the words of a combine say of its handle's dispatch; 0 if it is unknown, or calls are not compared."""
+        return 1 + call.number % ORIGINS if call is not None and self.call_type is ComparedCall else 0
 
     def restart(self) -> None:
         """Begin with half 0 again, as after construction: see clean_low_latency_buffer."""
