@@ -78,6 +78,27 @@ def test_a_failed_run_is_freed(memory_model):
     assert world() is None
 
 
+def test_a_run_that_a_hosts_wait_ends_is_freed():
+    def fail():
+        world = World(2)
+        arrived = []
+
+        def host(rank):
+            def main():
+                world.ranks[rank].create_stream("main").launch(lambda: arrived.append(rank), (), 1, 1)
+                world.host_wait(lambda: 1 // (2 - len(arrived)) > 1, "a division by zero")
+
+            return main
+
+        with pytest.raises(ZeroDivisionError):
+            world.run([host(0), host(1)])
+        return weakref.ref(world)
+
+    world = fail()
+    gc.collect()
+    assert world() is None
+
+
 def run_once(kernel=lambda: None):
     world = World(1)
 

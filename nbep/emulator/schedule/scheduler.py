@@ -407,7 +407,7 @@ class Scheduler:
         self.slow.clear()
         self.operations.clear()
         for host in self.hosts:
-            if host and host is not self.current:
+            if host:
                 with suppress(BaseException):  # the first error is the one to report
                     host.throw(Aborted)
         for launch in list(self.launches):
