@@ -111,8 +111,8 @@ class NormalVerbs:
                   handle, for combine and for cached dispatches
                   event
                   With a handle: (recv_x, None, None, None, None, event)
-        Alike:    on all ranks must be: whether there is a handle, and its dispatch; the hidden size and dtype of x, the number and dtype
-                  of its scales; num_topk, or that there is no top-k; num_experts; num_sms and
+        Alike:    on all ranks must be: whether there is a handle, and of which dispatch; hidden size and dtype of x,
+                  the number and dtype of its scales; num_topk, or that there is no top-k; num_experts; num_sms and
                   num_max_nvl_chunked_recv_tokens of config, between nodes also num_max_rdma_chunked_send_tokens and
                   num_max_rdma_chunked_recv_tokens; with zero_copy num_max_nvl_chunked_send_tokens in place of the
                   slots. All else may differ. Verbs and zero_copy are compared, too
