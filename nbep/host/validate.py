@@ -54,7 +54,9 @@ def array(
     if not view.is_array:
         value = view.array
         where = f" on {value.device}" if hasattr(value, "device") else ""  # the wrong one, for this target
-        refuse(name, f"{type(value).__name__}{where}", f"an array of {_describe(' or '.join(dtypes), shape)}")
+        refuse(
+            name, f"{type(value).__name__}{where}{view.flaw}", f"an array of {_describe(' or '.join(dtypes), shape)}"
+        )
     dtype, sizes = view.dtype_name, view.shape
     fits = (isinstance(wanted, str) or size == wanted for size, wanted in zip(sizes, shape, strict=False))
     if dtype not in dtypes or len(sizes) != len(shape) or not all(fits):

@@ -5,6 +5,7 @@ Real are all of nbep's own steps between a call and the driver. What the driver 
 
 import math
 import sys
+from functools import cache
 from itertools import count
 from threading import Lock
 from types import ModuleType, SimpleNamespace
@@ -19,6 +20,7 @@ from nbep.host.ranks.comm import Communicator
 from nbep.host.symmetric import NodeMemory
 from nbep.host.target.cuda import launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
+from nbep.host.target.cuda.arrays import TorchArrays
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
 from nbep.host.target.memory import HostWords
 from nbep.host.transport.base import NetworkOptions, NicOptions
@@ -59,6 +61,14 @@ def make_torch() -> ModuleType:
 
         def data_ptr(self) -> int:
             return self.address
+
+        def numel(self) -> int:
+            return math.prod(self.shape)
+
+        def is_neg(self) -> bool:
+            return False
+
+        is_conj = is_neg
 
         def is_contiguous(self) -> bool:
             return self._strides is None or self._strides == self._packed()
@@ -152,6 +162,8 @@ def install(monkeypatch: Any) -> ModuleType:
     """Let nbep believe in a GPU and in torch; the latter."""
     torch = make_torch()
     monkeypatch.setitem(sys.modules, "torch", torch)
+    of_this_torch = cache(TorchArrays.dtype.__wrapped__)
+    monkeypatch.setattr(TorchArrays, "dtype", staticmethod(of_this_torch))
     results = {
         "cuStreamIsCapturing": (SUCCESS, 0),
         "cuLaunchKernelEx": (SUCCESS,),

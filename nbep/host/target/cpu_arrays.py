@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbep.host.target.cuda.arrays import NumpyLike, TorchArrays, library_of, numpy_dtype
+from nbep.host.target.cuda.arrays import NumpyLike, TorchArrays, library_of, numpy_dtype, torch_says
 
 
 class NumpyArrays(NumpyLike):
@@ -36,6 +36,18 @@ class CpuTensors(TorchArrays):
     @staticmethod
     def is_array(value: Any) -> bool:
         return library_of(value) is TorchArrays and value.device.type == "cpu"
+
+    @staticmethod
+    def flaw(tensor: Any) -> str:
+        """As of TorchArrays; also why NumPy cannot take it."""
+        flaw = TorchArrays.flaw(tensor)
+        if flaw:
+            return flaw
+        try:
+            CpuTensors.view(tensor)
+        except Exception as error:  # of a dtype that NumPy does not know, say
+            return torch_says(error)
+        return ""
 
     @staticmethod
     def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:

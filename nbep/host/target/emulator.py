@@ -330,8 +330,12 @@ class EmulatorRuntime(Runtime):
         if value is None:
             return NO_ARRAY
         check(value)
-        library = NumpyArrays if isinstance(value, np.ndarray) else CpuTensors if CpuTensors.is_array(value) else None
-        return View(value, library)
+        if isinstance(value, np.ndarray):
+            return View(value, NumpyArrays)
+        if not CpuTensors.is_array(value):
+            return View(value, None)
+        flaw = CpuTensors.flaw(value)
+        return View(value, None if flaw else CpuTensors, flaw)
 
     def contents(self, array: Array) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else CpuTensors.view(array)

@@ -65,6 +65,8 @@ def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
     if value is None:
         return 0
     view = runtime.view(value)
+    if view.flaw:
+        refuse(name, f"{type(value).__name__}{view.flaw}", f"{runtime.array_kinds}, with memory that torch gives out")
     if not view.is_array:
         try:
             return operator.index(value)

@@ -10,10 +10,12 @@ class View(NamedTuple):
 
     array     what the caller gave
     library   the adapter of the library that made it; None if this target does not take it as an array
+    flaw      why an array of that library is none here: text behind the name of its class
     """
 
     array: Any
     library: Any
+    flaw: str = ""
 
     @property
     def is_array(self) -> bool:

@@ -32,12 +32,28 @@ def numpy_dtype(name: str) -> np.dtype:
 _torch_dtype_names: dict[Any, str] = {}
 
 
+def torch_says(error: Exception) -> str:
+    """A flaw of a tensor, as torch words it."""
+    return f" of which torch says {str(error).strip().partition(chr(10))[0]!r}"
+
+
 class TorchArrays:
     """torch.Tensor on a CUDA device."""
 
     @staticmethod
     def is_array(value: Any) -> bool:
         return value.is_cuda
+
+    @staticmethod
+    def flaw(tensor: Any) -> str:
+        """Why a tensor is no plain memory, which is all that a kernel can take; "" if it is."""
+        try:
+            address, _ = tensor.data_ptr(), tensor.stride()
+            if tensor.is_neg() or tensor.is_conj():
+                return " with torch's negative or conjugate bit set, which resolve_neg() or resolve_conj() takes off"
+            return "" if address or tensor.numel() == 0 else " without memory"
+        except Exception as error:
+            return torch_says(error)
 
     @staticmethod
     def pointer(array: Any) -> int:

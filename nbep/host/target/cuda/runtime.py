@@ -226,7 +226,10 @@ class CudaRuntime(Runtime):
 
     def view(self, value: Any) -> View:
         library = library_of(value)
-        return View(value, library if library is not None and library.is_array(value) else None)
+        if library is None or not library.is_array(value):
+            return View(value, None)
+        flaw = library.flaw(value) if library is TorchArrays else ""
+        return View(value, None if flaw else library, flaw)
 
     def look_at(self, values: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list[Any]]:
         kinds: list[Any] = []
@@ -238,7 +241,10 @@ class CudaRuntime(Runtime):
                 continue
             library = library_of(value)
             if library is TorchArrays and value.is_cuda:  # the most frequent ones, without functions in between
-                has_gaps, address = not value.is_contiguous(), value.data_ptr()
+                try:
+                    has_gaps, address = not value.is_contiguous(), value.data_ptr()
+                except (RuntimeError, ValueError):  # of a tensor with a flaw
+                    return None, []
             elif library is not None and library.is_array(value):
                 has_gaps, address = not library.is_contiguous(value), pointer_of(value)
             else:
@@ -246,7 +252,7 @@ class CudaRuntime(Runtime):
             kinds += (value.__class__, value.shape, value.dtype)
             if has_gaps:
                 kinds.append(library.strides(value))
-            if address % VEC_BYTES:
+            if not address or address % VEC_BYTES:
                 kinds.append(address % VEC_BYTES)
             addresses.append(address)
         return tuple(kinds), addresses
