@@ -1,17 +1,19 @@
 """What the PTX memory consistency model allows: all candidate executions of a small program, less those that an axiom
 forbids.
 
-An execution says which write each read reads from, and in which order the writes to each cell come. The words are those
-of the PTX ISA. fence.sc and proxies are left out: no program here has them. That stores do not depend on loads here
-makes "no thin air" hold by itself.
+An execution says which write each read reads from, and in which order the writes to each cell come. That order is
+partial: two writes that race are unrelated, unless a third one stands between them. The words are those of the PTX ISA.
+fence.sc and proxies are left out: no program here has them. That stores do not depend on loads here makes "no thin air"
+hold by itself.
 
 Source: PTX ISA 8.5, Memory Consistency Model (8.7 Morally strong operations to 8.10 Axioms); Lustig, Sahasrabuddhe,
-Giroux, "A Formal Analysis of the NVIDIA PTX Memory Consistency Model" (ASPLOS 2019)
+Giroux, "A Formal Analysis of the NVIDIA PTX Memory Consistency Model" (ASPLOS 2019), with the model `ptx.als` of
+github.com/NVlabs/ptxmemorymodel
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import combinations, permutations, product
 from typing import NamedTuple
@@ -41,17 +43,14 @@ class Verdict(NamedTuple):
         return any(program.is_weak(outcome) for outcome in self.outcomes)
 
 
-class Execution:
-    """One candidate: `reads_from` by read, `coherence` by cell, from the first write on."""
+class Reading:
+    """What each read reads from, and what is in causality order then."""
 
-    def __init__(
-        self, program: Program, events: list[Event], reads_from: dict[Event, Event], coherence: dict[str, list[Event]]
-    ):
+    def __init__(self, program: Program, events: list[Event], first: dict[str, Event], sources: dict[Event, Event]):
         self.places = program.places
         self.events = events
-        self.reads_from = reads_from
-        self.position = {event: i for order in coherence.values() for i, event in enumerate(order)}
-        self.coherence = coherence
+        self.reads_from = sources
+        self.writes = {cell: [write, *writes_to(events, cell)] for cell, write in first.items()}
         self.causality = self._causality()
 
     def values(self) -> dict[Event, int] | None:
@@ -66,8 +65,8 @@ class Execution:
                 return None if before is None else before + event.step.value
             return event.step.value
 
-        for order in self.coherence.values():
-            for event in order:
+        for writes in self.writes.values():
+            for event in writes:
                 found = value(event, ())
                 if found is None:
                     return None
@@ -125,64 +124,16 @@ class Execution:
         for (first, write), (read, last) in product(releases, acquires):
             if (write, read) in observation and self.is_morally_strong(first, last):
                 base.add((first, last))
-        for a, b in product(events, events):
-            if a.step.what == b.step.what == "bar" and a.thread != b.thread and self.distance(a, b) == 1:
+        bars = [event for event in events if event.step.what == "bar"]
+        number = {bar: sum(other.thread == bar.thread and other < bar for other in bars) for bar in bars}
+        for a, b in product(bars, bars):
+            if number[a] == number[b] and a.thread != b.thread and self.distance(a, b) == 1:
                 base.add((a, b))
-        after: dict[Event, set[Event]] = {event: {b for a, b in base if a == event} for event in events}
-        for middle in events:
-            for event in events:
-                if middle in after[event]:
-                    after[event] |= after[middle]
-        causality = {(a, b) for a in events for b in after[a]}
+        after = closure(base)
+        causality = {(a, b) for a, others in after.items() for b in others}
         causality |= {(a, c) for a, b in observation for c in after.get(b, ())}
-        first_writes = [order[0] for order in self.coherence.values()]
+        first_writes = [writes[0] for writes in self.writes.values()]
         return causality | {(write, event) for write in first_writes for event in events}
-
-    def is_allowed(self) -> bool:
-        return self._is_coherent() and self._is_atomic() and self._is_sequential_per_cell() and self._is_causal()
-
-    def _is_coherent(self) -> bool:
-        position = self.position
-        return not any(
-            a in position and b in position and a.step.cell == b.step.cell and position[a] >= position[b]
-            for a, b in self.causality
-        )
-
-    def _is_atomic(self) -> bool:
-        """Between what an atomic reads and what it writes comes no write that is morally strong to it."""
-        for event, write in self.reads_from.items():
-            if event.step.modifies:
-                between = self.coherence[event.step.cell][self.position[write] + 1 : self.position[event]]
-                if self.position[write] > self.position[event] or any(
-                    self.is_morally_strong(event, other) for other in between
-                ):
-                    return False
-        return True
-
-    def _communication(self) -> set[tuple[Event, Event]]:
-        edges = {(write, read) for read, write in self.reads_from.items()}
-        for order in self.coherence.values():
-            edges |= set(combinations(order, 2))
-        for read, write in self.reads_from.items():
-            later = self.coherence[read.step.cell][self.position[write] + 1 :]
-            edges |= {(read, other) for other in later if other != read}
-        return edges
-
-    def _is_sequential_per_cell(self) -> bool:
-        edges = {(a, b) for a, b in self._communication() if self.is_morally_strong(a, b)}
-        for a, b in combinations(self.events, 2):
-            if a.thread == b.thread and a.step.cell and a.step.cell == b.step.cell:
-                edges.add((a, b))
-        return not has_cycle(edges)
-
-    def _is_causal(self) -> bool:
-        for read, write in self.reads_from.items():
-            if (read, write) in self.causality:
-                return False
-            later = self.coherence[read.step.cell][self.position[write] + 1 :]
-            if any((other, read) in self.causality for other in later if other != read):
-                return False
-        return True
 
     def has_race(self) -> bool:
         """Whether two conflicting operations are neither morally strong nor related in causality order."""
@@ -194,9 +145,94 @@ class Execution:
             for a, b in combinations(self.events, 2)
         )
 
-    def outcome(self, values: dict[Event, int]) -> Outcome:
+    def coherences(self) -> Iterator[Pairs]:
+        """The orders that relate writes which are morally strong or in causality order, and no more than that takes."""
+        orders: list[set[Pairs]] = []
+        for writes in self.writes.values():
+            found = set()
+            for order in permutations(writes):
+                if not any((b, a) in self.causality for a, b in combinations(order, 2)):
+                    related = {pair for pair in combinations(order, 2) if self._is_related(*pair)}
+                    found.add(frozenset((a, b) for a, after in closure(related).items() for b in after))
+            orders.append(found)
+        for chosen in product(*orders):
+            yield frozenset().union(*chosen)
+
+    def _is_related(self, a: Event, b: Event) -> bool:
+        return self.is_morally_strong(a, b) or (a, b) in self.causality
+
+
+class Execution:
+    """One candidate: what is read, and a coherence order."""
+
+    def __init__(self, reading: Reading, coherence: Pairs):
+        self.reading = reading
+        self.reads_from = reading.reads_from
+        self.coherence = coherence
+        self.later: dict[Event, set[Event]] = {}
+        for a, b in coherence:
+            self.later.setdefault(a, set()).add(b)
+
+    def is_allowed(self) -> bool:
+        """Coherence itself, 8.10.1, holds by `coherences`."""
+        return self._is_atomic() and self._is_sequential_per_cell() and self._is_causal()
+
+    def overwrites(self, read: Event) -> set[Event]:
+        """The writes that come behind the one that a read reads from, but for its own."""
+        return self.later.get(self.reads_from[read], set()) - {read}
+
+    def _is_atomic(self) -> bool:
+        """8.10.3: Between what an atomic reads and what it writes comes no write that is morally strong to it."""
+        return not any(
+            event.step.modifies and (other, event) in self.coherence and self.reading.is_morally_strong(event, other)
+            for event in self.reads_from
+            for other in self.overwrites(event)
+        )
+
+    def _communication(self) -> set[tuple[Event, Event]]:
+        edges = {(write, read) for read, write in self.reads_from.items()} | self.coherence
+        return edges | {(read, other) for read in self.reads_from for other in self.overwrites(read)}
+
+    def _is_sequential_per_cell(self) -> bool:
+        """8.10.5"""
+        edges = {(a, b) for a, b in self._communication() if self.reading.is_morally_strong(a, b)}
+        for a, b in combinations(self.reading.events, 2):
+            if a.thread == b.thread and a.step.cell and a.step.cell == b.step.cell:
+                edges.add((a, b))
+        return not has_cycle(edges)
+
+    def _is_causal(self) -> bool:
+        """8.10.6"""
+        causality = self.reading.causality
+        return not any(
+            (read, write) in causality or any((other, read) in causality for other in self.overwrites(read))
+            for read, write in self.reads_from.items()
+        )
+
+    def outcomes(self, values: dict[Event, int]) -> Iterator[Outcome]:
+        """Registers, and of each cell a value that no other write comes behind: writes that race may leave either."""
         registers = {read.step.register: values[write] for read, write in self.reads_from.items() if read.step.register}
-        return frozenset({**registers, **{cell: values[order[-1]] for cell, order in self.coherence.items()}}.items())
+        last = [
+            {values[write] for write in writes if write not in self.later} for writes in self.reading.writes.values()
+        ]
+        for chosen in product(*last):
+            yield frozenset({**registers, **dict(zip(self.reading.writes, chosen, strict=True))}.items())
+
+
+def writes_to(events: list[Event], cell: str) -> list[Event]:
+    return [event for event in events if event.step.writes and event.step.cell == cell]
+
+
+def closure(pairs: Iterable[tuple[Event, Event]]) -> dict[Event, set[Event]]:
+    """What comes behind each event, directly or not."""
+    after: dict[Event, set[Event]] = {}
+    for a, b in pairs:
+        after.setdefault(a, set()).add(b)
+    for middle in list(after):
+        for others in after.values():
+            if middle in others:
+                others |= after[middle]
+    return after
 
 
 def has_cycle(edges: set[tuple[Event, Event]]) -> bool:
@@ -214,19 +250,14 @@ def has_cycle(edges: set[tuple[Event, Event]]) -> bool:
             others.difference_update(last)
 
 
-def candidates(program: Program) -> Iterator[Execution]:
-    """All executions that each read and each cell could have, whether allowed or not."""
+def readings(program: Program) -> Iterator[Reading]:
+    """All that reads could read, whether allowed or not."""
     events = [Event(i, j, step) for i, thread in enumerate(program.steps) for j, step in enumerate(thread)]
     first = {cell: Event(-1, 0, Step("st", "weak", "sys", "", cell, 0)) for cell in program.cells}
-    writes = {cell: [event for event in events if event.step.writes and event.step.cell == cell] for cell in first}
     reads = [event for event in events if event.step.reads]
-    sources = [[w for w in (first[r.step.cell], *writes[r.step.cell]) if w != r] for r in reads]
-    orders = [[[first[cell], *order] for order in permutations(of_cell)] for cell, of_cell in writes.items()]
+    sources = [[w for w in (first[r.step.cell], *writes_to(events, r.step.cell)) if w != r] for r in reads]
     for chosen in product(*sources):
-        for order in product(*orders):
-            yield Execution(
-                program, events, dict(zip(reads, chosen, strict=True)), dict(zip(writes, order, strict=True))
-            )
+        yield Reading(program, events, first, dict(zip(reads, chosen, strict=True)))
 
 
 @cache
@@ -234,14 +265,15 @@ def _allowed(program: tuple) -> Verdict:
     shape, threads, where = program
     outcomes = set()
     has_race = False
-    for execution in candidates(Program(shape, threads, where, {})):
-        values = execution.values()
-        if values is None or not execution.is_allowed():
+    for reading in readings(Program(shape, threads, where, {})):
+        values = reading.values()
+        if values is None:
             continue
-        if any(r.step.what == "wait" and values[w] < r.step.value for r, w in execution.reads_from.items()):
+        if any(r.step.what == "wait" and values[w] < r.step.value for r, w in reading.reads_from.items()):
             continue
-        outcomes.add(execution.outcome(values))
-        has_race |= execution.has_race()
+        executions = [one for one in (Execution(reading, order) for order in reading.coherences()) if one.is_allowed()]
+        outcomes |= {outcome for execution in executions for outcome in execution.outcomes(values)}
+        has_race |= bool(executions) and reading.has_race()
     return Verdict(frozenset(outcomes), has_race)
 
 

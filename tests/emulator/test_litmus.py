@@ -69,6 +69,42 @@ def test_the_axioms_agree_with_the_litmus_tests_of_the_ptx_isa():
     assert verdict_on("r0=0 r1=0", f"st.weak x 1; {fence}; ld.weak r0 y", f"st.weak y 1; {fence}; ld.weak r1 x")
 
 
+def test_writes_that_race_have_no_order():
+    """Who comes behind both may read one and then the other; a write that is morally strong to both orders them.
+
+    Source: PTX ISA 8.5, 8.9.6 Coherence Order
+    """
+    behind_both = "wait.acquire y 1; wait.acquire z 1; ld.weak r0 x; ld.weak r1 x"
+    writers = "st.{0} x 1; st.release y 1", "st.{0} x 2; st.release z 1"
+    for order, may_change in (("weak", True), ("relaxed", False)):
+        threads = *(writer.format(order) for writer in writers), behind_both
+        assert verdict_on("r0=1 r1=2", *threads) == verdict_on("r0=2 r1=1", *threads) == may_change
+        assert verdict_on("r0=2 r1=2", *threads)
+
+
+def test_each_barrier_meets_the_one_of_the_same_number():
+    """Source: PTX ISA 8.5, 8.9.4 Memory Synchronization: "executed on the same barrier" """
+    threads = "st.weak x 1; bar; bar; st.weak x 2", "bar; ld.weak r0 x; bar; bar"
+    assert allowed(Program("", (threads[0] + "; bar", threads[1]), "a block", {})).outcomes == {
+        frozenset({("r0", 1), ("x", 2)})
+    }
+    late = Program("", ("bar; st.weak x 1; bar", "ld.weak r0 x; bar; bar"), "a block", {})
+    assert allowed(late) == (frozenset({frozenset({("r0", 0), ("x", 1)})}), False)
+    early = Program("", ("bar; st.weak x 1; bar", "bar; ld.weak r0 x; bar"), "a block", {})
+    assert allowed(early).has_race
+
+
+def test_an_atomic_may_read_any_write_that_its_own_has_no_order_with():
+    """Also one that is still there at the end: neither of two that race comes first.
+
+    Source: PTX ISA 8.5, 8.10.3 Atomicity
+    """
+    for write in ("st.weak x 5", "st.relaxed.cta x 5"):
+        for end in (5, 6):
+            assert verdict_on(f"r0=5 x={end}", "add.relaxed r0 x 1", write)
+    assert not verdict_on("r0=5 x=5", "add.relaxed r0 x 1", "st.relaxed x 5")
+
+
 def test_the_axioms_want_scopes_that_reach_at_both_ends():
     """Source: PTX ISA 8.5, 8.7 Morally strong operations"""
     for release, acquire in (("release.gpu", "acquire"), ("release", "acquire.gpu")):
