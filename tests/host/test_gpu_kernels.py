@@ -11,6 +11,7 @@ if sys.platform != "linux":
 
 import fake_gpu
 
+from nbep.bench.parts import no_gpu
 from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.compile import CompileError, for_host_memory, load_kernels
 from nbep.device.jit import kernel
@@ -242,7 +243,7 @@ def test_kernels_for_memory_of_the_host_are_loaded_before_one_of_them_waits(monk
     options = NetworkOptions.check("direct", fake_gpu.NUM_RANKS, 1, True, NicOptions(), fake_gpu.NUM_RANKS)
     ends = [mapped_transport(runtime, 0, options, "host") for _ in range(2)]
     sizes = Sizes(1 << 20, "host", num_rdma_bytes=1 << 20, low_latency_mode=True)
-    memory = NodeMemory(fake_gpu.SameOnAll(), runtime, sizes, 1000.0, ends[0], rdma_transport=ends[1])
+    memory = NodeMemory(no_gpu.SameOnAll(fake_gpu.NUM_RANKS), runtime, sizes, 1000.0, ends[0], rdma_transport=ends[1])
     new = {kernel.kernel_spec.label for kernel in runtime._kernels.keys() - loaded}
     assert new == {*for_host_memory(), "update_mask_buffer-HostNetwork"}
     assert type(memory.peers) is HostPeers

@@ -7,26 +7,14 @@ import math
 import sys
 from functools import cache
 from itertools import count
-from threading import Lock
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import numpy as np
-from cuda.bindings import driver as cu
-
 import nbep
-from nbep.host.config import Sizes
-from nbep.host.ranks.comm import Communicator
-from nbep.host.symmetric import NodeMemory
-from nbep.host.target.cuda import launcher
-from nbep.host.target.cuda import runtime as cuda_runtime
+from nbep.bench.parts import no_gpu
 from nbep.host.target.cuda.arrays import TorchArrays
-from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
-from nbep.host.target.memory import HostWords
-from nbep.host.transport.base import NetworkOptions, NicOptions
-from nbep.host.transport.direct import DirectTransport
 
-SUCCESS = cu.CUresult.CUDA_SUCCESS
+SUCCESS = no_gpu.SUCCESS
 NUM_RANKS = 4
 ITEM_BYTES = {
     "bfloat16": 2,
@@ -110,100 +98,19 @@ def make_torch() -> ModuleType:
     return torch
 
 
-class SameOnAll(Communicator):
-    """A communicator whose other ranks say what this one says."""
-
-    rank, size = 0, NUM_RANKS
-
-    def barrier(self) -> None:
-        pass
-
-    def allgather(self, value: Any) -> list[Any]:
-        return [value] * NUM_RANKS
-
-    def bcast(self, value: Any, root: int = 0) -> Any:
-        return value
-
-
-class FakeMemory:
-    """Host memory in place of a GPU's."""
-
-    handle = SimpleNamespace(bus_id="")
-
-    def __init__(self, num_bytes: int):
-        self.address, self.num_bytes = 1 << 30, num_bytes
-        self._bytes = np.zeros(min(num_bytes, 1 << 16), np.uint8)
-
-    def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Any:
-        if hasattr(dtype, "name") and not isinstance(dtype, np.dtype):
-            return sys.modules["torch"].Tensor((count,), dtype)
-        size = np.dtype(dtype).itemsize
-        return self._bytes[offset : offset + count * size].view(dtype)
-
-    def words(self, offset: int, count: int) -> HostWords:
-        return HostWords(self.array(np.int32, offset, count))
-
-    def write(self, offset: int, values: np.ndarray) -> None:
-        pass
-
-    def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
-        return np.ones(count, dtype)
-
-    def open_peers(self, handles: list[Any], rank: int) -> list[int]:
-        return [1 << 30] * NUM_RANKS
-
-    def close_peers(self) -> None:
-        pass
-
-    free = close_peers
-
-
 def install(monkeypatch: Any) -> ModuleType:
     """Let nbep believe in a GPU and in torch; the latter."""
     torch = make_torch()
     monkeypatch.setitem(sys.modules, "torch", torch)
     of_this_torch = cache(TorchArrays.dtype.__wrapped__)
     monkeypatch.setattr(TorchArrays, "dtype", staticmethod(of_this_torch))
-    results = {
-        "cuStreamIsCapturing": (SUCCESS, 0),
-        "cuLaunchKernelEx": (SUCCESS,),
-        "cuEventCreate": (SUCCESS, None),  # so that nobody destroys it later
-        "cuEventRecord": (SUCCESS,),
-        "cuEventQuery": (SUCCESS,),
-        "cuEventDestroy": (SUCCESS,),
-        "cuStreamWaitEvent": (SUCCESS,),
-        "cuModuleLoadData": (SUCCESS, 1),
-        "cuModuleGetFunction": (SUCCESS, 1),
-        "cuFuncSetAttribute": (SUCCESS,),
-        "cuOccupancyMaxActiveClusters": (SUCCESS, 132),
-        "cuOccupancyMaxActiveBlocksPerMultiprocessor": (SUCCESS, 1),
-        "cuCtxGetStreamPriorityRange": (SUCCESS, 0, 0),
-        "cuStreamCreateWithPriority": (SUCCESS, 7),
-    }
-    for name, result in results.items():
-        monkeypatch.setattr(cu, name, lambda *_, result=result: result)
-    device = SimpleNamespace(compute_capability=(9, 0), ordinal=0, num_sms=132, make_current=lambda: None)
-    device.max_smem_bytes, device.bus_id = 227 << 10, FakeMemory.handle.bus_id
-    monkeypatch.setattr(cuda_runtime, "Device", lambda ordinal: device)
-    monkeypatch.setattr(launcher, "load_cubin", lambda spec, cc, key: b"")
-    for name in ("allocate", "allocate_host_visible"):
-        monkeypatch.setattr(CudaRuntime, name, lambda self, num_bytes, *_: FakeMemory(num_bytes))
-    monkeypatch.setattr(CudaRuntime, "allocate_symmetric", lambda self, comm, wanted, _: FakeMemory(wanted.num_bytes))
+    no_gpu.replace_driver(monkeypatch.setattr)
     return torch
 
 
 def make_buffer(num_rdma_bytes: int = 0, **sizes: int) -> nbep.Buffer:
     """A buffer of a rank among NUM_RANKS, for the low-latency mode too if it has num_rdma_bytes."""
-    runtime = CudaRuntime(SharedDevice(0), 0)
-    options = NetworkOptions.check("direct", NUM_RANKS, 1, True, NicOptions(), NUM_RANKS)
-    buffer = nbep.Buffer.__new__(nbep.Buffer)
-    transport = DirectTransport(runtime, 0, options)
-    rdma = DirectTransport(runtime, 0, options) if num_rdma_bytes > 0 else None
-    all_sizes = Sizes(1 << 30, "ipc", num_rdma_bytes, low_latency_mode=rdma is not None, **sizes)
-    buffer.rank, buffer.group_size, buffer.explicitly_destroy = 0, NUM_RANKS, False
-    buffer._turn = Lock()
-    buffer._memory = NodeMemory(SameOnAll(), runtime, all_sizes, 1000.0, transport, rdma_transport=rdma)
-    return buffer
+    return no_gpu.make_buffer(NUM_RANKS, num_rdma_bytes, **sizes)
 
 
 def handle_of(torch: ModuleType, buffer: nbep.Buffer, num_tokens: int, num_channels: int) -> Any:

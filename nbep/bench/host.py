@@ -1,0 +1,286 @@
+"""What a call costs the CPU: every verb through nbep.Buffer and nbep.deep_ep, and through DeepEP if it is there.
+
+    nbep bench host --ranks 2 --beside deep_ep [--json [FILE.json]]      a process for each of two GPUs
+
+ in a row   calls come one after the other, as in a program that queues its work ahead: the least mean of ten series
+ cold       before each call this process has gone through 64 MB of other memory, as a program does: the median
+ events     GPU time from one call to the next, in a row: where that is more than the kernels take, the CPU is the limit
+
+Each is measured without and with torch.set_default_device. Where there are fewer GPUs than ranks, nothing is launched:
+the driver is replaced by one that does nothing, tensors lie on the CPU and are small, and the title of the table says
+so. Then the figures are those of nbep's own steps in Python. Needs torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nbep.bench import UNUSABLE, positive
+from nbep.bench.parts.host_calls import (
+    FOR_GPUS,
+    FOR_THE_CPU,
+    NVL_BYTES,
+    Verbs,
+    events_verbs,
+    low_latency_verbs,
+    normal_verbs,
+    zero_copy_verbs,
+)
+from nbep.bench.parts.report import Report
+from nbep.device.terminal import add_json
+from nbep.version import __version__
+
+FRONTS = {"nbep.Buffer": "nbep", "nbep.deep_ep": "nbep.deep_ep"}
+JUNK_BYTES = 64 << 20
+SERIES, CALLS, WARM_UPS = 10, 8, 20
+COLD_CALLS, EVENTS = 20, 60
+COLUMNS = {
+    "call": "verb",
+    "through": "front",
+    "in a row": "in_a_row:.1f",
+    "default device": "in_a_row_default:.1f",
+    "cold": "cold:.1f",
+    "cold, default device": "cold_default:.1f",
+    "events": "events:.1f",
+    "events, default device": "events_default:.1f",
+}
+Synchronize = Callable[[], None]
+
+
+@dataclass
+class Row:
+    """Microseconds of one verb through one front; events is None where nothing is launched."""
+
+    verb: str
+    front: str
+    in_a_row: float
+    cold: float
+    events: float | None
+    in_a_row_default: float
+    cold_default: float
+    events_default: float | None
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="nbep bench host", description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=positive, default=2, help="processes, each with a GPU of its own")
+    parser.add_argument("--beside", metavar="MODULE", help="a package like DeepEP to measure, too, such as deep_ep")
+    parser.add_argument("--verbs", default="", help="measure only calls whose names contain this")
+    parser.add_argument("--series", type=positive, default=SERIES, help="series of calls in a row")
+    parser.add_argument("--no-launch", action="store_true", help="launch nothing, even if there are GPUs")
+    add_json(parser)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    if find_spec("torch") is None:
+        print("nbep bench host needs torch: pip install torch", file=sys.stderr)
+        return UNUSABLE
+    import torch
+
+    launches = not options.no_launch and torch.cuda.is_available() and torch.cuda.device_count() >= options.ranks
+    if options.beside and (not launches or find_spec(options.beside) is None):
+        missing = f"the package {options.beside}" if launches else f"{options.ranks} GPUs"
+        print(f"nbep bench host --beside {options.beside} needs {missing}", file=sys.stderr)
+        return UNUSABLE
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        if launches:
+            torch.multiprocessing.spawn(_run_rank, (options, store), nprocs=options.ranks)
+        else:
+            report_on(options, False, measure_without_gpu(options))
+    return 0
+
+
+def report_on(options: argparse.Namespace, launches: bool, rows: Iterator[Row]) -> None:
+    """Measure, print and write."""
+    sizes = FOR_GPUS if launches else FOR_THE_CPU
+    about = {"version": __version__, "launches": launches, "ranks": options.ranks}
+    report = Report(options, **about, **sizes._asdict())
+    measured = []
+    for row in rows:
+        measured.append(row)
+        report.add(rows=[row])
+    how = f"{options.ranks} GPUs" if launches else "nothing is launched, tensors lie on the CPU: nbep's own steps alone"
+    order = {verb: i for i, verb in enumerate(dict.fromkeys(row.verb for row in measured))}
+    columns = {title: field for title, field in COLUMNS.items() if launches or "events" not in title}
+    report.table(sorted(measured, key=lambda row: order[row.verb]), columns, f"CPU, us of a call ({how})")
+    report.close()
+
+
+# A process for each GPU
+
+
+def _run_rank(rank: int, options: argparse.Namespace, store: Path) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.cuda.set_device(rank)
+    where = torch.device("cuda", rank)
+    dist.init_process_group("nccl", init_method=f"file://{store}", rank=rank, world_size=options.ranks, device_id=where)
+    rows = measure_on_gpu(options, dist)
+    if rank == 0:
+        report_on(options, True, rows)
+    else:
+        for _ in rows:
+            pass
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def measure_on_gpu(options: argparse.Namespace, dist: Any) -> Iterator[Row]:
+    """All ranks together."""
+    import torch
+
+    group, sizes = dist.new_group(list(range(options.ranks))), FOR_GPUS
+    fronts = FRONTS | ({options.beside: options.beside} if options.beside else {})
+
+    def meet() -> None:
+        torch.cuda.synchronize()
+        dist.barrier()
+        torch.cuda.synchronize()
+
+    for front, name in fronts.items():
+        module = import_module(name)
+        is_nbep = front in FRONTS
+        num_experts = sizes.low_latency_experts
+        num_rdma_bytes = module.Buffer.get_low_latency_rdma_size_hint(
+            sizes.low_latency_tokens, sizes.hidden, options.ranks, num_experts
+        )
+        num_qps = num_experts // options.ranks
+        more: Any = {"explicitly_destroy": True}
+        if is_nbep:
+            more["num_zero_copy_bytes"] = module.Buffer.get_zero_copy_size_hint(
+                sizes.tokens, sizes.hidden, options.ranks, sizes.topk
+            )
+        buffer = module.Buffer(group, NVL_BYTES, num_rdma_bytes, True, num_qps, **more)
+        verbs = low_latency_verbs(buffer, torch, sizes, "cuda") | normal_verbs(buffer, torch, sizes, "cuda")
+        verbs |= events_verbs(buffer, torch, sizes, "cuda")
+        if is_nbep:
+            verbs |= zero_copy_verbs(buffer, torch, sizes, "cuda")
+        yield from measure(options, front, verbs, "cuda", torch.cuda.synchronize, meet)
+        meet()
+        del verbs
+        buffer.destroy()
+        if is_nbep:
+            yield from _between_nodes(options, front, module, group, meet)
+
+
+def _between_nodes(
+    options: argparse.Namespace, front: str, module: Any, group: Any, meet: Synchronize
+) -> Iterator[Row]:
+    """Each rank is a node."""
+    import torch
+
+    num_bytes = 1 << 30
+    buffer = module.Buffer(group, NVL_BYTES, num_bytes, num_nvl_peers=1, transport="direct", explicitly_destroy=True)
+    verbs = normal_verbs(buffer, torch, FOR_GPUS, "cuda", between_nodes=True)
+    yield from measure(options, front, verbs, "cuda", torch.cuda.synchronize, meet)
+    meet()
+    del verbs
+    buffer.destroy()
+
+
+# Nothing is launched
+
+
+def measure_without_gpu(options: argparse.Namespace) -> Iterator[Row]:
+    """nbep's own steps of one rank."""
+    from nbep.bench.parts.no_gpu import make_buffer, tensors_of_the_cpu
+
+    def nothing() -> None:
+        pass
+
+    num_ranks, sizes = max(2, options.ranks), FOR_THE_CPU
+    with tensors_of_the_cpu() as torch:
+        for front, name in FRONTS.items():
+            cls = import_module(name).Buffer
+            hint = cls.get_low_latency_rdma_size_hint(
+                sizes.low_latency_tokens, sizes.hidden, num_ranks, sizes.low_latency_experts
+            )
+            buffer = make_buffer(num_ranks, hint, front=cls, num_zero_copy_bytes=1 << 28)
+            verbs = low_latency_verbs(buffer, torch, sizes, "cpu") | normal_verbs(buffer, torch, sizes, "cpu")
+            verbs |= zero_copy_verbs(buffer, torch, sizes, "cpu")
+            nodes = make_buffer(num_ranks, 1 << 30, 1, front=cls, low_latency_mode=False)
+            verbs |= normal_verbs(nodes, torch, sizes, "cpu", between_nodes=True)
+            yield from measure(options, front, verbs, "cpu", nothing, nothing)
+
+
+# The clocks
+
+
+def measure(
+    options: argparse.Namespace, front: str, verbs: Verbs, device: str, wait: Synchronize, meet: Synchronize
+) -> Iterator[Row]:
+    """A row for each verb. wait: for this rank's GPU; meet: and for all ranks"""
+    import numpy as np
+    import torch
+
+    junk = np.zeros(JUNK_BYTES // 8, np.int64)
+    for verb, call in verbs.items():
+        if options.verbs not in verb:
+            continue
+        found: dict[str, float | None] = {}
+        for suffix in ("", "_default"):
+            torch.set_default_device(device if suffix else None)
+            try:
+                for _ in range(WARM_UPS):
+                    call()
+                meet()
+                found["in_a_row" + suffix] = in_a_row_us(call, options.series, wait)
+                found["cold" + suffix] = cold_us(call, junk, wait)
+                meet()
+                found["events" + suffix] = events_us(call) if device == "cuda" else None
+                meet()
+            finally:
+                torch.set_default_device(None)
+        yield Row(verb, front, **found)  # type: ignore[arg-type]
+
+
+def in_a_row_us(call: Callable[[], Any], series: int, wait: Synchronize) -> float:
+    means = []
+    for _ in range(series):
+        wait()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        means.append((time.perf_counter() - start) / CALLS)
+    wait()
+    return 1e6 * min(means)
+
+
+def cold_us(call: Callable[[], Any], junk: Any, wait: Synchronize) -> float:
+    spent = []
+    for _ in range(COLD_CALLS):
+        wait()
+        junk += 1
+        start = time.perf_counter()
+        result = call()
+        spent.append(time.perf_counter() - start)
+        del result
+    wait()
+    return 1e6 * statistics.median(spent)
+
+
+def events_us(call: Callable[[], Any]) -> float:
+    """The median, between two events, of a call in a row."""
+    import torch
+
+    pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(EVENTS)]
+    for start, end in pairs:
+        start.record()
+        call()
+        end.record()
+    torch.cuda.synchronize()
+    return statistics.median(1e3 * start.elapsed_time(end) for start, end in pairs)
