@@ -90,16 +90,16 @@ LOW_LATENCY = [
 GRID = "the grid barrier (kernel `internode_notify_dispatch`, block "
 OWN_BLOCKS = "waits for the other blocks of its own launch"
 BETWEEN_NODES = [
-    hang("grid barrier: for one block more", NODES, grid_barrier.barrier_grid, "arrived + ptx.grid_dim()",
-         "arrived + 1 + ptx.grid_dim()",
+    hang("grid barrier: for one block more", NODES, grid_barrier.barrier_grid, "TOP - (ptx.grid_dim() - 1)",
+         "TOP - ptx.grid_dim()",
          ("rank 0: " + GRID + "0-6, warp 0, lane 0) " + OWN_BLOCKS,
-          "It polls `internode workspace` of rank 0: grid arrivals (byte 1408), expects 8 or more and sees 7",
+          "It polls `internode workspace` of rank 0: grid arrivals (byte 1408), expects 7 and sees 6",
           "Ranks 1-3 wait" + ALIKE, "Rank 0 " + NOBODY), ("circle", "wait for each other", "Next to it")),
     hang("grid barrier: a block leaves it out", NODES, notify_dispatch.internode_notify_dispatch,
          "    barrier_grid(progress.grid_arrivals, bounds)",
          "    if ptx.block_idx() != 3:\n        barrier_grid(progress.grid_arrivals, bounds)",
          ("rank 0: " + GRID + "0-2, 4-6, warp 0, lane 0) " + OWN_BLOCKS,
-          "It polls `internode workspace` of rank 0: grid arrivals (byte 1408), expects 7 or more and sees 6",
+          "It polls `internode workspace` of rank 0: grid arrivals (byte 1408), expects 7 and sees 6",
           "Kernel `internode_notify_dispatch` of rank 0 has been left by block 3, warp 0", "Rank 0 " + NOBODY),
          ("circle", "wait for each other")),
     hang("between nodes: a cached notify tells nobody", scenario("internode.cached"), cached_notify.come_together,

@@ -86,7 +86,7 @@ def with_low_latency() -> None:
 
 def at_a_grid_barrier() -> None:
     run = scenario("internode", ranks=8)
-    with_edit(grid_barrier.barrier_grid, "arrived + ptx.grid_dim()", "arrived + 1 + ptx.grid_dim()", run)(1)
+    with_edit(grid_barrier.barrier_grid, "TOP - (ptx.grid_dim() - 1)", "TOP - ptx.grid_dim()", run)(1)
 
 
 def over_nics() -> None:

@@ -9,7 +9,8 @@ from primitives_of import replace_primitives
 from processes import run_python
 
 from nbep.device import primitives as p
-from nbep.device.protocols.grid_barrier import barrier_grid, wait_arrivals
+from nbep.device.primitives import s32
+from nbep.device.protocols.grid_barrier import TOP, barrier_grid, num_arrived, wait_arrivals
 from nbep.device.protocols.peers import Bounds
 from nbep.emulator import DataRace, DeadlockError, World
 
@@ -44,8 +45,8 @@ def phases(cells, faults, arrivals, bounds, num_absent):
             barrier_grid(arrivals, bounds)
 
 
-def run(seed: int, memory_model: str = "sc", num_absent: int = 0) -> int:
-    """How often a block found another one in the wrong phase."""
+def run(seed: int, memory_model: str = "sc", num_absent: int = 0, start: int = 0) -> int:
+    """How often a block found another one in the wrong phase. start: what the barrier's cell holds before."""
     world = World(1, seed, memory_model=memory_model)
     found = []
 
@@ -55,9 +56,12 @@ def run(seed: int, memory_model: str = "sc", num_absent: int = 0) -> int:
         stream = world.ranks[0].create_stream("main")
         bounds = Bounds(10**9, memory.address + 128, memory.address + 192)
         cells, faults, arrivals = memory.address, memory.address + 64, memory.address + 68
+        memory.array(np.int32, 68, 1)[0] = start
         stream.launch(phases, (cells, faults, arrivals, bounds, num_absent), NUM_BLOCKS, NUM_THREADS)
         stream.synchronize()
         found.append(int(memory.array(np.int32, 64, 1)[0]))
+
+        assert num_absent or int(memory.array(np.int32, 68, 1)[0]) in (0, -TOP)
 
     world.run([host])
     return found[0]
@@ -66,6 +70,21 @@ def run(seed: int, memory_model: str = "sc", num_absent: int = 0) -> int:
 @pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
 def test_blocks_never_leave_before_all_have_arrived(memory_model):
     assert [run(seed, memory_model) for seed in range(8)] == [0] * 8
+
+
+@pytest.mark.parametrize("start", [0, -TOP])
+def test_whatever_barriers_came_before_the_next_one_holds(start):
+    assert [run(seed, "checked", start=start) for seed in range(4)] == [0] * 4
+
+
+@pytest.mark.parametrize("num_blocks", [1, 2, 7, 132])
+def test_a_block_that_is_missing_is_counted_whoever_it_is(num_blocks):
+    of_first = TOP - (num_blocks - 1)
+    for others in range(num_blocks):
+        assert num_arrived(s32(others), num_blocks) == num_arrived(s32(others + TOP), num_blocks) == others
+        if others < num_blocks - 1:
+            with_first = s32(of_first + others)
+            assert num_arrived(with_first, num_blocks) == num_arrived(s32(with_first + TOP), num_blocks) == others + 1
 
 
 def test_without_it_blocks_find_each_other_in_other_phases(monkeypatch):

@@ -21,7 +21,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.network.seam import Network, Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
-from nbep.device.protocols.waits import Bounds, Waiter, is_at_least, site, wait_or_report
+from nbep.device.protocols.waits import Bounds, Waiter, site, wait_or_report
 from nbep.device.types import I32, I64
 
 NETWORK_PUSH = site(19, "network_push", "arrived", "the neighbour's messages, or its word that all have arrived")
@@ -129,7 +129,13 @@ def network_push(sizes: PushSizes, network: Network, bounds: Bounds):
 
 
 @device_function
+def has_passed(seen, wanted):
+    """Whether a counter that wraps is at a number or behind it."""
+    return ptx.s32(seen - wanted) >= 0
+
+
+@device_function
 def wait_pushed(cell, wanted, bounds, peer, queue):
     """Wait until a peer has added to a cell so often: what it had put before is there."""
     waiter = Waiter(NETWORK_PUSH, peer, queue)
-    wait_or_report(ptx.ld_acquire_sys_s32, cell, is_at_least, wanted, bounds, waiter)  # PAIR network-amo
+    wait_or_report(ptx.ld_acquire_sys_s32, cell, has_passed, wanted, bounds, waiter)  # PAIR network-amo

@@ -1,29 +1,47 @@
 """The barrier between the blocks of one launch. All of them must be resident at once.
 
- block b: arrivals += 1, then wait until arrivals is the next multiple of the number of blocks
+ block 0 of n:  arrivals += 2**31 - (n - 1)     the others:  arrivals += 1
+ all:           wait until the top bit of arrivals is another one than before their own addition
 
  cell       written by         with                    read by            with
  arrivals   thread 0 of each   atom_add_release_gpu    thread 0 of each   ld_acquire_gpu
 
 Arriving acquires nothing: every block polls afterwards, also the last one, whose own addition comes behind all others.
 
-arrivals needs no reset between barriers or launches of the same grid: it only counts up, and wraps after 2**31.
+All additions of a barrier are 2**31 together, and any part of them leaves the top bit as it is. So arrivals holds 0 or
+-2**31 between barriers: it needs no reset between barriers or launches, of other grids too, and nothing grows.
 
-Source: DeepEP csrc/kernels/internode_ll.cu, cg::this_grid().sync()
+Source: DeepEP csrc/kernels/internode_ll.cu, cg::this_grid().sync(); cooperative_groups/details/sync.h of CUDA
 """
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.waits import Waiter, is_at_least, site, wait_or_report
+from nbep.device.protocols.waits import report_fault, site, wait_until
 
 GRID_BARRIER = site(9, "grid barrier", "arrivals", "the other blocks of its own launch")
+TOP = 1 << 31
 
 
 @device_function
-def wait_arrivals(arrivals, wanted, bounds):
-    """Wait until as many blocks of this rank's launch have arrived at a grid barrier."""
-    waiter = Waiter(GRID_BARRIER, -1, -1)
-    wait_or_report(ptx.ld_acquire_gpu_s32, arrivals, is_at_least, wanted, bounds, waiter)  # PAIR grid-barrier
+def has_turned(seen, before):
+    """Whether the top bits of two values differ."""
+    return seen ^ before < 0
+
+
+@device_function
+def num_arrived(seen, num_blocks):
+    """How many blocks have arrived at a barrier that is not complete."""
+    others = seen & (TOP - 1)
+    return others if others < num_blocks else others + num_blocks - TOP
+
+
+@device_function
+def wait_arrivals(arrivals, before, bounds):
+    """Wait until all blocks of this rank's launch have arrived at a grid barrier, by what one found there before."""
+    load = ptx.ld_acquire_gpu_s32  # PAIR grid-barrier
+    seen, came = wait_until(load, arrivals, has_turned, before, bounds, ptx.wait_expired)
+    if not came:
+        report_fault(bounds, GRID_BARRIER, -1, -1, ptx.grid_dim(), num_arrived(seen, ptx.grid_dim()))
 
 
 @device_function
@@ -35,6 +53,7 @@ def barrier_grid(arrivals, bounds):
     # After the block's barrier thread 0 speaks for all threads: its release covers what they wrote.
     ptx.syncthreads()
     if ptx.thread_idx() == 0:
-        arrived = ptx.atom_add_release_gpu_s32(arrivals, 1)  # PAIR grid-barrier
-        wait_arrivals(arrivals, arrived + ptx.grid_dim() - ptx.u32_mod(arrived, ptx.grid_dim()), bounds)
+        step = 1 if ptx.block_idx() > 0 else ptx.s32(TOP - (ptx.grid_dim() - 1))
+        before = ptx.atom_add_release_gpu_s32(arrivals, step)  # PAIR grid-barrier
+        wait_arrivals(arrivals, before, bounds)
     ptx.syncthreads()
