@@ -30,18 +30,22 @@ def joined(*clocks):
 
 
 class Written:
-    """What a strong store says to who reads it: (who released, how far, what it knew), and which loads are over."""
+    """What a strong store says to who reads it: (who released, how far, what it knew), and which loads are over.
 
-    def __init__(self, access, says, loads):
+    observed: the stores that a reader observes: this one, and those whose values atomics have made this one of
+    """
+
+    def __init__(self, access, says, loads, observed):
         self.access = access
         self.says = says
         self.loads = loads
+        self.observed = observed
 
 
 class ComparedThread(CheckedThread):
     """Checks every access twice."""
 
-    __slots__ = ("fenced", "heard_of", "known", "known_loads", "read", "told")
+    __slots__ = ("fenced", "heard_of", "known", "known_loads", "told")
 
     def __init__(self, block, thread_idx, warp, hub):
         super().__init__(block, thread_idx, warp, hub)
@@ -50,7 +54,6 @@ class ComparedThread(CheckedThread):
         self.fenced = []  # (self.owner, reach, known) of each fence
         self.told = {}  # cell -> the same of each release to it
         self.heard_of = []  # (cell, what it said) of each poll
-        self.read = set()  # strong stores whose values this thread has loaded
 
     def step(self):
         self.known[self.owner] = self.known_loads[self.owner] = self.known.get(self.owner, 0) + 1
@@ -77,7 +80,7 @@ class ComparedThread(CheckedThread):
             and access.begin < earlier.end
             and (self.known_loads if earlier.verb == "load" else self.known).get(owner, 0) < number
             and min(earlier.reach, access.reach) < distance(owner, self.owner)
-            and earlier not in self.read
+            and not any(self.known.get(by, 0) >= step for by, step in self.world.observed_by.get(earlier, ()))
         )
 
     def send(self, allocation, store, modifies):
@@ -90,7 +93,7 @@ class ComparedThread(CheckedThread):
             self.told.setdefault(cell, []).append((self.owner, reach, joined(self.known)))
         says = self.fenced + self.told.get(cell, [])
         loads = self.known_loads
-        before = self.world.written.get(cell)
+        before, observed = self.world.written.get(cell), [store]
         if (
             modifies
             and before is not None
@@ -98,7 +101,8 @@ class ComparedThread(CheckedThread):
         ):
             says = says + before.says
             loads = joined(loads, before.loads)
-        self.world.written[cell] = Written(store, says, joined(loads))
+            observed += before.observed
+        self.world.written[cell] = Written(store, says, joined(loads), observed)
 
     def receive(self, allocation, offset, order, scope):
         super().receive(allocation, offset, order, scope)
@@ -106,7 +110,8 @@ class ComparedThread(CheckedThread):
         written = self.world.written.get(cell)
         if written is None or min(reach, written.access.reach) < distance(written.access.owner, self.owner):
             return
-        self.read.add(written.access)
+        for store in written.observed:  # what this thread does next comes behind it, and whoever knows of that
+            self.world.observed_by.setdefault(store, []).append((self.owner, self.known.get(self.owner, 0) + 1))
         self.known_loads = joined(self.known_loads, written.loads)
         self.heard_of += [(cell, said) for said in written.says]
         if order in ACQUIRES:
@@ -208,7 +213,7 @@ def run_random_program(seed, lanes):
     num_ranks = choose.choice([1, 2, 3])
     world = World(num_ranks, seed, memory_model="checked")
     world.thread_class = ComparedThread
-    world.when, world.written, world.met = {}, {}, {}
+    world.when, world.written, world.met, world.observed_by = {}, {}, {}, {}
     world.outcomes = Counter()
     memory = world.ranks[0].space.allocate(256, "memory", zero=True)
     shapes = [(rank, choose.choice([1, 2]), choose.choice([lanes, 64])) for rank in range(num_ranks)]

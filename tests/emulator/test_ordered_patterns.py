@@ -4,6 +4,7 @@ Source: PTX ISA, Memory Consistency Model (Release and Acquire Patterns, Causali
 """
 
 import pytest
+from every_schedule import run_all
 from litmus import (
     DATA,
     FLAG,
@@ -87,6 +88,79 @@ def flag_that_its_reader_resets():
         put(t, memory + FLAG, 0)
 
     return [(0, write, 1, 1), (1, reset, 1, 1)]
+
+
+def flag_that_another_rank_passes_on():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def pass_on(t, memory):
+        wait_for(memory + FLAG, "relaxed")
+        t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG_2)
+        take(t, memory + FLAG)
+
+    return [(0, write, 1, 1), (1, pass_on, 1, 1), (2, read, 1, 1)]
+
+
+def flag_that_a_thread_passes_on_by_a_fence():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def pass_on(t, memory):
+        wait_for(memory + FLAG, "relaxed")
+        t.fence("acq_rel", "sys")
+        t.store(memory + FLAG_2, "s32", 1, "relaxed", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG_2, "relaxed")
+        t.fence("acq_rel", "sys")
+        put(t, memory + FLAG)
+
+    return [(0, write, 1, 1), (0, pass_on, 1, 1), (1, read, 1, 1)]
+
+
+def flag_that_a_thread_of_the_block_has_read():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def read(t, memory):
+        if t.thread_idx == 40:
+            wait_for(memory + FLAG, "relaxed")
+        t.barrier(0, 64)
+        take(t, memory + FLAG)
+
+    return [(0, write, 1, 1), (1, read, 1, 64)]
+
+
+def flag_that_a_lane_of_the_warp_has_read():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "gpu")
+
+    def read(t, memory):
+        if t.thread_idx == 4:
+            wait_for(memory + FLAG, "relaxed", "gpu")
+        t.syncwarp(0xFF)
+        take(t, memory + FLAG)
+
+    return [(0, write, 1, 1), (0, read, 1, 8)]
+
+
+def relaxed_adds_that_one_has_waited_for():
+    def add(t, memory):
+        t.atomic("add", memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def reset(t, memory):
+        wait_for(memory + FLAG, "relaxed", at_least=4)
+        t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG_2)
+        t.store(memory + FLAG, "s32", 0, "weak", "sys")
+
+    return [(0, add, 2, 1), (1, add, 2, 1), (1, reset, 1, 1), (2, read, 1, 1)]
 
 
 def first_of_two_bulk_groups():
@@ -197,6 +271,11 @@ PATTERNS = [
     flag_that_its_reader_resets,
     first_of_two_bulk_groups,
     proxy_fence_of_the_one_who_stored,
+    flag_that_another_rank_passes_on,
+    flag_that_a_thread_passes_on_by_a_fence,
+    flag_that_a_thread_of_the_block_has_read,
+    flag_that_a_lane_of_the_warp_has_read,
+    relaxed_adds_that_one_has_waited_for,
     bulk_load_of_what_the_block_has_stored_in_bulk,
     consumers_that_wait_for_their_producers_copy,
     halves_that_two_warps_fill_and_empty,
@@ -208,3 +287,4 @@ PATTERNS = [
 def test_nothing_is_found_in(pattern):
     for seed in range(12):
         run_together(pattern(), seed)
+    run_all(lambda strategy: run_together(pattern(), 0, strategy=strategy), 100)

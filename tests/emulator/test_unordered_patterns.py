@@ -1,6 +1,7 @@
 """Programs that look ordered and are not: the memory model "checked" finds each under every seed, and says why."""
 
 import pytest
+from every_schedule import run_all
 from litmus import (
     DATA,
     FLAG,
@@ -16,7 +17,7 @@ from litmus import (
     write_words,
 )
 
-from nbep.emulator import DataRace
+from nbep.emulator import DataRace, Uninitialized
 
 
 def flag_whose_scope_is_the_writers_gpu():
@@ -136,6 +137,52 @@ def flag_that_another_one_raises():
     ], "has waited for nothing that the other one, or its block, has stored; the last that it has waited for is "
 
 
+def flag_that_is_passed_on_without_a_release():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def pass_on(t, memory):
+        wait_for(memory + FLAG, "relaxed")
+        t.store(memory + FLAG_2, "s32", 1, "relaxed", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG_2)
+        take(t, memory + FLAG)
+
+    return [(0, write, 1, 1), (1, pass_on, 1, 1), (2, read, 1, 1)], "weak, but another thread stores to it"
+
+
+def flag_that_is_passed_on_before_it_was_read():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def pass_on(t, memory):
+        t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+        wait_for(memory + FLAG, "relaxed")
+
+    def write_again(t, memory):
+        wait_for(memory + FLAG_2)
+        put(t, memory + FLAG, 2)
+
+    return [(0, write, 1, 1), (1, pass_on, 1, 1), (2, write_again, 1, 1)], "the second has waited for nothing|too weak"
+
+
+def what_was_stored_before_a_relaxed_flag_that_is_passed_on():
+    def write(t, memory):
+        put(t, memory + DATA)
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def pass_on(t, memory):
+        wait_for(memory + FLAG, "relaxed")
+        t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG_2)
+        take(t, memory + DATA)
+
+    return [(0, write, 1, 1), (1, pass_on, 1, 1), (2, read, 1, 1)], "both too weak"
+
+
 def copy_that_nobody_waits_for():
     def read(t, memory):
         wait_for(memory + FLAG)
@@ -227,6 +274,9 @@ PATTERNS = [
     warps_that_meet_apart,
     store_behind_a_bar_arrive,
     flag_that_another_one_raises,
+    flag_that_is_passed_on_without_a_release,
+    flag_that_is_passed_on_before_it_was_read,
+    what_was_stored_before_a_relaxed_flag_that_is_passed_on,
     copy_that_nobody_waits_for,
     copy_that_another_warp_waits_for,
     mbarrier_that_another_warp_has_made,
@@ -242,3 +292,5 @@ def test_a_race_is_found_in(pattern):
         kernels, why = pattern()
         with pytest.raises(DataRace, match=why):
             run_together(kernels, seed)
+    with pytest.raises((DataRace, Uninitialized)):
+        run_all(lambda strategy: run_together(kernels, 0, strategy=strategy), 100)

@@ -7,14 +7,14 @@ MBARRIER = 256  # shared bytes at which load_in_bulk puts it
 STARTED = 1020
 
 
-def run_together(kernels, seed, describe=None):
+def run_together(kernels, seed, describe=None, strategy="uniform"):
     """Run kernels (rank, function(t, memory), grid, block) at once; all start before any goes on.
 
     The memory is 1024 zeroed bytes of the last rank, of which the last four are taken.  What a kernel stores that ends
     before another one starts would count as known. describe: what its bytes are called
     """
     num_ranks = 1 + max(rank for rank, *_ in kernels)
-    world = World(num_ranks, seed, memory_model="checked")
+    world = World(num_ranks, seed, memory_model="checked", strategy=strategy)
     owner = world.ranks[num_ranks - 1]
     memory = owner.space.allocate(1024, "memory", zero=True, describe=describe)
     streams = []

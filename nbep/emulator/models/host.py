@@ -31,6 +31,7 @@ from .knowledge import (
     Message,
     Numbers,
     Owner,
+    Signalled,
     join,
     later,
     remember_store,
@@ -55,7 +56,6 @@ class CheckedHost(Cpu):
         self.owner = Owner(CPU, "", world.count_block(), CPU_CLOCK, 0, 0)
         self.known: Numbers = {}
         self.last_store = 0  # its number
-        self.observed: set[Access] = set()  # strong stores whose values it has polled
 
     def wait(self, known: Numbers) -> None:
         self.known = later(self.known, known)
@@ -104,8 +104,16 @@ class CheckedHost(Cpu):
     def _meet(self, allocation: Allocation, access: Access, earlier: Access) -> None:
         if earlier.end <= access.begin or access.end <= earlier.begin:
             return
-        if earlier.is_beyond(self.known) and earlier not in self.observed:
+        if all(one.is_beyond(self.known) for one in (earlier, *earlier.observations())):
             if min(access.reach, earlier.reach) < REACH:
                 raise self.world.error_of(HostRace(allocation, access, earlier))
             if earlier.verb == "store" and access.verb == "load":
-                self.observed.add(earlier)
+                self._observe(earlier)
+
+    def _observe(self, store: Access) -> None:
+        """It has read the value of a strong store, and so have those kernels that it queues from now on."""
+        self.world.signals += 1
+        observation = Signalled(self.owner)
+        observation.number = self.world.signals
+        self.known = later(self.known, {self.owner.clock: observation.number})
+        store.observed_by += (observation,)

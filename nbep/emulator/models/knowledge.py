@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.orders import SCOPES, WEAK
@@ -79,28 +79,50 @@ class Message(NamedTuple):
         return join(part for reach, part in self.parts.items() if reach >= needed)
 
 
-class Access:
+class Signalled:
+    """What the signals of a thread tell of.
+
+    number: of the first signal of its thread that tells of it
+    proxy_fences: the signals at its thread's proxy fences for this kind of memory
+    """
+
+    __slots__ = ("owner", "number", "proxy_fences")
+
+    def __init__(self, owner: Owner, proxy_fences: Sequence[int] = ()):
+        self.owner = owner
+        self.number = NOT_YET
+        self.proxy_fences = proxy_fences
+
+    def is_beyond(self, known: Numbers) -> bool:
+        """Whether no signal with a known number tells of it."""
+        latest, own = known.get(self.owner.clock), self.owner.own
+        is_beyond = self.number > (known.get(ALL_CLOCKS, 0) if latest is None else latest)
+        return is_beyond and (own == 0 or self.number > known.get(own, 0))
+
+
+class Access(Signalled):
     """A store or a load of some bytes.
 
     granules: in which its bytes lie: one, but for a bulk copy
     reach: of its scope; 0 for a weak one, which may meet no other access unordered
-    number: of the first signal of its thread that tells of it; at_exit: that was the end of the kernel
+    at_exit: the signal that tells of it was the end of the kernel
     serving: the queue pair and the entry that a NIC did it for
-    proxy_fences: of a store, the signals at its thread's proxy fences for this kind of memory
+    observed_by: of a strong store, the threads that have read its value with strong loads, and when they released next
+    successor: of a strong store, the atomic that has read its value and stored after it
     For reports: time: how much history there was; is_atomic: whether it is the store of an atomic; before: of a
     store, those whose bytes it took before anybody has loaded them, the last first; of a load, the first one of its
     thread to these bytes since they were stored.
     """
 
     __slots__ = (
-        "owner", "verb", "begin", "end", "granules", "order", "scope", "reach", "site", "number", "at_exit",
-        "serving", "time", "is_atomic", "before", "proxy_fences",
+        "verb", "begin", "end", "granules", "order", "scope", "reach", "site", "at_exit",
+        "serving", "time", "is_atomic", "before", "observed_by", "successor",
     )  # fmt: skip
 
     def __init__(
         self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None, *, time: int = 0
     ):
-        self.owner = owner
+        super().__init__(owner)
         self.verb = verb
         self.begin = begin
         self.end = end
@@ -111,19 +133,23 @@ class Access:
         self.scope = scope
         self.reach = 0 if order in WEAK else SCOPES[scope]
         self.site = site
-        self.number = NOT_YET
         self.at_exit = False
         self.serving: tuple[int, int] | None = None
         self.time = time
         self.is_atomic = False
         self.before: tuple[Access, ...] = ()
-        self.proxy_fences: Sequence[int] = ()
+        self.observed_by: tuple[Signalled, ...] = ()
+        self.successor: Access | None = None
 
-    def is_beyond(self, known: Numbers) -> bool:
-        """Whether no signal with a known number tells of it."""
-        latest, own = known.get(self.owner.clock), self.owner.own
-        is_beyond = self.number > (known.get(ALL_CLOCKS, 0) if latest is None else latest)
-        return is_beyond and (own == 0 or self.number > known.get(own, 0))
+    def observations(self) -> Iterator[Signalled]:
+        """Who comes behind it in PTX's observation order: readers of its value, or of what atomics have made of that.
+
+        A store is before all that one of them is before in base causality order: what their signals tell of.
+        """
+        store: Access | None = self
+        while store is not None:
+            yield from store.observed_by
+            store = store.successor
 
     @property
     def noun(self) -> str:

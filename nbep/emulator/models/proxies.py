@@ -21,7 +21,7 @@ from ..machine.faults import error_at
 from ..machine.memory import Allocation
 from ..machine.warp import Warp
 from .history import RememberingThread
-from .knowledge import ALL_CLOCKS, CPU, Access, Knowledge, Numbers, Owner, later
+from .knowledge import ALL_CLOCKS, CPU, Access, Knowledge, Numbers, Owner, Signalled, later
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -59,6 +59,10 @@ class ProxyThread(RememberingThread):
         self.signal(True)
         return self.world.signals
 
+    def proxy_fences_of(self, allocation: Allocation) -> list[int]:
+        """The signals at its proxy fences for a kind of memory."""
+        return self.shared_fences if allocation is self.shared else self.global_fences
+
     def known_stores(self) -> Numbers:
         return later(self.knowledge.stores, {self.owner.clock: self.warp_known})
 
@@ -66,14 +70,21 @@ class ProxyThread(RememberingThread):
         """Whether no proxy fence is between a store that this thread knows of and the copy engine."""
         if store.owner.rank not in (self.owner.rank, CPU) and store.number <= self.owner.first_signal:
             return False
-        if store.owner.block == self.owner.block:
-            if store.order == "bulk":  # no change of proxy
+        if store.owner.block == self.owner.block and store.order == "bulk":  # no change of proxy
+            return False
+        return self.is_unfenced(allocation, store) and all(
+            self.is_unfenced(allocation, one) for one in store.observations()
+        )
+
+    def is_unfenced(self, allocation: Allocation, one: Signalled) -> bool:
+        """The same of a store, or of one who has read its value."""
+        if one.owner.block == self.owner.block:
+            here = bisect_left(one.proxy_fences, one.number)
+            if here < len(one.proxy_fences) and (
+                one.owner is self.owner or self.knows(one.owner, one.proxy_fences[here])
+            ):
                 return False
-            fences = store.proxy_fences
-            here = bisect_left(fences, store.number)
-            if here < len(fences) and (store.owner is self.owner or self.knows(store.owner, fences[here])):
-                return False
-        return store.is_beyond(self.knowledge.shared if allocation is self.shared else self.knowledge.engine)
+        return one.is_beyond(self.knowledge.shared if allocation is self.shared else self.knowledge.engine)
 
     def knows(self, owner: Owner, signal: int) -> bool:
         known = self.warp_known if owner.clock == self.owner.clock else 0

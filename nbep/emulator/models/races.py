@@ -9,7 +9,6 @@ from ..machine.memory import Allocation
 from ..machine.source import site_of
 from .knowledge import (
     ALL_CLOCKS,
-    CPU,
     GRANULE_BITS,
     Access,
     distance,
@@ -64,8 +63,11 @@ class CheckingThread(SignallingThread):
         store = Access(self.owner, "store", offset, offset + nbytes, order, scope, site, time=now)
         store.serving = self.serving
         store.is_atomic = is_atomic
-        store.proxy_fences = self.shared_fences if allocation is self.shared else self.global_fences
+        store.proxy_fences = self.proxy_fences_of(allocation)
         self.check(allocation, store)
+        for old in allocation.last_stores.get(offset >> GRANULE_BITS, ()) if is_atomic else ():
+            if (old.begin, old.end) == (offset, store.end) and not self.may_not_meet(store, old):
+                old.successor = store
         self.stores.append(store)
         remember_store(allocation, store)
         return store
@@ -102,22 +104,9 @@ class CheckingThread(SignallingThread):
                     if self.is_new(load) and self.may_not_meet(access, load):
                         raise self.world.error_of(Race(self, allocation, access, load))
 
-    def is_new(self, access: Access) -> bool:
-        """Whether this thread cannot know of an access."""
-        owner, own = access.owner, self.owner
-        if owner is own:
-            return False
-        is_store = access.verb == "store"
-        if owner.clock == own.clock and access.number <= self.warp_known:
-            return False
-        if owner.rank not in (own.rank, CPU) and access.number <= own.first_signal:
-            return False
-        return access.is_beyond(self.knowledge.stores if is_store else self.knowledge.loads)
-
     def may_not_meet(self, access: Access, earlier: Access) -> bool:
         return (
             earlier.begin < access.end
             and access.begin < earlier.end
             and min(access.reach, earlier.reach) < distance(access.owner, earlier.owner)
-            and earlier not in self.observed
         )

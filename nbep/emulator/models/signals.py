@@ -12,6 +12,7 @@ from ..machine.warp import Collective, Warp
 from .history import Forgotten, Stored
 from .knowledge import (
     ALL_CLOCKS,
+    CPU,
     GRANULE_BITS,
     MAX_WARPS,
     NOTHING,
@@ -19,6 +20,7 @@ from .knowledge import (
     Knowledge,
     Message,
     Owner,
+    Signalled,
     distance,
     join,
     join_two,
@@ -38,7 +40,7 @@ Cell = tuple[Allocation, int]
 class SignallingThread(ProxyThread):
     """A thread whose releases, fences and meetings pass on what it knows."""
 
-    __slots__ = ("owner", "fences", "released", "heard", "observed", "stores", "loads")
+    __slots__ = ("owner", "fences", "released", "heard", "observations", "stores", "loads")
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
@@ -54,7 +56,7 @@ class SignallingThread(ProxyThread):
         self.released: dict[Cell, dict[int, Knowledge]] = {}
         # What relaxed loads have met, for a later acquire or fence that reaches as far.
         self.heard: dict[tuple[Cell, int], Knowledge] = {}
-        self.observed: set[Access] = set()  # strong stores whose values this thread has loaded
+        self.observations: list[Signalled] = []  # of strong stores by others, that no release tells of yet
         self.stores: list[Access] = []  # those that no release tells of yet
         self.loads: list[Access] = []  # those that no signal tells of yet
 
@@ -66,9 +68,10 @@ class SignallingThread(ProxyThread):
             load.number = number
         self.loads.clear()
         if releases:
-            for store in self.stores:
-                store.number = number
+            for one in (*self.stores, *self.observations):
+                one.number = number
             self.stores.clear()
+            self.observations.clear()
 
     def with_latest(self, knowledge: Knowledge) -> Knowledge:
         """The knowledge, and all that the warp has signalled."""
@@ -109,9 +112,6 @@ class SignallingThread(ProxyThread):
     def hear(self, cell: Cell, stores: Iterable[Access], message: Message | None, order: str, scope: str) -> None:
         """A strong access has read what these stores have left in a cell, and this is what it tells."""
         offset, reach = cell[1], SCOPES[scope]
-        for store in stores:
-            if store.begin == offset and min(store.reach, reach) >= distance(store.owner, self.owner):
-                self.observed.add(store)
         needed = 0 if message is None else distance(message.owner, self.owner)
         said = NOTHING if message is None or reach < needed else message.heard(needed)
         if needed > SCOPES["cta"]:  # a proxy fence of another block says nothing to this block's copy engine
@@ -123,6 +123,35 @@ class SignallingThread(ProxyThread):
         elif any(said):
             self.heard[cell, needed] = join_two(self.heard.get((cell, needed), NOTHING), said)
             self.knowledge = self.knowledge.with_loads(later(self.knowledge.loads, said.loads))
+        for store in stores:
+            if store.begin == offset and min(store.reach, reach) >= distance(store.owner, self.owner):
+                if self.is_new(store):
+                    self.observe(cell[0], store)
+
+    def observe(self, allocation: Allocation, store: Access) -> Signalled:
+        """It has read the value of a strong store: from its next release on it tells of that store, too."""
+        observation = Signalled(self.owner, self.proxy_fences_of(allocation))
+        store.observed_by += (observation,)
+        self.observations.append(observation)
+        return observation
+
+    def is_new(self, access: Access) -> bool:
+        """Whether this thread cannot know of an access."""
+        owner, own = access.owner, self.owner
+        if owner is own:
+            return False
+        is_store = access.verb == "store"
+        if owner.clock == own.clock and access.number <= self.warp_known:
+            return False
+        if owner.rank not in (own.rank, CPU) and access.number <= own.first_signal:
+            return False
+        if is_store:
+            return access.is_beyond(self.knowledge.stores) and not self.has_observed(access)
+        return access.is_beyond(self.knowledge.loads)
+
+    def has_observed(self, store: Access) -> bool:
+        """Whether one who has read the value of a strong store is this thread, or is known to it."""
+        return any(one.owner is self.owner or self.knows(one.owner, one.number) for one in store.observations())
 
     def fence(self, order: str, scope: str) -> None:
         super().fence(order, scope)

@@ -17,7 +17,7 @@ from ..machine.memory import Allocation
 from ..machine.orders import ACQUIRES, SCOPES
 from ..machine.stream import MAX_BLOCK
 from ..models.checked import CheckedThread
-from ..models.knowledge import ALL_CLOCKS, Knowledge, Numbers
+from ..models.knowledge import ALL_CLOCKS, Knowledge, Numbers, Signalled
 from ..models.knowledge import Access as CheckedAccess
 from .every_loops import frames_above, is_in_loop, is_nested
 from .every_order import join
@@ -38,7 +38,7 @@ class EveryThread(CheckedThread):
     clock: the last steps that come before its next one: its own, and those of threads that it has met since
     polled_here: its loads since the last turn of a loop: step, access, the frames that led there
     does_more: whether a weak store or a meeting has come after the last of them
-    before_load: what it knew before its last load
+    before_load: what it knew before its last load; observed: the stores whose values that has read
     awaited: whether its last poll has failed and was no step
     at, kind, words: the step that it makes now, None if it is none; of which kind; which words it meets
     is_add: whether that is an add that may commute with others; is_lazy: or an exchange, whose old value may not matter
@@ -48,7 +48,7 @@ class EveryThread(CheckedThread):
     """
 
     __slots__ = (
-        "who", "pending", "clock", "polled_here", "does_more", "awaited", "before_load",
+        "who", "pending", "clock", "polled_here", "does_more", "awaited", "before_load", "observed",
         "at", "kind", "words", "is_add", "is_lazy", "reading", "latest", "unfenced", "refused",
     )  # fmt: skip
 
@@ -62,6 +62,7 @@ class EveryThread(CheckedThread):
         self.polled_here: list[tuple[int, Access, Clock, list[tuple[FrameType, int]]]] = []
         self.does_more = False
         self.before_load: Any = None
+        self.observed: list[tuple[CheckedAccess, Signalled]] = []
         self.awaited = False
         self.at: int | None = None
         self.kind = ""
@@ -95,7 +96,8 @@ class EveryThread(CheckedThread):
             return
         self.does_more = False
         if not is_store:
-            self.before_load = self.knowledge, dict(self.heard), set(self.observed)
+            self.before_load = self.knowledge, dict(self.heard)
+            self.observed = []
         self.pending = access
         self.runnable.append(self)
         self.park()
@@ -265,6 +267,11 @@ class EveryThread(CheckedThread):
         if reading.fence:
             self.hear(where, entry.stores, entry.message, "acquire", reading.fence)
 
+    def observe(self, allocation: Allocation, store: CheckedAccess) -> Signalled:
+        observation = super().observe(allocation, store)
+        self.observed.append((store, observation))
+        return observation
+
     def fence(self, order: str, scope: str) -> None:
         """What has been read before counts as acquired, also if its number is asked for later."""
         super().fence(order, scope)
@@ -307,7 +314,10 @@ class EveryThread(CheckedThread):
             for cell, polled in list(self.polled.items()):
                 if self.changed([polled]):  # since an earlier wait that has succeeded
                     del self.polled[cell]
-            self.knowledge, self.heard, self.observed = self.before_load
+            self.knowledge, self.heard = self.before_load
+            for store, observation in self.observed:
+                store.observed_by = tuple(one for one in store.observed_by if one is not observation)
+                self.observations = [one for one in self.observations if one is not observation]
         return super().spin(deadline_ns)
 
     def remember_failure(self) -> None:
