@@ -162,5 +162,5 @@ def tensors_of_the_cpu() -> Iterator[Any]:
         set_attribute(torch._C, "_cuda_getCurrentRawStream", lambda device: 0)
         set_attribute(torch._C, "_cuda_getDevice", lambda: -1)  # as get_device() of such a tensor
         set_attribute(torch.cuda, "is_initialized", lambda: True)
-        set_attribute(guards, "_empty_strided_cuda", guards._empty_strided_cpu)  # type: ignore[attr-defined]
+        set_attribute(guards, "_empty_strided_cuda", guards._empty_strided_cpu)  # type: ignore[attr-defined, unused-ignore]
         yield torch
