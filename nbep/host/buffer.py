@@ -20,6 +20,7 @@ from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, Sizes, table
 from nbep.host.connect import connect
 from nbep.host.dropped import Name, give_back_dropped, keep_dropped
 from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.handles import OfThisProcess
 from nbep.host.intranode.direct import size_hint
 from nbep.host.local_buffer import local_buffer_tensor
 from nbep.host.low_latency.verbs import LowLatencyVerbs
@@ -38,7 +39,7 @@ from nbep.host.transport.base import NetworkOptions, NicOptions, TransportName, 
 from nbep.host.transport.rdma import rdma_trailer_bytes
 
 
-class Buffer(NormalVerbs, LowLatencyVerbs):
+class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
 
     Args:     group the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from nbep.host.arguments import refuse
+from nbep.host.handles import OfThisProcess
 from nbep.host.target.current import current_runtime
 from nbep.host.target.resolve import why_no_gpu
 from nbep.host.target.streams import Event, PastEvent
 
 
-class EventHandle:
+class EventHandle(OfThisProcess):
     """A point in a stream. `EventHandle()` is the present end of the caller's current stream.
 
     It may be made before the first Buffer, too: the rank of a process has a runtime from then on only.
@@ -76,7 +77,7 @@ def handle_of(previous_event: Any) -> EventHandle | None:
     return event
 
 
-class EventOverlap:
+class EventOverlap(OfThisProcess):
     """An event with the arrays that must live until it is done.
 
         with buffer.dispatch(..., async_finish=True)[-1]:

@@ -11,7 +11,7 @@ from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds
 from nbep.host.counters import Counters
 from nbep.host.events import EventOverlap
-from nbep.host.handles import ArraysHandle
+from nbep.host.handles import ArraysHandle, Identity
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -57,7 +57,7 @@ class Node(Protocol):
     num_nvl_peers: int
     num_nvl_bytes: int
     timeout_ms: float
-    identity: object
+    identity: Identity
     comm_stream: Stream
     symmetric: SymmetricMemory
     transport: Transport

@@ -45,7 +45,7 @@ from nbep.host.comm_work import CommWork
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
 from nbep.host.faults import destroy_error, destroyed_without
-from nbep.host.handles import ArraysHandle
+from nbep.host.handles import ArraysHandle, Identity
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -166,7 +166,7 @@ class NodeMemory(CommWork):
         self.num_nvl_bytes = sizes.num_nvl_bytes
         self.timeout_ms = timeout_ms
         self.transport = transport
-        self.identity = object()
+        self.identity = Identity()
         self.name: tuple[int, ...] = ()  # see host.dropped
         self.ring_shape: RingShape | None = None  # of the latest launch
         self._cells: list[tuple[int, str]] = []

@@ -391,7 +391,7 @@ def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, nu
 def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
     """That of a dispatch inside a node."""
     value = own_handle(memory, value, DispatchHandle, "dispatch", 6)
-    if value.owner is None:  # else its arrays are those that dispatch made
+    if not value.is_as_made:  # else its arrays are those that dispatch made
         _handle_arrays(memory, value)
     if may_read(memory, previous_event):
         handle_contents.intranode(DispatchHandle(*map(memory.runtime.contents, value)), memory.rank)

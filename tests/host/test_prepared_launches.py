@@ -1,5 +1,6 @@
 """What a GPU's driver gets from calls that were prepared: each parameter by its name, on a GPU that is none."""
 
+import copy
 import sys
 import weakref
 from typing import Any
@@ -228,6 +229,25 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_low_latency_
     assert (len(mode.dispatch_plans), len(mode.combine_plans)) == (1, int(verb == "low_latency_combine"))
     call(**right)
     assert len(gpu.launches) == 1
+
+
+def test_a_copy_of_a_handle_launches_with_its_own_arrays(gpu):
+    handle = fake_gpu.handle_of(gpu.torch, gpu.buffer, NUM_TOKENS, 4)
+    rows = gpu.tensor("bfloat16", 3 * NUM_TOKENS, HIDDEN)
+    gpu.buffer.combine(rows, handle)
+    copied = copy.deepcopy(handle)
+    copied.send_head.address += 512
+    low_latency = gpu.dispatch(deduplicate=True, topk_weights=gpu.weights)[2]
+    moved = copy.deepcopy(low_latency)
+    moved._arrays._words.address += 512
+    gpu.launches.clear()
+    for each in (handle, copied):
+        gpu.buffer.combine(rows, each)
+        gpu.launches.pop(0)
+        gpu.check("combine", inputs__send_head=each.send_head)
+    for each in (low_latency, moved):
+        gpu.combine(each)
+        gpu.check("low_latency_combine-DeduplicatedShape", inputs__recv_src_info=each._arrays._words)
 
 
 def test_a_tensor_without_memory_is_refused_after_its_like_was_prepared(gpu):

@@ -51,7 +51,7 @@ def cached(memory: Node, tokens: Tokens, request: DispatchRequest) -> InternodeH
 def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
     """That of a dispatch between nodes."""
     value = validate.own_handle(memory, value, InternodeHandle, "a dispatch between nodes", 10)
-    if value.owner is None:  # else its arrays are those that dispatch made
+    if not value.is_as_made:  # else its arrays are those that dispatch made
         _arrays(memory, value)
     if validate.may_read(memory, previous_event):
         contents = InternodeHandle(*map(memory.runtime.contents, value))

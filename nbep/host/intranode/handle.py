@@ -35,4 +35,4 @@ class DispatchHandle(ArraysHandle):
     plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)  # of calls with it; see host.plans
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "plans": {}}  # they are for this process
+        return {**super().__getstate__(), "plans": {}}  # they are for these arrays

@@ -57,7 +57,7 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
     if value.call is not None and not value.call.is_received:
         refuse("handle", f"that of {value.call}, whose hook has not been called", "of a dispatch that is received")
     if not value.is_as_made:
-        if value.num_topk != 0:
+        if value.num_topk != 0 and value.is_put_together:
             allowed = "the one that low_latency_dispatch with deduplicate returned"
             refuse("handle", "one that was put together", allowed)
         integer("handle.num_max_dispatch_tokens_per_rank", value.num_max_dispatch_tokens_per_rank, 1)

@@ -65,6 +65,10 @@ class LowLatencyHandle(Unpacks):
     def num_experts(self) -> int:
         return self.sizes[2]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is as good, but its arrays are checked again: they may have moved to another device."""
+        return LowLatencyHandle, (self._arrays, self.sizes, self.call, self.num_topk, self.topk_weights)
+
     @property
     def origin(self) -> object:
         """Which dispatch it is of, for the comparison of ranks."""
@@ -76,9 +80,19 @@ class LowLatencyHandle(Unpacks):
         return self._arguments is not None
 
     @property
+    def is_put_together(self) -> bool:
+        """Whether its arrays are not those of a dispatch, nor copies of them."""
+        return isinstance(self._arrays, tuple)
+
+    @property
     def arguments(self) -> tuple[Any, ...]:
         """What the combine kernel takes of it: recv_src_info, recv_layout_range, and of messages."""
-        return self._arguments or (self.src_info, self.layout_range, *NO_MESSAGES)
+        if self._arguments is not None:
+            return self._arguments
+        if isinstance(self._arrays, tuple):
+            return *self._arrays, *NO_MESSAGES
+        arguments = self._arrays.arguments
+        return arguments if self.num_topk else (*arguments, *NO_MESSAGES)
 
     @property
     def arrays(self) -> Any:

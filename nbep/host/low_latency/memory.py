@@ -49,6 +49,7 @@ from nbep.device.layout.low_latency_host import recv_begin, share_bytes
 from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
 from nbep.host.faults import unread_error
+from nbep.host.handles import Identity
 from nbep.host.low_latency.calls import ORIGINS, Words
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.target.base import Kernel, PreparedLaunch
@@ -123,14 +124,30 @@ class LowLatencyCall:
     def __str__(self) -> str:
         return f"{self.verb} (low-latency call {self.number})"
 
+    def __deepcopy__(self, memo: Any) -> LowLatencyCall:
+        return self
 
-class LowLatencyMemory:
-    """See above.
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not self.is_received:
+            refuse("handle", f"that of {self}, whose hook has not been called", "pickled after that")
+        return _received_call, (self.owner, self.verb, self.number, self.half, self.choices)
+
+
+def _received_call(owner: LowLatencyMemory, verb: str, number: int, half: int, choices: Any) -> LowLatencyCall:
+    """That of a handle which was pickled."""
+    call = LowLatencyCall(owner, verb, number, half)
+    call.is_received, call.choices = True, choices
+    return call
+
+
+class LowLatencyMemory(Identity):
+    """See above. Handles remember it.
 
     Attributes: network, work: arguments of the kernels; num_blocks: of their launches
     """
 
     def __init__(self, rdma: RdmaMemory, rank: int, num_ranks: int, enable_shrink: bool, check_calls: bool) -> None:
+        super().__init__()
         self.rdma = rdma
         self.runtime = runtime = rdma.runtime
         self.rank = rank
