@@ -19,15 +19,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from nbep.deep_ep.calls import Handle, refuse_forks, taken_as_deep_ep
+from nbep.deep_ep.calls import Handle, is_int32, made_of, refuse_forks, taken_as_deep_ep, widened
 from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
 from nbep.host.buffer import Buffer as NbepBuffer
 from nbep.host.config import Config, fit_config
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node
 from nbep.host.tokens import BF16_BYTES
-
-Given = dict[str, Any]  # the arguments of a call, by name
 
 
 class Buffer(NbepBuffer):
@@ -96,68 +94,133 @@ class Buffer(NbepBuffer):
         return torch.cuda.ExternalStream(stream.cuda_stream, device=stream.ordinal)
 
     @taken_as_deep_ep(NbepBuffer.get_dispatch_layout)
-    def get_dispatch_layout(self, given: Given) -> Any:
-        *layout, event = super().get_dispatch_layout(**given)
-        return (*layout, _of_async(event, given))
+    def get_dispatch_layout(
+        self,
+        topk_idx: Any,
+        num_experts: int,
+        previous_event: Any = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> Any:
+        if is_int32(topk_idx):
+            topk_idx, previous_event = widened(topk_idx, previous_event)
+        order = previous_event, async_finish, allocate_on_comm_stream
+        *layout, event = super().get_dispatch_layout(topk_idx, num_experts, *order)
+        return (*layout, event if async_finish else EventOverlap())
 
     @taken_as_deep_ep(NbepBuffer.dispatch)
-    def dispatch(self, given: Given) -> Any:
-        *received, handle, event = super().dispatch(**self._with_room(given, _dispatch_rings))
-        return (*received, Handle.of(handle), _of_async(event, given))
+    def dispatch(
+        self,
+        x: Any,
+        handle: Any = None,
+        num_tokens_per_rank: Any = None,
+        num_tokens_per_rdma_rank: Any = None,
+        is_token_in_rank: Any = None,
+        num_tokens_per_expert: Any = None,
+        topk_idx: Any = None,
+        topk_weights: Any = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Any = None,
+        previous_event: Any = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        *,
+        zero_copy: bool = False,
+    ) -> Any:
+        if topk_idx is not None and is_int32(topk_idx):
+            topk_idx, previous_event = widened(topk_idx, previous_event)
+        if config is not None:
+            config = self._with_room(config, lambda: _dispatch_rings(x, topk_idx, handle))
+        recv_x, recv_topk_idx, recv_topk_weights, counts, made, event = super().dispatch(
+            x,
+            made_of(handle),
+            num_tokens_per_rank,
+            num_tokens_per_rdma_rank,
+            is_token_in_rank,
+            num_tokens_per_expert,
+            topk_idx,
+            topk_weights,
+            expert_alignment,
+            num_worst_tokens,
+            config,
+            previous_event,
+            async_finish,
+            allocate_on_comm_stream,
+            zero_copy=zero_copy,
+        )
+        returned = None if made is None else Handle(made)
+        return recv_x, recv_topk_idx, recv_topk_weights, counts, returned, event if async_finish else EventOverlap()
 
     @taken_as_deep_ep(NbepBuffer.combine)
-    def combine(self, given: Given) -> Any:
-        *combined, event = super().combine(**self._with_room(given, _combine_rings))
-        return (*combined, _of_async(event, given))
+    def combine(
+        self,
+        x: Any,
+        handle: Any,
+        topk_weights: Any = None,
+        bias: Any = None,
+        config: Any = None,
+        previous_event: Any = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+        *,
+        zero_copy: bool = False,
+    ) -> Any:
+        if config is not None:
+            config = self._with_room(config, lambda: _combine_rings(x, topk_weights))
+        order = previous_event, async_finish, allocate_on_comm_stream
+        combined_x, combined_topk_weights, event = super().combine(
+            x, made_of(handle), topk_weights, bias, config, *order, zero_copy=zero_copy
+        )
+        return combined_x, combined_topk_weights, event if async_finish else EventOverlap()
 
     internode_dispatch, internode_combine = dispatch, combine
 
     @taken_as_deep_ep(NbepBuffer.low_latency_dispatch)
-    def low_latency_dispatch(self, given: Given) -> Any:
-        recv_x, recv_count, handle, event, hook = super().low_latency_dispatch(**given)
-        return recv_x, recv_count, Handle.of(handle), event, hook
+    def low_latency_dispatch(self, x: Any, topk_idx: Any, *more: Any, **options: Any) -> Any:
+        if is_int32(topk_idx):
+            topk_idx, _ = widened(topk_idx)
+        recv_x, recv_count, handle, event, hook = super().low_latency_dispatch(x, topk_idx, *more, **options)
+        return recv_x, recv_count, Handle(handle), event, hook
 
     @taken_as_deep_ep(NbepBuffer.low_latency_combine)
-    def low_latency_combine(self, given: Given) -> Any:
-        return super().low_latency_combine(**given)
+    def low_latency_combine(
+        self, x: Any, topk_idx: Any, topk_weights: Any, handle: Any, *more: Any, **options: Any
+    ) -> Any:
+        if is_int32(topk_idx):
+            topk_idx, _ = widened(topk_idx)
+        return super().low_latency_combine(x, topk_idx, topk_weights, made_of(handle), *more, **options)
 
     @taken_as_deep_ep(NbepBuffer.get_next_low_latency_combine_buffer)
-    def get_next_low_latency_combine_buffer(self, given: Given) -> Any:
-        return super().get_next_low_latency_combine_buffer(**given)
+    def get_next_low_latency_combine_buffer(self, handle: Any) -> Any:
+        return super().get_next_low_latency_combine_buffer(made_of(handle))
 
-    def _with_room(self, given: Given, rings_of: Callable[[Given], tuple[int, int, int, int]]) -> Given:
-        """The arguments, with fewer slots in config if DeepEP's rings would fit into the buffer and nbep's do not."""
-        config, memory = given.get("config"), self._memory
+    def _with_room(self, config: Any, rings: Callable[[], tuple[int, int, int, int]]) -> Any:
+        """The config, with fewer slots if DeepEP's rings would fit into the buffer and nbep's do not."""
+        memory = self._memory
         if not isinstance(config, Config) or memory is None or memory.internode is not None:
-            return given
+            return config
         try:
-            sizes = rings_of(given)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError):  # arguments that are soon refused
-            return given
+            sizes = rings()
+        except (AttributeError, IndexError, TypeError, ValueError):  # arguments that are soon refused
+            return config
         shape = config.ring_shape(self.group_size, *sizes)
         if num_nvl_bytes_needed(shape) <= self.num_nvl_bytes or deep_ep_bytes(shape) > self.num_nvl_bytes:
-            return given
-        return {**given, "config": fit_config(config, self.num_nvl_bytes, self.group_size, *sizes)}
+            return config
+        return fit_config(config, self.num_nvl_bytes, self.group_size, *sizes)
 
 
-def _dispatch_rings(given: Given) -> tuple[int, int, int, int]:
-    x = given["x"]
+def _dispatch_rings(x: Any, topk_idx: Any, handle: Any) -> tuple[int, int, int, int]:
     tokens, scales = x if isinstance(x, tuple) else (x, None)
     num_scales = 0 if scales is None else scales.shape[1]
-    return (
-        tokens.shape[1] * tokens.dtype.itemsize,
-        _columns(given, "topk_idx"),
-        num_scales,
-        int(given.get("handle") is None),
-    )
+    return tokens.shape[1] * tokens.dtype.itemsize, _columns(topk_idx), num_scales, int(handle is None)
 
 
-def _combine_rings(given: Given) -> tuple[int, int, int, int]:
-    return given["x"].shape[1] * BF16_BYTES, _columns(given, "topk_weights"), 0, 0
+def _combine_rings(x: Any, topk_weights: Any) -> tuple[int, int, int, int]:
+    return x.shape[1] * BF16_BYTES, _columns(topk_weights), 0, 0
 
 
-def _columns(given: Given, name: str) -> int:
-    array = given.get(name)
+def _columns(array: Any) -> int:
     return 0 if array is None else array.shape[1]
 
 
@@ -166,10 +229,6 @@ def deep_ep_bytes(shape: RingShape) -> int:
     num_rings = shape.num_channels * shape.num_ranks
     slot = shape.hidden_bytes + 4 + 12 * shape.num_topk + 4 * shape.num_scales
     return 4 * shape.num_ranks**2 + num_rings * (4 * 4 + shape.num_slots * slot)
-
-
-def _of_async(event: EventOverlap, given: Given) -> EventOverlap:
-    return event if given.get("async_finish", False) else EventOverlap()
 
 
 class Runtime:

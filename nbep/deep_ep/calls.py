@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from inspect import signature
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from nbep.host.events import EventHandle, EventOverlap, handle_of
+from nbep.host.handles import Unpacks
+from nbep.host.target.torch_modes import mode_is_on, without_modes
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 # Arguments that DeepEP's main does not have. Source: deep_ep/buffer.py of each branch; of ACCL-EP what rtp-llm passes
 # in rtp_llm/models_py/modules/factory/fused_moe/impl/cuda/routers/deepep_low_latency_router.py, lines 232 and 315
@@ -32,45 +35,64 @@ FORKS = {
 }
 
 
-class Handle(tuple):
-    """The tuple that DeepEP's verb would return. It has the attributes of nbep's handle, too."""
+class Handle(Unpacks):
+    """The tuple that DeepEP's verb would return, with the attributes of nbep's handle, `made`, too.
 
-    made: Any
+    To make all arrays of the tuple costs more than a call does, and most programs only hand it on. So its contents are
+    those of `made` when somebody asks for them. isinstance says that it is a tuple; C code that would look into a
+    tuple's own memory is not let in.
+    """
 
-    @classmethod
-    def of(cls, made: Any) -> Handle | None:
-        if made is None:
-            return None
-        handle = cls(made)
-        handle.made = made
-        return handle
+    __slots__ = ("made",)
+
+    def __init__(self, made: Any):
+        self.made = made
+
+    @property
+    def __class__(self) -> type:
+        return tuple
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise TypeError("__class__ of a handle: got a new one; it stays a tuple")
+
+    def _as_tuple(self) -> tuple[Any, ...]:
+        return tuple(self.made)
+
+    def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._as_tuple() + tuple(other)
+
+    def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(other) + self._as_tuple()
 
     def __getattr__(self, name: str) -> Any:
         if name == "made":  # while it is copied or unpickled
             raise AttributeError(name)
         return getattr(self.made, name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Handle, (self.made,)
 
-def taken_as_deep_ep(nbeps: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """For a verb that stands for one of nbep's: it has its signature, and gets all arguments by their names, with
-    nbep's handle, topk_idx of int64, and no argument of a fork.
-    """
-    taken = signature(nbeps)
-    names = [name for name, parameter in taken.parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    del names[0]  # self
+    def __repr__(self) -> str:
+        return f"Handle({self.made!r})"
 
-    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+
+def taken_as_deep_ep(nbeps: Callable[..., Any]) -> Callable[[Verb], Verb]:
+    """For a verb that stands for one of nbep's: it has its signature, and names the fork whose argument it refuses."""
+
+    def decorate(verb: Verb) -> Verb:
         @wraps(nbeps)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            refuse_forks(kwargs)
-            given = {name: _made(value) for name, value in (*zip(names, args, strict=False), *kwargs.items())}
-            if len(given) < len(args) + len(kwargs):  # too many, or one of them twice
-                taken.bind(self, *args, **kwargs)
-            if _is_int32(given.get("topk_idx")):
-                _widen(given)
-            return verb(self, given)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                if mode_is_on():
+                    with without_modes():
+                        return verb(*args, **kwargs)
+                return verb(*args, **kwargs)
+            except TypeError:
+                refuse_forks(kwargs)
+                raise
 
-        return call
+        return cast(Verb, call)
 
     return decorate
 
@@ -82,21 +104,25 @@ def refuse_forks(given: dict[str, Any]) -> None:
             raise TypeError(f"{name}: not in DeepEP's main, and not in nbep; it is an argument of {FORKS[name]}")
 
 
-def _made(value: Any) -> Any:
-    return value.made if isinstance(value, Handle) else value
+def made_of(handle: Any) -> Any:
+    """nbep's handle."""
+    return handle.made if type(handle) is Handle else handle
 
 
-def _is_int32(array: Any) -> bool:
+def is_int32(array: Any) -> bool:
     dtype = getattr(array, "dtype", None)
     return getattr(dtype, "itemsize", 0) == 4 and str(dtype).removeprefix("torch.") == "int32"
 
 
-def _widen(given: dict[str, Any]) -> None:
-    """Convert topk_idx to int64, on the current stream: behind previous_event, and the call comes behind it."""
-    previous = handle_of(given.get("previous_event"))
+def widened(topk_idx: Any, previous_event: Any = None) -> tuple[Any, Any]:
+    """topk_idx as int64, converted on the current stream: behind previous_event, and the call comes behind it.
+
+    Returns: that, and the event that the call still has to come behind
+    """
+    previous = handle_of(previous_event)
     if previous is not None:
         previous.event.current_stream_wait()
-    topk_idx = given["topk_idx"]
-    given["topk_idx"] = topk_idx.long() if hasattr(topk_idx, "long") else topk_idx.astype("int64")
+    topk_idx = topk_idx.long() if hasattr(topk_idx, "long") else topk_idx.astype("int64")
     if previous is not None:
-        given["previous_event"] = EventOverlap(EventHandle(checks=previous.checks))
+        previous_event = EventOverlap(EventHandle(checks=previous.checks))
+    return topk_idx, previous_event

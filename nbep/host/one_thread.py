@@ -2,6 +2,8 @@
 
 Ranks have to make the same calls in the same order. A lock would let two threads of a rank go one after the other, but
 in which order, the ranks would not agree. So who comes second is refused.
+
+A verb also leaves torch's function modes aside; see target.torch_modes.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from collections.abc import Callable
 from functools import wraps
 from threading import Lock
 from typing import Any, TypeVar
+
+from nbep.host.target.torch_modes import mode_is_on, without_modes
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -24,6 +28,9 @@ def in_turn(verb: Verb) -> Verb:
         if not turn.acquire(False):
             raise RuntimeError(f"{name}: called while another thread is in a call of this buffer; one thread at a time")
         try:
+            if mode_is_on():
+                with without_modes():
+                    return verb(self, *args, **options)
             return verb(self, *args, **options)
         finally:
             turn.release()

@@ -165,9 +165,7 @@ def test_indices_are_widened_between_the_previous_event_and_the_call(monkeypatch
     event = SimpleNamespace(current_stream_wait=lambda: steps.append("behind previous_event"))
     topk_idx = SimpleNamespace(dtype=np.dtype(np.int32), long=lambda: steps.append("widened"))
     monkeypatch.setattr(events, "_end_without_runtime", lambda: steps.append("captured"))
-    monkeypatch.setattr(
-        nbep.Buffer, "get_dispatch_layout", lambda *_, **given: steps.append(given["previous_event"]) or [None]
-    )
+    monkeypatch.setattr(nbep.Buffer, "get_dispatch_layout", lambda *given: steps.append(given[3]) or [None])
     checks = (print,)
     deep_ep.Buffer.get_dispatch_layout(
         object.__new__(deep_ep.Buffer), topk_idx, 4, EventOverlap(nbep.EventHandle(event, checks))

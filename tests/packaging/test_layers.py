@@ -164,7 +164,7 @@ def test_import_nbep_does_not_load_numba_or_mpi_or_matplotlib():
     assert out.stdout.split() == []
 
 
-DEEP_EP_VERBS = {"Buffer.__init__", "NormalVerbs.dispatch"} | {
+DEEP_EP_VERBS = {"Buffer.__init__", "NormalVerbs.dispatch", "Buffer.dispatch"} | {
     f"LowLatencyVerbs.low_latency_{verb}" for verb in ("dispatch", "combine")
 }
 
