@@ -18,7 +18,7 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, Sizes, table_config
 from nbep.host.connect import connect
-from nbep.host.dropped import Name, give_back_dropped, keep_dropped
+from nbep.host.dropped import Name, give_back_dropped, idle_names, keep_dropped
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import OfThisProcess
 from nbep.host.intranode.direct import size_hint
@@ -165,7 +165,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
             check_target(runtime, options)
             validate.nodes(communicator, runtime, sizes, options.num_nvl_peers)
             validate.host_memory(sizes, options.transport, communicator.size // options.num_nvl_peers)
-            return sizes, options, _timeout_ms(), next(runtime.buffer_numbers), list(runtime.dropped)
+            return sizes, options, _timeout_ms(), next(runtime.buffer_numbers), idle_names(runtime)
 
         every_sizes, every_options, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
         for every in ([each._asdict() for each in every_sizes], [vars(each) for each in every_options]):
@@ -205,7 +205,8 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
         """Give the memory back. Collective: blocks until all ranks of the group are here.
 
         Unlike DeepEP's it needs no explicitly_destroy. A buffer that goes away without it, and without
-        explicitly_destroy, is given back when its ranks make their next Buffer together.
+        explicitly_destroy, is given back when its ranks make their next Buffer together. So is memory that an array
+        of this buffer shows on any rank (of zero_copy, of get_local_buffer_tensor): the array stays as it is.
 
         Raises: ValueError if it is destroyed already; RuntimeError on every rank if the work of one failed, and it
                 names the rank; under MPI PeerTimeout if a peer has not come after twice timeout_ms, and the memory

@@ -1,11 +1,13 @@
-"""Memory of Buffers that went away without `destroy`, until all their ranks give it back together.
+"""Memory that nobody uses any more, until all its ranks give it back together: of Buffers that went away without
+`destroy`, and of those that were destroyed while somebody held an array of their memory.
 
  rank 0   drops buffer (4, 7)      makes a Buffer: "I hold (4, 7)" --+--> all ranks of (4, 7) hold it: they close it
  rank 1   drops it later           makes a Buffer: "I hold (4, 7)" --+
 
 To give memory back is collective, and Python drops an object when it likes: in one rank's garbage collector, while an
 exception travels in another. A destructor that waits for the other ranks, as DeepEP's does, then hangs. So what was
-dropped waits for the next Buffer that the same ranks make together, and for no rank in particular.
+dropped waits for the next Buffer that the same ranks make together, and for no rank in particular. A rank that still
+has an array of it does not name it.
 """
 
 from __future__ import annotations
@@ -15,22 +17,47 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from nbep.host.target.base import Runtime
+from nbep.host.target.memory import SymmetricMemory
 
 Name = tuple[int, ...]  # the number that each rank has given to the buffer: no two buffers of a rank have one
 
 
 class Dropped(Protocol):
-    """What a Buffer holds."""
+    """What a Buffer holds. is_shown: as SymmetricMemory's"""
 
     name: Name
     runtime: Runtime
 
+    @property
+    def is_shown(self) -> bool: ...
     def close(self) -> None: ...
+
+
+class KeptMemory:
+    """Memory of a destroyed Buffer that an array shows, on one rank at least."""
+
+    def __init__(self, name: Name, runtime: Runtime, memories: Sequence[SymmetricMemory]):
+        self.name = name
+        self.runtime = runtime
+        self._memories = memories
+
+    @property
+    def is_shown(self) -> bool:
+        return any(memory.is_shown for memory in self._memories)
+
+    def close(self) -> None:
+        for memory in self._memories:
+            memory.free()
 
 
 def keep_dropped(memory: Dropped) -> None:
     """Nobody but its kernels uses the memory any more."""
     memory.runtime.dropped[memory.name] = memory
+
+
+def idle_names(runtime: Runtime) -> list[Name]:
+    """What this rank holds and nobody looks at."""
+    return [name for name, memory in runtime.dropped.items() if not memory.is_shown]
 
 
 def give_back_dropped(runtime: Runtime, held: Sequence[Iterable[Name]]) -> None:

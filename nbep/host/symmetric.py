@@ -44,6 +44,7 @@ from nbep.host.causes import REPORT_WORDS, KernelReport
 from nbep.host.comm_work import CommWork
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
+from nbep.host.dropped import KeptMemory, Name, give_back_dropped, idle_names, keep_dropped
 from nbep.host.faults import destroy_error, destroyed_without
 from nbep.host.handles import ArraysHandle, Identity
 from nbep.host.internode.memory import InternodeMemory
@@ -58,7 +59,7 @@ from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
 from nbep.host.ranks.who_waits import explain
 from nbep.host.target.base import Kernel, Runtime
-from nbep.host.target.memory import HandleType, Memory, WantedMemory
+from nbep.host.target.memory import HandleType, Memory, SymmetricMemory, WantedMemory
 from nbep.host.transport import check_target, create_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.transport.rdma import RdmaMemory
@@ -121,7 +122,7 @@ class NodeMemory(CommWork):
         """
         communicator, runtime = connect(None, comm)
 
-        def check() -> tuple[tuple[int, HandleType, NetworkOptions], float, list[tuple[int, str]]]:
+        def check() -> tuple[tuple[int, HandleType, NetworkOptions], float, list[tuple[int, str]], int, list[Name]]:
             if communicator.size > MAX_NVL_PEERS:
                 refuse("comm", f"{communicator.size} ranks", f"at most {MAX_NVL_PEERS} ranks")
             if cells is not None and not isinstance(cells, Mapping):
@@ -133,16 +134,18 @@ class NodeMemory(CommWork):
             options = NetworkOptions.check(transport, node_size, qps, True, nic or NicOptions(), communicator.size)
             check_target(runtime, options)
             validate.host_memory(Sizes(size, handle_type), options.transport, 1)
-            return (size, handle_type, options), validate.timeout_ms("timeout_ms", timeout_ms), offsets
+            longest_ms = validate.timeout_ms("timeout_ms", timeout_ms)
+            return (size, handle_type, options), longest_ms, offsets, next(runtime.buffer_numbers), idle_names(runtime)
 
-        checked = gather_results(communicator, check)
+        every_alike, timeouts_ms, every_offsets, numbers, held = zip(*gather_results(communicator, check), strict=True)
         names = "num_bytes", "handle_type", "transport and its options"
-        for name, values in zip(names, zip(*(alike for alike, _, _ in checked), strict=True), strict=True):
+        for name, values in zip(names, zip(*every_alike, strict=True), strict=True):
             validate.same_on_all_ranks(name, list(values))
-        (size, _, options), longest_ms, offsets = checked[communicator.rank]
+        give_back_dropped(runtime, held)
+        (size, _, options), longest_ms = every_alike[communicator.rank], timeouts_ms[communicator.rank]
         end = create_transport(runtime, communicator, options, size + TRAILER_BYTES, handle_type)
         memory = cls(communicator, runtime, Sizes(size, handle_type), longest_ms, end, zero=True)
-        memory._cells = offsets
+        memory._cells, memory.name = every_offsets[communicator.rank], numbers
         await_all(communicator)
         return memory
 
@@ -175,6 +178,7 @@ class NodeMemory(CommWork):
         self.direct: DirectMemory | None = None  # unless the buffer has no room for it
         self.internode: InternodeMemory | None = None  # where the normal mode goes between nodes
         self._is_open = True
+        self._kept: list[SymmetricMemory] | None = None  # what is shown when all else is given back
         # A rank that was masked has missed calls of the others.
         self._call_log = None if sizes.enable_shrink else CallLog.shared(comm)
         self.has_verbs = not zero  # kernels of one's own are launched without any
@@ -214,7 +218,8 @@ class NodeMemory(CommWork):
         if handle_type == "host":
             self._signal_table = owned(runtime.allocate(8 * self.num_ranks, "table of barrier signals"))
         wanted = WantedMemory(num_bytes, "nvl_buffer", self._describe, handle_type, zero)
-        self.symmetric = owned(self.transport.allocate(self.comm, wanted))
+        self.symmetric = self.transport.allocate(self.comm, wanted)
+        undo.callback(self._free, self.symmetric)
         if sizes.num_zero_copy_bytes > 0:
             start = self.num_nvl_bytes + TRAILER_BYTES
             self.direct = DirectMemory(runtime, self.symmetric, start, sizes.num_zero_copy_bytes, self.num_ranks)
@@ -236,7 +241,7 @@ class NodeMemory(CommWork):
         rdma = RdmaMemory(
             runtime, self.comm, sizes.num_rdma_bytes, self.num_ranks, self.num_nodes, handle_type, rdma_transport
         )
-        undo.callback(rdma.free)
+        undo.callback(self._free, rdma.symmetric)
         self.rdma = rdma
         if sizes.low_latency_mode:
             modes = sizes.enable_shrink, sizes.check_calls
@@ -321,17 +326,37 @@ class NodeMemory(CommWork):
             warnings.warn(destroyed_without(self.rank, masked), RuntimeWarning, stacklevel=3)
             return
         try:
-            gather_results(self.comm, self._synchronize)
+            is_shown = any(gather_results(self.comm, self._synchronize))
         except Exception:
             with suppress(Exception):  # a context that has failed frees nothing; the first error says why
                 self._give_back()
             raise
+        self._kept = [] if is_shown else None
         self._give_back()
+        if is_shown:
+            keep_dropped(KeptMemory(self.name, self.runtime, self._kept or ()))
 
-    def _synchronize(self) -> None:
+    def _synchronize(self) -> bool:
+        """Wait for the work of this rank. Returns `is_shown`."""
         self.comm_stream.synchronize()
         if self.low_latency is not None:
             self.low_latency.synchronize()
+        if self.direct is not None:
+            self.direct.forget()
+        return self.is_shown
+
+    @property
+    def is_shown(self) -> bool:
+        """As SymmetricMemory.is_shown."""
+        return self.symmetric.is_shown or (self.rdma is not None and self.rdma.symmetric.is_shown)
+
+    def _free(self, memory: SymmetricMemory) -> None:
+        """Give symmetric memory back, or keep it if it is shown on any rank."""
+        if self._kept is None:
+            memory.free()
+        else:
+            memory.is_kept = True
+            self._kept.append(memory)
 
     def check_open(self) -> None:
         """Raises: ValueError if the memory has been given back"""

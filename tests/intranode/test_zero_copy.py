@@ -1,5 +1,6 @@
 """What only calls without rings have: arrays that are the caller's for two dispatches, and SMs that are split."""
 
+import gc
 import re
 from collections import Counter
 from typing import Any
@@ -51,6 +52,31 @@ def test_what_came_stays_until_the_second_dispatch_from_here():
         return [a.tobytes() == b.tobytes() for a, b in zip(copies, after, strict=True)]
 
     assert on_each_rank(main) == [[True] * 4] * 2
+
+
+@pytest.mark.parametrize("ends", ["dropped", "destroyed"])
+def test_what_came_stays_while_somebody_holds_it_whatever_becomes_of_the_buffer(ends):
+    def main(comm):
+        arguments = DIRECT.buffer_arguments(CASE)
+        buffer = nbep.Buffer(comm, **arguments)
+        recv_x, *_, handle, _ = buffer.dispatch(**dispatch_arguments(buffer, CASE, DIRECT, comm.rank)[1])
+        arrays = [recv_x, handle.recv_src_idx, buffer.get_local_buffer_tensor(recv_x.dtype)]
+        before = [to_numpy(array).tobytes() for array in arrays]
+        if ends == "destroyed":
+            buffer.destroy()
+        del buffer
+        gc.collect()
+        for _ in range(2):  # they take other memory
+            other = nbep.Buffer(comm, **arguments)
+            other.get_local_buffer_tensor(recv_x.dtype)[:] = 0
+            other.destroy()
+        is_same = [to_numpy(array).tobytes() for array in arrays] == before
+        del recv_x, handle, arrays, other
+        gc.collect()
+        nbep.Buffer(comm, **arguments).destroy()
+        return is_same, comm.runtime.dropped
+
+    assert spawn(main, 2) == [(True, {})] * 2
 
 
 USES = {

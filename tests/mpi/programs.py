@@ -1,5 +1,6 @@
 """What the tests run under mpiexec, once per rank: `python -m mpi4py programs.py NAME`. A failure ends all ranks."""
 
+import gc
 import os
 import sys
 import threading
@@ -396,6 +397,7 @@ def calls_that_differ(comm):
 
 def memory_is_given_back(comm):
     """A destroyed buffer leaves no segment behind, and its addresses are out of reach."""
+    gc.collect()  # errors of calls before hold their arrays
     nbep.Buffer(comm, num_nvl_bytes=256).destroy()
     buffer = nbep.Buffer(comm, num_nvl_bytes=256)
     memory = buffer._memory
@@ -418,6 +420,46 @@ def memory_is_given_back(comm):
     )
     with pytest.raises(UseAfterFree, match="nvl_buffer"):
         memory.comm_stream.synchronize()
+
+
+def show_rows(comm, buffer):
+    """Arrays that show the memory of a buffer, with what is in each of them."""
+    case = make_case(21, num_ranks=comm.size, num_tokens=4, hidden=256)
+    options = Options(zero_copy=True)
+    recv_x = dispatch(buffer, case, options, comm.rank).recv_x
+    own = buffer.get_local_buffer_tensor(np.int32)[8:24].reshape(4, 4)
+    own[:] = 7 + comm.rank
+    of_network = buffer.get_local_buffer_tensor(ml_dtypes.bfloat16, use_rdma_buffer=True)[:64]
+    of_network[:] = 3
+    arrays = [recv_x, own, of_network]
+    return arrays, [np.array(array) for array in arrays]
+
+
+def arrays_that_outlive_their_buffer(comm):
+    """The memory stays while an array shows it on any rank, and goes with the next buffer behind that."""
+    runtime = process_runtime(comm)
+    sizes = {"num_nvl_bytes": 1 << 16, "num_rdma_bytes": 1 << 18, "num_zero_copy_bytes": 1 << 17}
+    for way in ("dropped", "destroyed", "shown on rank 0"):
+        buffer = nbep.Buffer(comm, **sizes)
+        arrays, before = show_rows(comm, buffer)
+        if way == "dropped":
+            del buffer
+            gc.collect()
+        else:
+            if way == "shown on rank 0" and comm.rank != 0:
+                del arrays[:]
+            buffer.destroy()
+            buffer = None
+        for _ in range(2):  # what is made next takes other memory
+            nbep.Buffer(comm, **sizes).destroy()
+            assert len(runtime.dropped) == 1
+            for array, was in zip(arrays, before, strict=False):
+                np.testing.assert_array_equal(array, was)
+        array = None
+        del arrays[:]
+        nbep.Buffer(comm, **sizes).destroy()
+        assert runtime.dropped == {}
+        assert runtime.space.segments == {}
 
 
 def the_calls_of_the_readme(comm):

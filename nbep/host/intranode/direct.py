@@ -122,6 +122,10 @@ class DirectMemory:
             found = self._arrays[key] = found.reshape((num_rows, *shape[1:]))
         return found[: shape[0]]
 
+    def forget(self) -> None:
+        """Keep no arrays for later calls."""
+        self._arrays.clear()
+
     def describe(self, offset: int) -> str:
         """Name the cell at an offset of the symmetric memory."""
         return describe_direct(self._half, self._slots, self._num_ranks, offset - self.start - FIXED)

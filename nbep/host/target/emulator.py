@@ -55,7 +55,10 @@ class EmulatedMemory(Memory):
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
         if is_torch_dtype(dtype):
             name = CpuTensors.name_of(dtype)
-            return CpuTensors.wrap(self.allocation.array(numpy_dtype(name), offset, count), name)
+            return CpuTensors.wrap(self._array(numpy_dtype(name), offset, count), name)
+        return self._array(dtype, offset, count)
+
+    def _array(self, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
         return self.allocation.array(dtype, offset, count)
 
     def write(self, offset: int, values: np.ndarray) -> None:

@@ -99,9 +99,17 @@ class SymmetricMemory(Memory):
 
     Life cycle: allocate_symmetric (collective) -> `handle` goes to the peers -> open_peers -> use -> close_peers
     -> free (collective). `handle` can be sent over the communicator that the memory was allocated with.
+
+    is_kept: `free` comes later, see host.dropped
     """
 
     handle: Any
+    is_kept = False
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether somebody holds an array of it that would lose its memory with `free`."""
+        return False
 
     @abstractmethod
     def open_peers(self, handles: list[Any], rank: int) -> list[int]:

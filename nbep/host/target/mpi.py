@@ -33,6 +33,7 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
+from weakref import WeakValueDictionary
 
 import numpy as np
 from mpi4py import MPI
@@ -68,11 +69,21 @@ class SharedWindow(JobMemory):
         self._window = _bounded(comm, lambda: MPI.Win.Allocate_shared(mapped_bytes, 1, comm=node_comm))
         super().__init__(space, comm, wanted, self._open(node_comm.rank, comm.rank))
         self.handle = node_comm.rank
+        self._arrays: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()  # views of one keep it alive
         self.network: RemoteWindow | None = network_of(self.allocation.memory)
 
     def _open(self, handle: Any, peer: int) -> memoryview:
         segment, _ = self._window.Shared_query(handle)
         return memoryview(cast(Any, segment)).cast("B")
+
+    def _array(self, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
+        array = super()._array(dtype, offset, count)
+        self._arrays[id(array)] = array
+        return array
+
+    @property
+    def is_shown(self) -> bool:
+        return len(self._arrays) > 0
 
     def _map(self, handle: Any, peer: int) -> Any:
         allocation = super()._map(handle, peer)

@@ -329,7 +329,8 @@ class NvshmemTransport(Transport):
 
     def end(self) -> None:
         """Free the memory, unless it has been freed. Collective; what a buffer whose construction fails calls."""
-        self._memory.free()
+        if not self._memory.is_kept:
+            self._memory.free()
 
 
 class Prepared(NamedTuple):

@@ -264,9 +264,10 @@ def arguments_of(leaves: Iterable[Any]) -> list[int]:
 
 
 class DeviceSpan:
-    """Bytes of device memory as an object that other libraries can wrap."""
+    """Bytes of device memory as an object that other libraries can wrap. Their arrays keep it alive, and so `owner`."""
 
-    def __init__(self, address: int, num_bytes: int):
+    def __init__(self, address: int, num_bytes: int, owner: object):
+        self.owner = owner
         self.__cuda_array_interface__ = {
             "shape": (num_bytes,),
             "typestr": "|u1",
@@ -276,18 +277,18 @@ class DeviceSpan:
         }
 
 
-def as_array(address: int, num_bytes: int, dtype: Any) -> Any:
+def as_array(address: int, num_bytes: int, dtype: Any, owner: object) -> Any:
     """Device memory as a 1-D array: of torch for a torch dtype, else of CuPy if it is loaded, else of Numba.
 
-    A last part that is smaller than an element is left out.
+    A last part that is smaller than an element is left out. owner: stays while somebody holds the array
     """
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
     if torch is not None and isinstance(dtype, torch.dtype):
         itemsize = dtype.itemsize
-        span = DeviceSpan(address, num_bytes // itemsize * itemsize)
+        span = DeviceSpan(address, num_bytes // itemsize * itemsize, owner)
         return torch.as_tensor(span, device=torch.device("cuda", torch.cuda.current_device())).view(dtype)
     dtype = numpy_dtype(dtype) if isinstance(dtype, str) else np.dtype(dtype)
-    span = DeviceSpan(address, num_bytes // dtype.itemsize * dtype.itemsize)
+    span = DeviceSpan(address, num_bytes // dtype.itemsize * dtype.itemsize, owner)
     if cupy is not None:
         return cupy.asarray(span).view(dtype)
     from numba import cuda

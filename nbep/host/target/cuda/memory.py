@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
+from weakref import ref
 
 import numpy as np
 from cuda.bindings import driver as cu
@@ -12,6 +14,10 @@ from cuda.bindings import driver as cu
 from nbep.host.target.cuda.arrays import as_array
 from nbep.host.target.cuda.driver import Device, check
 from nbep.host.target.memory import Memory, PolledMemory
+
+
+class Owner:
+    """What all arrays of a memory hold."""
 
 
 class DeviceMemory(Memory):
@@ -22,6 +28,7 @@ class DeviceMemory(Memory):
         self.num_bytes = num_bytes
         self.allocated_bytes = max(num_bytes, 1)
         self.name = name
+        self._owner_of_arrays: Callable[[], Owner | None] = lambda: None  # while there are such arrays
         with ExitStack() as undo:
             self.address = self._allocate(undo)
             self._clear()
@@ -40,7 +47,14 @@ class DeviceMemory(Memory):
         check("cuStreamSynchronize", cu.cuStreamSynchronize(0))
 
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Any:
-        return as_array(self.address + offset, self.num_bytes - offset, dtype)[: count if count >= 0 else None]
+        owner = self._owner_of_arrays() or Owner()
+        self._owner_of_arrays = ref(owner)
+        return as_array(self.address + offset, self.num_bytes - offset, dtype, owner)[: count if count >= 0 else None]
+
+    @property
+    def is_shown(self) -> bool:
+        """As SymmetricMemory.is_shown."""
+        return self._owner_of_arrays() is not None
 
     def write(self, offset: int, values: np.ndarray) -> None:
         values = np.ascontiguousarray(values)

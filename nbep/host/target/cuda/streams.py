@@ -190,7 +190,10 @@ class CudaStream(Stream):
                 self.wait(self._behind_current)
 
     def synchronize(self) -> None:
+        arrays, self.unrecorded = self.unrecorded, []  # another thread's that come from here on stay
         check("cuStreamSynchronize", cu.cuStreamSynchronize(self.handle))
+        del arrays
+        self._let_go_of_the_past()
 
     def close(self) -> None:
         """Keep the stream for the next one that is created: arrays that belong to it are freed on it, maybe later."""
