@@ -1,8 +1,11 @@
 """Keep the code and the outputs on the pages of docs/ equal to the source and to what it prints.
 
-    python docs/sync.py           rewrite the pages, and those of examples/museum/
-    python docs/sync.py --check   list the pages that are out of date; exit status 1 if there are any
-    python docs/sync.py PAGE ...  these pages alone
+    python docs/sync.py                 rewrite the pages, and those of examples/museum/
+    python docs/sync.py PAGE ...        these pages alone
+    python docs/sync.py --stale         those that were last executed with other code (see tools/digests.py)
+    python docs/sync.py --stale --list  print their paths, execute nothing
+    python docs/sync.py --still         execute nothing: leave run and output blocks as they are
+    python docs/sync.py --check         change nothing, list what is out of date; exit status 1 if there is anything
 
 A comment line before a fenced block says where its text comes from:
 
@@ -39,6 +42,9 @@ BLOCK = re.compile(
     r"```(?P<language>\w+)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+DIGEST = re.compile(r"\n<!-- digest: (\w+) -->\n\Z")
+sys.path.append(str(ROOT / "tools"))
+from digests import digest  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -193,8 +199,27 @@ def run_bash(code: str) -> str:
     return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
 
 
-def up_to_date(text: str) -> str:
-    """The page as it should be. Executes its run blocks."""
+def digest_of(text: str, folder: Path) -> str:
+    """The digest of a page of this folder; "" if it executes nothing."""
+    runs = [block for block in blocks(text) if block.kind == "run"]
+    code = [[block.body for block in runs if (block.language == "python") == is_python] for is_python in (True, False)]
+    return digest(folder, *code, [block.body for block in blocks(text) if block.kind == "output"]) if runs else ""
+
+
+def is_stale(page: Path) -> bool:
+    """Whether a page was last executed with other code, or other outputs were put in."""
+    found = DIGEST.search(text := page.read_text())
+    return digest_of(text, page.parent) != (found[1] if found else "")
+
+
+def with_digest(text: str, folder: Path) -> str:
+    """A page that has been executed, with its digest behind everything."""
+    made, text = digest_of(text, folder), DIGEST.sub("", text)
+    return f"{text}\n<!-- digest: {made} -->\n" if made else text
+
+
+def up_to_date(text: str, still: bool = False) -> str:
+    """The page as it should be. Executes its run blocks; `still`: leaves them and their outputs as they are."""
     namespace: dict = {"__name__": "__docs__"}
     parts, end, printed = [], 0, ""
     for block in blocks(text):
@@ -208,6 +233,8 @@ def up_to_date(text: str) -> str:
         elif block.kind == "options":
             assert block.argument, "an options block needs a command"
             body = list_options(block.argument)
+        elif still:
+            pass
         elif block.kind == "output":
             body = normalise(printed)
         elif block.language == "python":
@@ -222,20 +249,30 @@ def up_to_date(text: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Keep docs/ equal to the source.")
     parser.add_argument("--check", action="store_true", help="change nothing, only say what is out of date")
+    parser.add_argument("--stale", action="store_true", help="only pages that were last executed with other code")
+    parser.add_argument("--list", action="store_true", help="only print the paths of the pages")
+    parser.add_argument("--still", action="store_true", help="execute nothing")
     parser.add_argument("pages", nargs="*", type=lambda path: Path(path).resolve(), help="all, if none is given")
     arguments = parser.parse_args()
-    check = arguments.check
     sys.path.insert(0, str(ROOT))
-    stale = 0
-    for page in arguments.pages or [*pages(), *exhibits()]:
+    check, chosen = arguments.check, arguments.pages or [*pages(), *exhibits()]
+    if arguments.stale:
+        chosen = [page for page in chosen if is_stale(page)]
+    if arguments.list:
+        print("".join(f"{page.relative_to(ROOT)}\n" for page in chosen), end="")
+        return 0
+    out_of_date = 0
+    for page in chosen:
         text = page.read_text()
-        new = up_to_date(text)
+        new = up_to_date(text, arguments.still)
+        if not arguments.still and not check:
+            new = with_digest(new, page.parent)
         if new != text:
-            stale += 1
-            print(f"{page.relative_to(ROOT)}: {'out of date' if check else 'rewritten'}")
+            out_of_date += 1
+            print(f"{page.relative_to(ROOT)}: {'out of date' if check else 'rewritten'}", flush=True)
             if not check:
                 page.write_text(new)
-    return 1 if check and stale else 0
+    return 1 if check and out_of_date else 0
 
 
 if __name__ == "__main__":

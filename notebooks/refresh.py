@@ -2,10 +2,13 @@
 
 python notebooks/refresh.py                 all of them
 python notebooks/refresh.py 04_dispatch     some
+python notebooks/refresh.py --stale         those that were last executed with other code (see tools/digests.py)
+python notebooks/refresh.py --stale --list  print their names, execute nothing
 python notebooks/refresh.py --check         change nothing; exit status 1 if a text output is out of date
 """
 
 import argparse
+import json
 import sys
 import time
 from pathlib import Path
@@ -14,6 +17,9 @@ import nbformat
 from nbclient import NotebookClient
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent / "tools"))
+from digests import KEY, digest_of_notebook, is_stale_notebook  # noqa: E402
+
 LIMIT_S = 1800  # of a cell, and of its kernel's start: it ends what hangs, never what is only slow
 CHECK = "# What the text says of this run:"  # opens a cell that asserts it; readers do not see its source
 HIDDEN = {"jupyter": {"source_hidden": True}, "tags": ["remove-input"]}  # for Jupyter; for the site
@@ -34,6 +40,8 @@ def execute(path: Path) -> nbformat.NotebookNode:
         cell.metadata = nbformat.from_dict(HIDDEN if cell.source.startswith(CHECK) else {})
         if cell.cell_type == "code":
             cell.outputs = merged(cell.outputs)
+    as_stored = json.loads(nbformat.writes(notebook))["cells"]
+    notebook.metadata[KEY] = {"digest": digest_of_notebook(as_stored, path.parent)}
     return notebook
 
 
@@ -62,9 +70,16 @@ def texts(notebook: nbformat.NotebookNode) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Execute the notebooks and keep their outputs.")
     parser.add_argument("names", nargs="*", help="file names without .ipynb; none: all")
+    parser.add_argument("--stale", action="store_true", help="only those that were last executed with other code")
+    parser.add_argument("--list", action="store_true", help="execute nothing, only print their names")
     parser.add_argument("--check", action="store_true", help="change nothing, only compare")
     arguments = parser.parse_args()
     names = arguments.names or sorted(path.stem for path in HERE.glob("*.ipynb"))
+    if arguments.stale:
+        names = [name for name in names if is_stale_notebook(HERE / f"{name}.ipynb")]
+    if arguments.list:
+        print("".join(f"{name}\n" for name in names), end="")
+        return 0
     stale = 0
     for name in names:
         path = HERE / f"{name}.ipynb"

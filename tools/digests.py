@@ -1,0 +1,126 @@
+"""Find stale notebooks and pages without executing them.
+
+A notebook, and a page that executes code, carries a digest: of its code and outputs, of the files that this code names,
+and of the files of nbep that are loaded when it imports what it imports. `docs/sync.py` and `notebooks/refresh.py`
+execute it and write the digest. Where the digest no longer fits, the outputs may have changed: the page is stale, and
+the gate executes it.
+
+A digest does not see what a function imports while it runs, nor another version of NumPy: `.ci/nightly` executes
+everything. A block of bash may start any command, so it depends on all of nbep and on all puzzles. Lines that are empty
+or only a comment do not count.
+"""
+
+import ast
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+KEY = "nbep"  # of a notebook's metadata
+MAGIC = re.compile(r"^\s*[%!].*$", re.MULTILINE)
+PATH = re.compile(r"[\w./-]+")
+
+
+@cache
+def modules() -> dict[str, Path]:
+    """The files of nbep by the names of their modules."""
+    return {name_of(path): path for path in sorted((ROOT / "nbep").rglob("*.py"))}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def text_of(path: Path) -> str:
+    """A file without its comments and blank lines."""
+    lines = path.read_text(errors="replace").splitlines()
+    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
+
+def imported(statements: Iterable[ast.AST], package: str) -> Iterator[str]:
+    """The names that import statements may mean: `from a import b` is a, and a.b."""
+    for node in statements:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")
+            base = parts[: len(parts) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
+
+
+def files_of(names: Iterable[str], folder: Path) -> set[Path]:
+    """The files of nbep, and those beside a script, that are loaded with these modules; their packages are, too."""
+    found = set()
+    for name in names:
+        parts = name.split(".")
+        found |= {modules().get(".".join(parts[: i + 1])) for i in range(len(parts))}
+        found.add(beside if (beside := folder / f"{parts[0]}.py").exists() else None)
+    return {path for path in found if path is not None}
+
+
+@cache
+def loaded_by(path: Path) -> frozenset[Path]:
+    """The files that a Python file imports at its top."""
+    name = name_of(path)
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    return frozenset(files_of(imported(ast.parse(path.read_text()).body, package), path.parent))
+
+
+def with_imports(files: Iterable[Path]) -> set[Path]:
+    """The files, and all that are loaded with them."""
+    found: set[Path] = set()
+    waiting = list(files)
+    while waiting:
+        path = waiting.pop()
+        if path not in found:
+            found.add(path)
+            waiting += loaded_by(path) if path.suffix == ".py" else ()
+    return found
+
+
+def named(code: str, folder: Path) -> set[Path]:
+    """The files of the repository whose paths stand in a piece of code; of a folder, all of its files."""
+    found: set[Path] = set()
+    for word in PATH.findall(code):
+        if "/" not in word:
+            continue
+        for base in (ROOT, folder):
+            path = (base / word).resolve()
+            if path.is_relative_to(ROOT) and path.relative_to(ROOT).parts[1:]:
+                inside = [path] if path.is_file() else path.rglob("*") if path.is_dir() else []
+                found |= {file for file in inside if file.is_file() and "__pycache__" not in file.parts}
+    return found
+
+
+def digest(folder: Path, python: Iterable[str], bash: Iterable[str], outputs: Iterable[str]) -> str:
+    """The digest of pieces of code that are executed on a page of this folder, and of what they gave."""
+    python, bash = list(python), list(bash)
+    files = set().union(*(named(code, folder) for code in [*python, *bash]))
+    for code in python:
+        files |= files_of(imported(ast.walk(ast.parse(MAGIC.sub("", code))), ""), folder)
+    if bash:
+        files |= {*modules().values(), *(ROOT / "puzzles").rglob("*.py")}
+    sources = [f"{path.relative_to(ROOT)}\n{text_of(path)}" for path in sorted(with_imports(files))]
+    made = hashlib.sha256()
+    for part in (*python, *bash, *outputs, *sources):
+        made.update(part.encode() + b"\0")
+    return made.hexdigest()[:16]
+
+
+def digest_of_notebook(cells: list[dict], folder: Path) -> str:
+    """The digest of a notebook with these cells, as its file has them."""
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    outputs = (json.dumps(cell["outputs"], sort_keys=True) for cell in code)
+    return digest(folder, ("".join(cell["source"]) for cell in code), (), outputs)
+
+
+def is_stale_notebook(path: Path) -> bool:
+    """Whether it was last executed with other code, or other outputs were put in."""
+    notebook = json.loads(path.read_text())
+    return notebook["metadata"].get(KEY, {}).get("digest") != digest_of_notebook(notebook["cells"], path.parent)
