@@ -1,4 +1,5 @@
-"""NVSHMEM's package, which most environments lack. `.ci/run` has it, and says so: then its absence is no excuse."""
+"""NVSHMEM's package, which most environments lack. `.ci/nightly nvshmem` has it and says so:
+then its absence is no excuse."""
 
 import os
 import sys
