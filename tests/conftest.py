@@ -4,6 +4,8 @@ NBEP_TEST_TARGET=cuda runs tests/intranode, tests/host and tests/cuda on a GPU, 
 """
 
 import gc
+import os
+import sys
 
 import pytest
 import target
@@ -20,6 +22,10 @@ target.set_environment()
 
 
 def pytest_configure(config):
+    if sys.dont_write_bytecode:  # else each process of a test compiles all of nbep; pytest's cache is no place of sources
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(config.rootpath / ".pytest_cache" / "bytecode")
+        sys.dont_write_bytecode = False
     if target.TARGET != "cuda":
         return
     reason = target.unusable_reason()
