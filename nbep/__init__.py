@@ -23,6 +23,7 @@ from nbep.host.ranks.timeouts import PeerTimeout
 from nbep.host.spawn import spawn
 from nbep.host.symmetric import NodeMemory
 from nbep.host.transport.base import NicOptions
+from nbep.version import __version__ as __version__
 
 __all__ = [
     "Buffer",
