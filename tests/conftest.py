@@ -22,7 +22,7 @@ target.set_environment()
 
 
 def pytest_configure(config):
-    if sys.dont_write_bytecode:  # else each process of a test compiles all of nbep; pytest's cache is no place of sources
+    if sys.dont_write_bytecode:  # each process of a test would compile all of nbep: keep it, but not beside the sources
         os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         sys.pycache_prefix = os.environ["PYTHONPYCACHEPREFIX"] = str(config.rootpath / ".pytest_cache" / "bytecode")
         sys.dont_write_bytecode = False

@@ -2,7 +2,6 @@
 
 import re
 import subprocess
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -43,7 +42,6 @@ def test_ranks_of_the_other_host_name_a_rank_that_is_killed_and_its_host(on_two_
 
     MPICH may end a rank itself when its connection to the killed one is reset: then that rank says nothing.
     """
-    began = time.monotonic()
     until = [(f"ends: rank {rank}", ENDED_BY_MPICH.format(rank=rank)) for rank in (0, 1, 2)]
     output = on_two_hosts(KILLED, 3, "KILL", kind, "step", step, until=until, NBEP_TIMEOUT_MS="3000")
     told = last_words(output)
@@ -55,7 +53,6 @@ def test_ranks_of_the_other_host_name_a_rank_that_is_killed_and_its_host(on_two_
         assert any("rank 3 is on hostb, this rank on hosta" in told[rank] for rank in ON_THIS_HOST), output
     if 2 not in ended_by_mpich:
         assert "rank 3 has ended" in told[2], output
-    assert time.monotonic() - began < 60
 
 
 @WITH_TORCH

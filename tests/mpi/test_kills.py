@@ -4,10 +4,11 @@ All parts together kill thirty ranks and stop ten.
 """
 
 import random
+import tempfile
 from pathlib import Path
 
 import pytest
-from kills import LONGEST_MS, NUM_RANKS, PROGRAM, last_words, leftovers, who_does_not_name
+from kills import LONGEST_MS, NUM_RANKS, PROGRAM, last_words, who_does_not_name
 from parts import both_parts
 from processes import run_python
 
@@ -17,11 +18,11 @@ NUM_STEPS = 10  # two rounds of killed_main.py: a buffer is made, used and destr
 
 def run_until_one_is_gone(victim: int, signal: str, kind: str, when: str, number: int) -> dict[int, str]:
     """What each rank said at its end, if it ended by itself."""
-    before = leftovers()
-    environment = {"NBEP_TARGET": "emulator", "NBEP_TIMEOUT_MS": "2000"}
     arguments = victim, signal, kind, when, number
-    output = run_python(PROGRAM, *arguments, ranks=NUM_RANKS, survive=True, must_fail=True, **environment)
-    assert leftovers() == before
+    with tempfile.TemporaryDirectory(prefix="run") as folder:
+        environment = {"NBEP_TARGET": "emulator", "NBEP_TIMEOUT_MS": "2000", "TMPDIR": folder}
+        output = run_python(PROGRAM, *arguments, ranks=NUM_RANKS, survive=True, must_fail=True, **environment)
+        assert not list(Path(folder).iterdir())
     told = last_words(output)
     assert set(range(NUM_RANKS)) - {victim} <= told.keys(), output
     return told

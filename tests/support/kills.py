@@ -1,19 +1,12 @@
 """What the ranks of tests/mpi/killed_main.py said when one of them was killed or stopped, and what they left behind."""
 
 import re
-import tempfile
 from pathlib import Path
 
 PROGRAM = Path(__file__).parents[1] / "mpi" / "killed_main.py"
 NUM_RANKS = 4
 LONGEST_MS = 1000  # of the calls, until a rank is killed
 MPICH_FILE = "mpich_shm_"  # its own, in /dev/shm: it stays after any job that is killed
-
-
-def leftovers() -> list[str]:
-    """What nbep has made and that outlives a process."""
-    folders = [Path(tempfile.gettempdir()), Path("/dev/shm")]
-    return [str(path) for folder in folders if folder.is_dir() for path in folder.glob("*nbep*")]
 
 
 def last_words(output: str) -> dict[int, str]:
