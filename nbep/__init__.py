@@ -10,37 +10,9 @@ results = nbep.spawn(main, num_ranks=4)            # or main(MPI.COMM_WORLD) und
 from nbep import starting  # noqa: F401 - before all that takes long
 
 # isort: split
-from nbep import debug
-from nbep.emulator import DataRace, DeadlockError, EmulatorError
-from nbep.host.buffer import Buffer
-from nbep.host.cast import per_token_cast_back, per_token_cast_to_fp8
-from nbep.host.config import Config
-from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.faults import NetworkError
-from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.ranks.comm import InProcessComm
-from nbep.host.ranks.timeouts import PeerTimeout
-from nbep.host.spawn import spawn
-from nbep.host.symmetric import NodeMemory
-from nbep.host.transport.base import NicOptions
+import lazy_loader
+
 from nbep.version import __version__ as __version__
 
-__all__ = [
-    "Buffer",
-    "Config",
-    "DataRace",
-    "DeadlockError",
-    "DispatchHandle",
-    "EmulatorError",
-    "EventHandle",
-    "EventOverlap",
-    "InProcessComm",
-    "NetworkError",
-    "NicOptions",
-    "NodeMemory",
-    "PeerTimeout",
-    "debug",
-    "per_token_cast_back",
-    "per_token_cast_to_fp8",
-    "spawn",
-]
+# A name is imported when somebody asks for it: __init__.pyi has them all.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -42,8 +42,8 @@ def text_of(path: Path) -> str:
     return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-def imported(statements: Iterable[ast.AST], package: str) -> Iterator[str]:
-    """The names that import statements may mean: `from a import b` is a, and a.b."""
+def imported(tree: ast.Module, package: str, statements: Iterable[ast.AST]) -> Iterator[str]:
+    """What these import statements of a file may mean: `from a import b` is a, and a.b. And its `nbep.name`."""
     for node in statements:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -52,13 +52,37 @@ def imported(statements: Iterable[ast.AST], package: str) -> Iterator[str]:
             base = parts[: len(parts) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
             yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "nbep":
+            yield f"nbep.{node.attr}"
+
+
+@cache
+def homes(package: str) -> dict[str, str]:
+    """Where the names of a lazy package come from: its __init__.pyi says it."""
+    path = modules().get(package)
+    if path is None or path.name != "__init__.py" or not (stub := path.with_suffix(".pyi")).exists():
+        return {}
+    found = {}
+    for node in ast.parse(stub.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            module = f"{package}.{node.module}" if node.module else package
+            found |= {alias.asname or alias.name: f"{module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def home_of(name: str) -> str:
+    """nbep.Buffer -> nbep.host.buffer.Buffer; nbep.DataRace -> nbep.emulator.DataRace -> where that comes from."""
+    package, _, last = name.rpartition(".")
+    home = homes(package).get(last, name) if package else name
+    return home if home == name else home_of(home)
 
 
 def files_of(names: Iterable[str], folder: Path) -> set[Path]:
     """The files of nbep, and those beside a script, that are loaded with these modules; their packages are, too."""
     found = set()
     for name in names:
-        parts = name.split(".")
+        parts = home_of(name).split(".")
         found |= {modules().get(".".join(parts[: i + 1])) for i in range(len(parts))}
         found.add(beside if (beside := folder / f"{parts[0]}.py").exists() else None)
     return {path for path in found if path is not None}
@@ -69,7 +93,8 @@ def loaded_by(path: Path) -> frozenset[Path]:
     """The files that a Python file imports at its top."""
     name = name_of(path)
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    return frozenset(files_of(imported(ast.parse(path.read_text()).body, package), path.parent))
+    tree = ast.parse(path.read_text())
+    return frozenset(files_of(imported(tree, package, tree.body), path.parent))
 
 
 def with_imports(files: Iterable[Path]) -> set[Path]:
@@ -103,7 +128,8 @@ def digest(folder: Path, python: Iterable[str], bash: Iterable[str], outputs: It
     python, bash = list(python), list(bash)
     files = set().union(*(named(code, folder) for code in [*python, *bash]))
     for code in python:
-        files |= files_of(imported(ast.walk(ast.parse(MAGIC.sub("", code))), ""), folder)
+        tree = ast.parse(MAGIC.sub("", code))
+        files |= files_of(imported(tree, "", ast.walk(tree)), folder)
     if bash:
         files |= {*modules().values(), *(ROOT / "puzzles").rglob("*.py")}
     sources = [f"{path.relative_to(ROOT)}\n{text_of(path)}" for path in sorted(with_imports(files))]

@@ -29,52 +29,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
 Imports point from `world` down, never back: machine, models and schedule raise facts, and `reports` words them.
 """
 
-from .machine.errors import (
-    DataRace,
-    DeadlockError,
-    Divergence,
-    EmulatorError,
-    HostAtomic,
-    Misaligned,
-    NonCoherent,
-    OutOfBounds,
-    ProxyFence,
-    ReadOnly,
-    Trap,
-    Uninitialized,
-    Unmapped,
-    UseAfterFree,
-)
-from .machine.memory import AddressSpace, Allocation, Mapping
-from .machine.stream import Event, Launch, Stream
-from .machine.thread import FULL_MASK, Thread, current_thread
-from .run import RankContext
-from .world import World
+import lazy_loader
 
-__all__ = [
-    "FULL_MASK",
-    "AddressSpace",
-    "Allocation",
-    "DataRace",
-    "DeadlockError",
-    "Divergence",
-    "EmulatorError",
-    "Event",
-    "Launch",
-    "Mapping",
-    "Misaligned",
-    "NonCoherent",
-    "OutOfBounds",
-    "ProxyFence",
-    "RankContext",
-    "HostAtomic",
-    "ReadOnly",
-    "Stream",
-    "Thread",
-    "Trap",
-    "Uninitialized",
-    "Unmapped",
-    "UseAfterFree",
-    "World",
-    "current_thread",
-]
+# A name is imported when somebody asks for it: __init__.pyi has them all.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -34,6 +34,8 @@ print(f())
 """
 FILES = {
     "nbep/__init__.py": "from . import always\n",
+    "nbep/__init__.pyi": "from .lazy import Buffer\n",
+    "nbep/lazy.py": "Buffer = 1\n",
     "nbep/always.py": "",
     "nbep/other.py": "x = 2\n",
     "nbep/used.py": "x = 1\n",
@@ -52,7 +54,7 @@ def tree(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        for cached in digests.modules, digests.text_of, digests.loaded_by:
+        for cached in digests.modules, digests.text_of, digests.loaded_by, digests.homes:
             cached.cache_clear()
         return path
 
@@ -60,7 +62,7 @@ def tree(tmp_path, monkeypatch):
     for name, text in FILES.items():
         write(name, text)
     yield write
-    for cached in digests.modules, digests.text_of, digests.loaded_by:
+    for cached in digests.modules, digests.text_of, digests.loaded_by, digests.homes:
         cached.cache_clear()
 
 
@@ -101,6 +103,15 @@ def test_a_page_is_stale_when_its_code_or_its_output_was_edited(tree, old, new):
 def test_a_command_depends_on_the_files_that_it_names_on_all_of_nbep_and_on_puzzles(tree, name):
     page = executed_page(tree, "<!-- run -->\n```bash\nnbep check docs/examples/program.py\n```\n")
     tree(name, FILES[name] + "y = 3\n")
+    assert sync.is_stale(page)
+
+
+@pytest.mark.parametrize("code", ["from nbep import Buffer", "import nbep\nnbep.Buffer"])
+def test_a_name_of_the_package_depends_on_the_file_that_it_comes_from(tree, code):
+    page = executed_page(tree, f"<!-- run -->\n```python\n{code}\n```\n")
+    tree("nbep/used.py", "x = 3\n")
+    assert not sync.is_stale(page)
+    tree("nbep/lazy.py", "Buffer = 2\n")
     assert sync.is_stale(page)
 
 

@@ -81,7 +81,7 @@ def test_ctrl_c_ends_a_command_in_one_line_while_it_still_imports():
         "        if name == 'numpy': os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Interrupts())\n"
         "sys.argv = ['/bin/nbep', 'demo']\n"
-        "import nbep\n"
+        "import nbep.demo\n"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (out.returncode, out.stdout, out.stderr) == (130, "", "nbep: interrupted\n")

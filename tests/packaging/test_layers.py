@@ -6,6 +6,8 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "nbep").rglob("*.py"))
 # Lowest first. A file may import from its own layer and from those before it.
@@ -49,7 +51,7 @@ LAYERS_WITHOUT_CIRCLES = ("nbep.emulator", "nbep.host")
 CLUSTER = {
     f"nbep.emulator.machine.{name}" for name in ("access", "block", "bulk", "faults", "stream", "thread", "warp")
 }
-LIGHT = {*sys.stdlib_module_names, "greenlet", "ml_dtypes", "nbep", "numpy"}
+LIGHT = {*sys.stdlib_module_names, "greenlet", "lazy_loader", "ml_dtypes", "nbep", "numpy"}
 
 
 def module_name(path: Path) -> str:
@@ -158,10 +160,30 @@ def test_no_file_has_more_than_500_lines():
     assert [str(path) for path in files if len(path.read_text().splitlines()) > 500] == []
 
 
-def test_import_nbep_does_not_load_numba_or_mpi_or_matplotlib():
-    code = "import sys, nbep; print(*sorted({'numba', 'mpi4py', 'matplotlib', 'torch'} & set(sys.modules)))"
+@pytest.mark.parametrize(
+    ("statement", "fewer_than"),
+    [("import nbep", 5), ("import nbep.emulator", 5), ("from nbep.emulator import World", 80)],
+)
+def test_an_import_loads_only_what_it_asks_for(statement, fewer_than):
+    code = f"import sys; {statement}; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(out.stdout.split())
+    assert not loaded & {"numba", "mpi4py", "matplotlib", "torch"}
+    assert sum(name.split(".")[0] == "nbep" for name in loaded) < fewer_than
+
+
+@pytest.mark.parametrize("package", ["nbep", "nbep.emulator"])
+def test_every_public_name_is_there_when_somebody_asks_for_it(package):
+    """In a process of its own: what another test has imported is there already."""
+    code = f"import {package} as package; print(*[name for name in package.__all__ if getattr(package, name) is None])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.split() == []
+
+
+def test_buffers_and_emulated_ranks_load_neither_numba_nor_mpi_nor_matplotlib_nor_torch():
+    code = "import sys, nbep; nbep.Buffer, nbep.spawn; print(*sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"numba", "mpi4py", "matplotlib", "torch"} & set(out.stdout.split())
 
 
 DEEP_EP_VERBS = {"Buffer.__init__", "NormalVerbs.dispatch", "Buffer.dispatch"} | {

@@ -1,0 +1,33 @@
+from . import debug
+from .emulator import DataRace, DeadlockError, EmulatorError
+from .host.buffer import Buffer
+from .host.cast import per_token_cast_back, per_token_cast_to_fp8
+from .host.config import Config
+from .host.events import EventHandle, EventOverlap
+from .host.faults import NetworkError
+from .host.intranode.handle import DispatchHandle
+from .host.ranks.comm import InProcessComm
+from .host.ranks.timeouts import PeerTimeout
+from .host.spawn import spawn
+from .host.symmetric import NodeMemory
+from .host.transport.base import NicOptions
+
+__all__ = [
+    "Buffer",
+    "Config",
+    "DataRace",
+    "DeadlockError",
+    "DispatchHandle",
+    "EmulatorError",
+    "EventHandle",
+    "EventOverlap",
+    "InProcessComm",
+    "NetworkError",
+    "NicOptions",
+    "NodeMemory",
+    "PeerTimeout",
+    "debug",
+    "per_token_cast_back",
+    "per_token_cast_to_fp8",
+    "spawn",
+]
