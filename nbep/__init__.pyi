@@ -1,3 +1,5 @@
+__version__: str
+
 from . import debug
 from .emulator import DataRace, DeadlockError, EmulatorError
 from .host.buffer import Buffer
