@@ -62,6 +62,13 @@ def pages() -> list[str]:
     )
 
 
+def house() -> list[str]:
+    return [
+        *things(("python", "tools/sizes.py", "--check"), r"(?m)^(\S+ has .*)$", "python tools/sizes.py"),
+        *things(("python", "tools/test_map.py", "--check"), r"(?m)^(\S+): out of date$", "python tools/test_map.py"),
+    ]
+
+
 def stale() -> list[str]:
     """What was last executed with other code, by the two programs that execute it."""
     found = []
@@ -77,7 +84,7 @@ def stale() -> list[str]:
 
 def main() -> int:
     with ThreadPoolExecutor(2) as pool:
-        waiting = pool.map(lambda check: check(), (types, tests, lint, pages, stale))
+        waiting = pool.map(lambda check: check(), (types, tests, lint, pages, house, stale))
         *refusals, hints = list(waiting)
     todo = [line for lines in refusals for line in lines]
     print("".join(f"{line}\n" for line in [*todo, *hints]), end="")
