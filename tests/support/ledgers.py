@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import nbep
+import nbep.device.primitives  # fills PRIMITIVES
 from nbep.device.jit import PRIMITIVES
 from nbep.emulator.machine.bulk import CopyingThread
 
