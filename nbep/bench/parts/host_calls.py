@@ -21,7 +21,7 @@ class Sizes(NamedTuple):
 
 
 FOR_GPUS = Sizes(128, 4096, 7168, 8, 288, 256)
-FOR_THE_CPU = Sizes(8, 64, 512, 8, 64, 64)  # the memory of larger outputs costs a CPU more than a call does
+FOR_THE_CPU = Sizes(4, 16, 512, 8, 16, 16)  # the memory of larger outputs costs a CPU more than a call does
 NVL_BYTES = 1 << 30
 
 
