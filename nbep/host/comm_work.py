@@ -19,7 +19,7 @@ class CommWork:
     runtime: Runtime
     comm_stream: Stream
     check_faults: Callable[[], None]
-    latest_event: Event | None = None  # at the end of the latest call
+    latest_event: Event | None = None  # at the end of the latest call, where the host reads arrays
     _previous: EventHandle | None = None  # what the call under way comes behind
 
     @contextmanager
@@ -60,11 +60,14 @@ class CommWork:
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
         stream = self.comm_stream
-        self.latest_event = stream.record() if async_finish else stream.hand_over()
+        end = stream.record() if async_finish else stream.hand_over()
+        if self.runtime.host_reads_arrays:
+            self.latest_event = end
         previous, self._previous = self._previous, None
-        # The call may have read what a call of another buffer has failed to bring.
-        others = () if previous is None else (check for check in previous.checks if check != self.check_faults)
-        event = EventHandle(self.latest_event, (self.check_faults, *others))
+        checks: tuple[Callable[[], None], ...] = (self.check_faults,)
+        if previous is not None:  # the call may have read what a call of another buffer has failed to bring
+            checks += tuple(check for check in previous.checks if check != self.check_faults)
+        event = EventHandle(end, checks)
         if not async_finish:
             event.check()
         return EventOverlap(event)

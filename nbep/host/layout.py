@@ -5,8 +5,9 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::get_dispatch_layout
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from nbep.device.kernels.get_dispatch_layout import (
-    LayoutOutputs,
     LayoutSizes,
     LayoutWorkspace,
     num_counters,
@@ -15,9 +16,19 @@ from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout as layou
 from nbep.host import validate
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node, Order
-from nbep.host.target.base import Array, MaybeArray
+from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import Make, Wanted
 
 LAYOUT_MAX_BLOCKS = 32
+VERB = "get_dispatch_layout"  # in the key of a plan
+
+
+class Plan(NamedTuple):
+    """What depends on sizes alone."""
+
+    outputs: tuple[Wanted, ...]
+    make: Make
+    launch: PreparedLaunch
 
 
 def get_dispatch_layout(
@@ -32,32 +43,35 @@ def get_dispatch_layout(
     runtime = memory.runtime
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    num_experts = validate.num_experts(memory.num_ranks, num_experts)
+    kinds, arguments = runtime.look_at((topk_idx,))
+    key, plan = memory.plans.find(kinds, (VERB, num_experts))
+    if plan is None:
+        plan = _checked_plan(memory, topk_idx, num_experts, previous_event)
+        memory.plans.keep(key, plan)
+    order = Order(previous_event, allocate_on_comm_stream)
+    arrays, addresses = memory.allocate(order, topk_idx, plan.outputs, plan.make)
+    if memory.num_nodes == 1:  # all ranks are peers: a count of the node would say nothing new
+        arrays.insert(1, None)
+        addresses.insert(1, 0)
+    plan.launch.launch(memory.comm_stream, (*addresses, *arguments), (topk_idx, *arrays))
+    return (*arrays, memory.finish(async_finish))
+
+
+def _checked_plan(memory: Node, topk_idx: Array, num_experts: int, previous_event: EventOverlap | None) -> Plan:
+    """Check everything; the plan for this call, and for later ones with as many tokens, choices and experts."""
+    runtime, num_ranks = memory.runtime, memory.num_ranks
+    num_experts = validate.num_experts(num_ranks, num_experts)
     validate.array("topk_idx", runtime.view(topk_idx), "int64", ("num_tokens", "num_topk"))
     num_tokens, num_topk = topk_idx.shape
     validate.topk_size("topk_idx", num_topk)
     if validate.may_read(memory, previous_event):
         validate.expert_indices(runtime.contents(topk_idx), num_experts)
-
-    sizes = LayoutSizes(num_tokens, num_topk, memory.num_ranks, memory.num_nvl_peers, num_experts)
+    sizes = LayoutSizes(num_tokens, num_topk, num_ranks, memory.num_nvl_peers, num_experts)
     block = runtime.layout_threads
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
-    with memory.allocations(Order(previous_event, allocate_on_comm_stream), topk_idx) as empty:
-        num_tokens_per_rank = empty((memory.num_ranks,), "int32")
-        # One node: all ranks are peers, so a count per node would say nothing new.
-        num_tokens_per_rdma_rank: MaybeArray = empty((memory.num_nodes,), "int32") if memory.num_nodes > 1 else None
-        num_tokens_per_expert = empty((num_experts,), "int32")
-        is_token_in_rank = empty((num_tokens, memory.num_ranks), "bool")
-    runtime.launch(
-        memory.comm_stream,
-        layout_kernel,
-        grid,
-        block,
-        4 * (num_counters(sizes) + 1),
-        LayoutOutputs(num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank),
-        topk_idx,
-        LayoutWorkspace(memory.layout_totals, memory.layout_arrivals),
-        sizes,
-    )
-    event = memory.finish(async_finish)
-    return num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert, is_token_in_rank, event
+    workspace = LayoutWorkspace(memory.layout_totals, memory.layout_arrivals)
+    of_nodes: tuple[Wanted, ...] = (((memory.num_nodes,), "int32"),) if memory.num_nodes > 1 else ()
+    outputs: tuple[Wanted, ...] = ((num_ranks,), "int32"), *of_nodes, ((num_experts,), "int32")
+    outputs += (((num_tokens, num_ranks), "bool"),)
+    launch = runtime.prepare(layout_kernel, grid, block, 4 * (num_counters(sizes) + 1), workspace, sizes)
+    return Plan(outputs, runtime.prepare_empty(outputs, topk_idx), launch)

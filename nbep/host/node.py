@@ -15,6 +15,7 @@ from nbep.host.handles import ArraysHandle, Identity
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.plans import Plans
 from nbep.host.ranks.call_log import Arguments
 from nbep.host.ranks.processes import Gone
 from nbep.host.target.base import Array, Kernel, Runtime
@@ -69,6 +70,7 @@ class Node(Protocol):
     num_dispatches: int
     ring_shape: RingShape | None
     latest_event: Event | None
+    plans: Plans[Any]  # of calls without a handle
     rdma: RdmaMemory | None
     low_latency: LowLatencyMemory | None
     direct: DirectMemory | None

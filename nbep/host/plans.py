@@ -10,28 +10,50 @@ contents are checked, too: nothing is found there.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+AnyPlan = TypeVar("AnyPlan")
 
 
-def find_plan(plans: dict[Any, Any], kinds: tuple[Any, ...] | None, options: tuple[Any, ...]) -> tuple[Any, Any]:
-    """The plan of an earlier call with such arrays and the same options.
+class Plans(Generic[AnyPlan]):
+    """Plans by their keys. most: how many there are at most"""
 
-    kinds: of the arrays, as Runtime.look_at
-    Returns: what to keep a plan under once all is checked, None if none must be kept; the plan, None if there is none
-    """
-    if kinds is None:
-        return None, None
-    key = kinds, options, *map(type, options)  # 1 is no True, and 4.0 no 4
-    try:
-        return key, plans.get(key)
-    except TypeError:  # an option that cannot be part of a key
-        return None, None
+    __slots__ = ("_kept", "_latest", "_latest_key", "_most")
 
+    def __init__(self, most: int):
+        self._most = most
+        self._kept: dict[Any, AnyPlan] = {}
+        self._latest_key: Any = None  # most calls are like the one before; comparing costs less than a look-up
+        self._latest: AnyPlan | None = None
 
-def keep_plan(plans: dict[Any, Any], key: Any, plan: Any, most: int) -> None:
-    """Keep a plan for later calls; most: how many there are at most."""
-    if key is None:
-        return
-    if len(plans) >= most:
-        plans.clear()
-    plans[key] = plan
+    def find(self, kinds: tuple[Any, ...] | None, options: tuple[Any, ...]) -> tuple[Any, AnyPlan | None]:
+        """The plan of an earlier call with such arrays and the same options.
+
+        kinds: of the arrays, as Runtime.look_at
+        Returns: what to keep a plan under once all is checked, None if none must be kept; the plan, None if there is
+                 none
+        """
+        if kinds is None:
+            return None, None
+        key = kinds, list(map(type, options)), options  # 1 is no True, and 4.0 no 4
+        if key == self._latest_key:
+            return key, self._latest
+        try:
+            plan = self._kept.get((kinds, *key[1], options))
+        except TypeError:  # an option that cannot be part of a key
+            return None, None
+        if plan is not None:
+            self._latest_key, self._latest = key, plan
+        return key, plan
+
+    def keep(self, key: Any, plan: AnyPlan) -> None:
+        """Keep a plan for later calls."""
+        if key is None:
+            return
+        if len(self._kept) >= self._most:
+            self._kept.clear()
+        kinds, types, options = key
+        self._kept[kinds, *types, options] = plan
+
+    def __len__(self) -> int:
+        return len(self._kept)

@@ -50,6 +50,7 @@ from nbep.host.handles import ArraysHandle, Identity
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.plans import Plans
 from nbep.host.ranks.await_ranks import end_without_mpi
 from nbep.host.ranks.call_log import Arguments, CallLog
 from nbep.host.ranks.comm import Communicator, await_all, gather_results, is_mpi_comm
@@ -64,6 +65,7 @@ from nbep.host.transport import check_target, create_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
 from nbep.host.transport.rdma import RdmaMemory
 
+MAX_PLANS = 1024
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
 AnyMemory = TypeVar("AnyMemory", bound=Memory)
 
@@ -173,6 +175,7 @@ class NodeMemory(CommWork):
         self.name: tuple[int, ...] = ()  # see host.dropped
         self.ring_shape: RingShape | None = None  # of the latest launch
         self._cells: list[tuple[int, str]] = []
+        self.plans: Plans[Any] = Plans(MAX_PLANS)
         self.rdma: RdmaMemory | None = None
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
         self.direct: DirectMemory | None = None  # unless the buffer has no room for it

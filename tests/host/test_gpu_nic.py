@@ -142,7 +142,7 @@ def test_so_has_a_prepared_launch(driver):
     runtime, _ = runtime_with_nic(driver)
     prepared = runtime.prepare(over_queues, 1, 32, 0, network())
     assert driver.calls == []
-    prepared.launch(stream(), 0)
+    prepared.launch(stream(), (0,))
     assert driver.calls == BESIDE
 
 

@@ -217,6 +217,11 @@ def test_events_that_nobody_holds_are_used_again_but_for_those_of_a_graph(gpu, m
     for _ in range(3):
         buffer.dispatch(x, handle)
     assert set(destroyed) == numbers
-    stream, latest = buffer._memory.comm_stream, buffer._memory.latest_event
-    for event in (latest, stream._behind_current, *stream._in_flight, *(overlap.event.event for overlap in held)):
+    stream = buffer._memory.comm_stream
+    for event in (
+        stream._handed_over,
+        stream._behind_current,
+        *stream._in_flight,
+        *(overlap.event.event for overlap in held),
+    ):
         event.event = None  # none to destroy without the driver that made it

@@ -81,7 +81,7 @@ def test_threads_that_make_one_prepared_launch_keep_their_parameters(recorded):
     loaded = load_push()
     prepared = CudaPreparedLaunch(loaded, (1, 32, 0), [0] * (len(loaded.spec.params) - 1), {})
     streams = {number: CudaStream(number, "stream", 0) for number in (1, 2)}
-    in_two_threads(lambda stream, value: prepared.launch(streams[stream], value))
+    in_two_threads(lambda stream, value: prepared.launch(streams[stream], (value,)))
     check(recorded)
 
 

@@ -23,10 +23,9 @@ from nbep.device.protocols.calls import Call
 from nbep.host import validate
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, in_node_config
-from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
+from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
-from nbep.host.plans import find_plan, keep_plan
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make
@@ -63,12 +62,12 @@ def dispatch_cached(memory: Node, request: DispatchRequest) -> Any:
     kinds, arguments = runtime.look_at(arrays)
     key, plan = None, None
     if handle.__class__ is DispatchHandle and handle.owner is memory.identity and len(arrays) == 2:
-        key, plan = find_plan(handle.plans, kinds, (request.config, request.zero_copy))
+        key, plan = handle.plans.find(kinds, (request.config, request.zero_copy))
     if plan is None:
         tokens = Tokens(*validate.payload(runtime, x), NO_ARRAY, NO_ARRAY)
         handle = validate.handle(memory, handle, request.previous_event)
         plan = _make_plan(memory, tokens, handle, request)
-        keep_plan(handle.plans, key, plan, MAX_PLANS)
+        handle.plans.keep(key, plan)
     return pair(*_launch(memory, plan, arguments, handle, request))
 
 
@@ -174,7 +173,7 @@ def _launch(
             size, dtype = plan.outputs[1]
             recv_x_scales = direct.array(way.places.scales, way.places.num_rows, size, dtype, scales, lease)
         plan.notify.launch(stream)
-        way.launch.launch(stream, 0, *arguments, 0, 0, keep=(x, scales, handle, recv_x, recv_x_scales))
+        way.launch.launch(stream, (0, *arguments, 0, 0), (x, scales, handle, recv_x, recv_x_scales))
         return recv_x, recv_x_scales
     (recv_x, *rest), (rows, *scale_rows) = memory.allocate(request, x, plan.outputs, plan.make)
     recv_x_scales = rest[0] if rest else None
@@ -182,5 +181,5 @@ def _launch(
     memory.ring_shape = plan.shape  # type: ignore[assignment]
     plan.notify.launch(stream)
     outputs = rows, scale_rows[0] if rest else 0, *NO_LISTS
-    way.launch.launch(stream, *outputs, *arguments, 0, 0, keep=(x, scales, handle, recv_x, recv_x_scales))
+    way.launch.launch(stream, (*outputs, *arguments, 0, 0), (x, scales, handle, recv_x, recv_x_scales))
     return recv_x, recv_x_scales

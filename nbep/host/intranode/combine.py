@@ -20,9 +20,8 @@ from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, in_node_config
 from nbep.host.events import EventOverlap
 from nbep.host.intranode.direct_combine import DirectCombine, prepare_direct_combine
-from nbep.host.intranode.handle import MAX_PLANS, DispatchHandle
+from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
-from nbep.host.plans import find_plan, keep_plan
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make
@@ -58,13 +57,13 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     kinds, arguments = runtime.look_at(given)
     key, plan = None, None
     if handle.__class__ is DispatchHandle and handle.owner is memory.identity and len(given) == 4:
-        key, plan = find_plan(handle.plans, kinds, (COMBINE, request.config, request.zero_copy))
+        key, plan = handle.plans.find(kinds, (COMBINE, request.config, request.zero_copy))
     if plan is None:
         handle = validate.handle(memory, handle, request.previous_event)
         num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
         checked = check_combine_inputs(runtime, request, num_tokens, num_combined_tokens)
         plan = _make_plan(memory, handle, checked, request)
-        keep_plan(handle.plans, key, plan, MAX_PLANS)
+        handle.plans.keep(key, plan)
     outputs, of_outputs = memory.allocate(request, x, plan.outputs, plan.make)
     memory.compare(plan.call, handle)
     way = plan.way
@@ -75,7 +74,7 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     way.notify.launch(memory.comm_stream)
     if topk_weights is None:
         of_outputs.append(0)
-    way.combine.launch(memory.comm_stream, *of_outputs, *arguments, keep=(given, outputs, handle))
+    way.combine.launch(memory.comm_stream, (*of_outputs, *arguments), (given, outputs, handle))
     return outputs[0], None if topk_weights is None else outputs[1], memory.finish(request.async_finish)
 
 

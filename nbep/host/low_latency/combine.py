@@ -19,9 +19,8 @@ from nbep.host.low_latency.calls import COMBINE, Words, words_of
 from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
-from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
+from nbep.host.low_latency.memory import Launches, LowLatencyMemory
 from nbep.host.node import Node
-from nbep.host.plans import find_plan, keep_plan
 from nbep.host.target.base import Array, MaybeArray, Runtime
 from nbep.host.target.new_arrays import Make
 
@@ -60,45 +59,46 @@ class Plan(NamedTuple):
     make: Make  # combined_x
 
 
-def low_latency_combine(memory: Node, request: CombineRequest) -> tuple[Array, EventOverlap, Hook | None]:
-    """See Buffer.low_latency_combine."""
-    runtime, mode, handle = memory.runtime, begin_verb(memory, VERB), request.handle
+def low_latency_combine(
+    memory: Node, given: tuple[Any, ...], options: tuple[Any, ...], handle: Any
+) -> tuple[Array, EventOverlap, Hook | None]:
+    """See Buffer.low_latency_combine. given, options: those of a CombineRequest"""
+    runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
-    kinds, arguments = runtime.look_at(request[:FIRST_OPTION])
+    kinds, arguments = runtime.look_at(given)
     key, plan = None, None
     if checks.is_ready(mode, handle):
-        options = *request[FIRST_OPTION:-1], *handle.sizes, handle.num_topk, mode.origin_of(handle.call)
-        key, plan = find_plan(mode.combine_plans, kinds, options)
+        of_dispatch = *handle.sizes, handle.num_topk, mode.origin_of(handle.call)
+        key, plan = mode.combine_plans.find(kinds, options + of_dispatch)
     if plan is None:
-        plan, handle = _checked_plan(memory, mode, request)
-        keep_plan(mode.combine_plans, key, plan, MAX_PLANS)
-    if request.zero_copy:
-        _check_zero_copy(mode, request.use_logfmt)
+        plan, handle = _checked_plan(memory, mode, CombineRequest._make((*given, *options, handle)))
+        mode.combine_plans.keep(key, plan)
     x, topk_idx, topk_weights, out, stats = arguments
-
-    shape, combined_x = plan.shape, request.out
+    _, zero_copy, async_finish, return_recv_hook = options
+    shape, combined_x = plan.shape, given[3]
     if combined_x is None:
-        (combined_x,), (out,) = plan.make(request.x)
-    if request.zero_copy:
+        (combined_x,), (out,) = plan.make(given[0])
+    if zero_copy:
+        _check_zero_copy(mode, options[0])
         x = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half)
     of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
-    memory.compare_call(VERB, _alike, request, shape, handle)
+    memory.compare_call(VERB, _alike, return_recv_hook, shape, handle)
     mode.rdma.shape, call.words = shape, plan.words
     event, hook = run_call(
         memory,
         call,
         plan.launches,
         (out, stats, x, topk_idx, topk_weights, *of_handle),
-        (request, combined_x, handle.arrays),
-        request.async_finish,
-        request.return_recv_hook,
+        (given, combined_x, handle.arrays),
+        async_finish,
+        return_recv_hook,
     )
     return combined_x, event, hook
 
 
-def _alike(request: CombineRequest, shape: LowLatencyShape, handle: LowLatencyHandle) -> dict[str, object]:
+def _alike(return_recv_hook: bool, shape: LowLatencyShape, handle: LowLatencyHandle) -> dict[str, object]:
     """What all ranks must pass alike."""
-    return {**shape._asdict(), "hook": request.return_recv_hook, "handle": handle.origin}
+    return {**shape._asdict(), "hook": return_recv_hook, "handle": handle.origin}
 
 
 def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:

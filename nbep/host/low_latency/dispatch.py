@@ -25,9 +25,8 @@ from nbep.host.low_latency.calls import DISPATCH, Words, words_of
 from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
-from nbep.host.low_latency.memory import MAX_PLANS, Launches, LowLatencyMemory
+from nbep.host.low_latency.memory import Launches, LowLatencyMemory
 from nbep.host.node import Node
-from nbep.host.plans import find_plan, keep_plan
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import ByColumns, Make, PartsLayout, Wanted
 from nbep.host.target.views import View
@@ -72,49 +71,53 @@ class Plan(NamedTuple):
 
 
 def low_latency_dispatch(
-    memory: Node, request: DispatchRequest
+    memory: Node, given: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
-    """See Buffer.low_latency_dispatch."""
+    """See Buffer.low_latency_dispatch. given, options: those of a DispatchRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
-    kinds, arguments = runtime.look_at(request[:FIRST_OPTION])
-    key, plan = find_plan(mode.dispatch_plans, kinds, request[FIRST_OPTION:])
+    kinds, arguments = runtime.look_at(given)
+    key, plan = mode.dispatch_plans.find(kinds, options)
     if plan is None:
-        plan = _checked_plan(memory, mode, request)
-        keep_plan(mode.dispatch_plans, key, plan, MAX_PLANS)
+        plan = _checked_plan(memory, mode, DispatchRequest(*given, *options))
+        mode.dispatch_plans.keep(key, plan)
 
-    shape = plan.shape
-    arrays, (rows, count, of_handle, *scale_rows) = plan.make(request.x)
-    recv_x, recv_count, parts, *scales = arrays
+    shape, words, launches, make, handle_sizes = plan
+    arrays, addresses = make(given[0])
+    recv_x, recv_count, parts = arrays[:3]
+    rows, count, of_handle = addresses[:3]
+    scales = 0
+    if len(arrays) > 3:
+        recv_x, scales = (recv_x, arrays[3]), addresses[3]
     if not shape.deduplicate:
         of_handle += NO_MESSAGES
-    src_info, layout_range, *messages = of_handle
     x, topk_idx, weights, recv_stats, cost_stats = arguments
-    outputs = rows, scale_rows[0] if scales else 0, src_info, layout_range, count, recv_stats, cost_stats, *messages
-    if scales:
-        recv_x = recv_x, scales[0]
-    memory.compare_call(VERB, _alike, request, shape.hidden)
-    mode.rdma.shape, call.words = shape, plan.words
+    src_info, layout_range, *messages = of_handle
+    memory.compare_call(VERB, _alike, options, shape.hidden)
+    mode.rdma.shape, call.words = shape, words
     if runtime.host_reads_arrays and validate.may_read(memory, None):
-        call.choices = runtime.contents(request.topk_idx).copy()
+        call.choices = runtime.contents(given[1]).copy()
     event, hook = run_call(
         memory,
         call,
-        plan.launches,
-        (*outputs, x, topk_idx, weights),
-        (request, arrays),
-        request.async_finish,
-        request.return_recv_hook,
+        launches,
+        (rows, scales, src_info, layout_range, count, recv_stats, cost_stats, *messages, x, topk_idx, weights),
+        (given, arrays),
+        *options[-2:],
     )
-    handle = LowLatencyHandle(parts, plan.handle_sizes, call, shape.num_topk, request.topk_weights, of_handle)
-    return recv_x, recv_count, handle, event, hook
+    return (
+        recv_x,
+        recv_count,
+        LowLatencyHandle(parts, handle_sizes, call, shape.num_topk, given[2], of_handle),
+        event,
+        hook,
+    )
 
 
-def _alike(request: DispatchRequest, hidden: int) -> dict[str, object]:
+def _alike(options: tuple[Any, ...], hidden: int) -> dict[str, object]:
     """What all ranks must pass alike."""
-    names, values = request._fields[FIRST_OPTION:END_OF_ALIKE], request[FIRST_OPTION:END_OF_ALIKE]
-    of_plan = dict(zip(names, values, strict=True))
-    return {**of_plan, "hidden": hidden, "hook": request.return_recv_hook}
+    of_plan = dict(zip(DispatchRequest._fields[FIRST_OPTION:END_OF_ALIKE], options, strict=False))
+    return {**of_plan, "hidden": hidden, "hook": options[-1]}
 
 
 # Validate

@@ -48,8 +48,9 @@ def run_call(
     both = launches[call.half, BOTH_PHASES]
     if async_finish:
         memory.comm_stream.wait_current_stream()
-        mode.order(memory.comm_stream)
-        both.launch(memory.comm_stream, *arguments, keep=arrays)
+        if mode.last_stream is not memory.comm_stream:
+            mode.order(memory.comm_stream)
+        both.launch(memory.comm_stream, arguments, arrays)
         return memory.finish(True), None
     on_current_stream(memory, both, arguments, arrays)
     return EventOverlap(), None
@@ -68,8 +69,9 @@ def on_current_stream(
     if not runtime.has_own_stream and runtime.shares_current_stream:
         stream = memory.comm_stream
         stream.wait_current_stream()
-    mode.order(stream)
-    kernel.launch(stream, *arguments, keep=arrays)
+    if mode.last_stream is not stream:
+        mode.order(stream)
+    kernel.launch(stream, arguments, arrays)
     if not runtime.has_own_stream and runtime.settle(stream):
         memory.check_faults()
 

@@ -52,6 +52,7 @@ from nbep.host.faults import unread_error
 from nbep.host.handles import Identity
 from nbep.host.low_latency.calls import ORIGINS, Words
 from nbep.host.low_latency.size import quarter_bytes_needed
+from nbep.host.plans import Plans
 from nbep.host.target.base import Kernel, PreparedLaunch
 from nbep.host.target.streams import Stream
 from nbep.host.transport.rdma import RdmaMemory
@@ -165,9 +166,9 @@ class LowLatencyMemory(Identity):
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
-        self.dispatch_plans: dict[Any, Any] = {}  # for calls that need not be checked again: see host.plans
-        self.combine_plans: dict[Any, Any] = {}
-        self._last_stream: Stream | None = None
+        self.dispatch_plans: Plans[Any] = Plans(MAX_PLANS)  # for calls that need not be checked again
+        self.combine_plans: Plans[Any] = Plans(MAX_PLANS)
+        self.last_stream: Stream | None = None
         self.is_unclean = False  # masks were taken off: clean_low_latency_buffer comes before the next call
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
 
@@ -308,17 +309,17 @@ class LowLatencyMemory(Identity):
 
     def order(self, stream: Stream) -> None:
         """Let what is launched on a stream next come behind the calls before it, which may be on another stream."""
-        last = self._last_stream
+        last = self.last_stream
         if last is stream:
             return
         if last is not None and last.key != stream.key and not self.runtime.is_capturing:
             stream.wait(last.record())
-        self._last_stream = stream
+        self.last_stream = stream
 
     def synchronize(self) -> None:
         """Wait for the calls so far; they may be on a stream of the caller."""
-        if self._last_stream is not None:
-            self._last_stream.synchronize()
+        if self.last_stream is not None:
+            self.last_stream.synchronize()
 
     @property
     def sends_from_buffer(self) -> bool:

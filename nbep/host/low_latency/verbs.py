@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import masks
 from nbep.host.low_latency.clean import clean_low_latency_buffer
-from nbep.host.low_latency.combine import CombineRequest, get_next_low_latency_combine_buffer, low_latency_combine
-from nbep.host.low_latency.dispatch import DispatchRequest, low_latency_dispatch
+from nbep.host.low_latency.combine import get_next_low_latency_combine_buffer, low_latency_combine
+from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
 from nbep.host.low_latency.size import low_latency_rdma_size_hint
 from nbep.host.node import Node
 from nbep.host.one_thread import in_turn
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.views import new_tuple
 
 
 class LowLatencyVerbs:
@@ -90,25 +89,12 @@ class LowLatencyVerbs:
                   PeerTimeout if a peer does not come, unless the buffer shrinks
         Source:   DeepEP deep_ep/buffer.py, Buffer.low_latency_dispatch
         """
-        request = new_tuple(
-            DispatchRequest,
-            (
-                x,
-                topk_idx,
-                topk_weights,
-                cumulative_local_expert_recv_stats,
-                dispatch_wait_recv_cost_stats,
-                num_max_dispatch_tokens_per_rank,
-                num_experts,
-                use_fp8,
-                round_scale,
-                use_ue8m0,
-                deduplicate,
-                async_finish,
-                return_recv_hook,
-            ),
+        alike = num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0, deduplicate
+        return low_latency_dispatch(
+            self._usable("low_latency_dispatch"),
+            (x, topk_idx, topk_weights, cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats),
+            (*alike, async_finish, return_recv_hook),
         )
-        return low_latency_dispatch(self._usable("low_latency_dispatch"), request)
 
     @in_turn
     def low_latency_combine(
@@ -143,22 +129,12 @@ class LowLatencyVerbs:
         Alike, Raises: as low_latency_dispatch
         Source:   DeepEP deep_ep/buffer.py, Buffer.low_latency_combine
         """
-        request = new_tuple(
-            CombineRequest,
-            (
-                x,
-                topk_idx,
-                topk_weights,
-                out,
-                combine_wait_recv_cost_stats,
-                use_logfmt,
-                zero_copy,
-                async_finish,
-                return_recv_hook,
-                handle,
-            ),
+        return low_latency_combine(
+            self._usable("low_latency_combine"),
+            (x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats),
+            (use_logfmt, zero_copy, async_finish, return_recv_hook),
+            handle,
         )
-        return low_latency_combine(self._usable("low_latency_combine"), request)
 
     @in_turn
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle | tuple[Any, ...]) -> Array:

@@ -29,7 +29,7 @@ class PreparedLaunch(ABC):
     """A kernel with its launch size and its last arguments, which stay as they are from call to call."""
 
     @abstractmethod
-    def launch(self, stream: Stream, *first: Any, keep: Sequence[Any] = ()) -> None:
+    def launch(self, stream: Stream, first: Sequence[Any] = (), keep: Sequence[Any] = ()) -> None:
         """Start the kernel with these arguments and then those that it was prepared with, as Runtime.launch.
 
         first: of its first parameters, the fields of NamedTuples one by one; for an array what `arguments` gives

@@ -253,7 +253,7 @@ class EmulatedPreparedLaunch(PreparedLaunch):
         self._what = what
         self._last_leaves = flatten_args(last_args)
 
-    def launch(self, stream: Stream, *first: Any, keep: Sequence[Any] = ()) -> None:
+    def launch(self, stream: Stream, first: Sequence[Any] = (), keep: Sequence[Any] = ()) -> None:
         args = unflatten_args(self._what[0], [*first, *self._last_leaves])
         self._runtime.launch(stream, *self._what, *args)
 

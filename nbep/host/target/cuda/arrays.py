@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cache
+from itertools import starmap
 from typing import Any
 
 import ml_dtypes
@@ -98,6 +99,7 @@ class TorchArrays:
         """What makes such arrays, on the device of another one. wanted: shapes and dtypes; maybe ByColumns"""
         torch = sys.modules["torch"]
         make_one = _maker_of_one(torch)
+        current_device, pointer = torch._C._cuda_getDevice, torch.Tensor.data_ptr
         places = []
         for each in wanted:
             shape, dtype = each
@@ -108,11 +110,11 @@ class TorchArrays:
             places.append((shape, strides, TorchArrays.dtype(dtype)))
 
         def make(like: Any) -> tuple[list[Any], list[Any]]:
-            if make_one is not None and like.get_device() == torch._C._cuda_getDevice():
-                arrays = [make_one(shape, strides, dtype) for shape, strides, dtype in places]
+            if make_one is not None and like.get_device() == current_device():
+                arrays = list(starmap(make_one, places))
             else:
                 arrays = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in places]
-            return arrays, [array.data_ptr() for array in arrays]
+            return arrays, list(map(pointer, arrays))
 
         return make
 
@@ -223,13 +225,13 @@ class NumbaArrays(InterfaceArrays):
 
 
 LIBRARIES: dict[str, Any] = {"torch": TorchArrays, "cupy": CupyArrays, "numba": NumbaArrays, "numba_cuda": NumbaArrays}
-_library_of_class: dict[type, Any] = {}
+known_libraries: dict[type, Any] = {}
 
 
 def library_of(value: Any) -> Any:
     """The adapter for a value's class, or None if it is no GPU array."""
     cls = type(value)
-    if cls not in _library_of_class:
+    if cls not in known_libraries:
         found = None
         for base in cls.__mro__:
             root = base.__module__.partition(".")[0]
@@ -238,8 +240,8 @@ def library_of(value: Any) -> Any:
                 break
         if found is not None and found is not TorchArrays and not hasattr(value, "__cuda_array_interface__"):
             found = None
-        _library_of_class[cls] = found
-    return _library_of_class[cls]
+        known_libraries[cls] = found
+    return known_libraries[cls]
 
 
 def pointer_of(array: Any) -> int:

@@ -37,6 +37,7 @@ from nbep.host.target.cuda.arrays import (
     TorchArrays,
     arguments_of,
     current_stream_handle,
+    known_libraries,
     library_of,
     on_stream,
     pointer_of,
@@ -121,6 +122,7 @@ class CudaPreparedLaunch(PreparedLaunch):
         self._loaded = loaded
         self._size = size
         self._parameters = ParameterBlock(loaded.spec.params)
+        self._start = loaded.start
         num_first = len(loaded.spec.params) - len(last)
         self._parameters.pack([0] * num_first + last)
         self._pack_first = self._parameters.packer(num_first)
@@ -129,13 +131,13 @@ class CudaPreparedLaunch(PreparedLaunch):
         queues = loaded.queues - num_first
         self._nic = nics.get(last[queues]) if queues >= 0 else None
 
-    def launch(self, stream: Any, *first: Any, keep: Sequence[Any] = ()) -> None:
+    def launch(self, stream: Any, first: Sequence[Any] = (), keep: Sequence[Any] = ()) -> None:
         config = self._configs.get(stream.handle)
         if config is None:
             config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
         with self._turn if self._nic is None else self._beside_nic(stream):
             self._pack_first(*first)
-            self._loaded.start(config, self._parameters)
+            self._start(config, self._parameters)
         if not stream.is_callers:
             stream.unrecorded += keep
 
@@ -239,11 +241,13 @@ class CudaRuntime(Runtime):
                 kinds.append(None)
                 addresses.append(0)
                 continue
-            library = library_of(value)
+            library = known_libraries.get(value.__class__) or library_of(value)
             if library is TorchArrays and value.is_cuda:  # the most frequent ones, without functions in between
                 try:
                     has_gaps, address = not value.is_contiguous(), value.data_ptr()
                 except (RuntimeError, ValueError):  # of a tensor with a flaw
+                    return None, []
+                if value.is_neg():  # another one, which no attribute of a plain array shows
                     return None, []
             elif library is not None and library.is_array(value):
                 has_gaps, address = not library.is_contiguous(value), pointer_of(value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from sys import getrefcount
 from threading import Lock
 from typing import Any
 
@@ -16,6 +17,7 @@ from nbep.host.target.streams import Event, PastEvent, Stream
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+ONLY_HERE = 3  # references to an event that its stream and a variable hold; sys.getrefcount counts its own, too
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 
 
@@ -38,13 +40,16 @@ class CudaEvent(Event):
     they are let go: what that stream does with their memory from then on comes after the launches.
     """
 
+    _host_wait: HostWait | None = None
+    _arrays: Sequence[Any] = ()
+    _caller = -1
+    _is_captured = False
+    _goes_to: list[Any] | None = None
+
     def __init__(self, stream: int, host_wait: HostWait | None = None, idle: list[Any] | None = None):
         """idle: events of the driver that nobody uses any more; this one comes from there, and goes there."""
-        self._host_wait = host_wait
-        self._arrays: list[Any] = []
-        self._caller = -1
-        self._is_captured = False
-        self._goes_to: list[Any] | None = None
+        if host_wait is not None:
+            self._host_wait = host_wait
         self._idle = idle
         try:
             self.event = idle.pop() if idle else None
@@ -94,7 +99,7 @@ class CudaEvent(Event):
         return bool(self._arrays)
 
     def let_go(self) -> None:
-        self._arrays = []
+        self._arrays = ()
 
     def current_stream_wait(self) -> None:
         """Later work of the caller's current stream starts after the event. Only a virtual rank's host waits too."""
@@ -127,6 +132,7 @@ class CudaStream(Stream):
         self.unrecorded: list[Any] = []  # arrays of the launches since the last event
         self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
         self._behind_current: CudaEvent | None = None  # of wait_current_stream; recorded anew each time
+        self._handed_over: CudaEvent | None = None  # the latest one of hand_over; recorded anew if nobody else has it
         self._idle_events: list[Any] = []
         self._turn = Lock()  # of the threads that record it
 
@@ -158,12 +164,18 @@ class CudaStream(Stream):
         if self._host_wait is not None:
             return super().hand_over()
         self.unrecorded = []  # what the current stream does with their memory comes after the event
-        event = CudaEvent(self.handle, None, self._idle_events)
+        capturing = is_capturing(self.handle)
+        event = self._handed_over
+        if event is None or capturing or getrefcount(event) > ONLY_HERE:  # whoever holds it may wait for it yet
+            event = CudaEvent(self.handle, None, self._idle_events)
+            if not capturing:
+                event.use_again()
+                self._handed_over = event
+        else:
+            event.record(self.handle)
         order("cuStreamWaitEvent", cu.cuStreamWaitEvent(current_stream_handle(), event.event, 0))
-        if not is_capturing(self.handle):
-            event.use_again()
-            if self._in_flight:
-                self._let_go_of_the_past()
+        if self._in_flight and not capturing:
+            self._let_go_of_the_past()
         return event
 
     def _let_go_of_the_past(self) -> None:
