@@ -24,6 +24,7 @@ from typing import Any
 from nbep.device.cards import LOWEST_CC, ComputeCapability, max_smem_bytes, stand_ins
 from nbep.device.compile import arch_name
 from nbep.device.extras import install_line
+from nbep.device.network.nvshmem_library import PACKAGE, why_too_old
 from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.host.target.resolve import why_no_gpu
 from nbep.version import __version__
@@ -34,7 +35,7 @@ PACKAGES = (
 )  # fmt: skip
 NICS = Path("/sys/class/infiniband")
 COMPILERS = ("numba", "numba-cuda", "cuda-bindings")
-NVSHMEM = ("nvshmem4py-cu13", "nvidia-nvshmem-cu13")
+NVSHMEM = ("nvshmem4py-cu13", PACKAGE)
 NVLINK, PCIE = "NVLink", "PCIe"
 
 
@@ -180,7 +181,8 @@ def what_runs(
     on_host = many or (f"GPU {no_host[0]} cannot map memory of the host" if no_host else None)
     torch = None if "torch" in packages else f"torch is not installed: {install_line('torch')}"
     is_nvshmem = set(NVSHMEM) <= packages.keys()
-    nvshmem = gpu or (None if is_nvshmem else f"NVSHMEM is not installed: {install_line('nvshmem')}")
+    why = why_too_old(packages[PACKAGE]) if is_nvshmem else "NVSHMEM is not installed"
+    nvshmem = gpu or (why and f"{why}: {install_line('nvshmem')}")
     nic = nvshmem or (None if any(name.startswith("mlx5") for name in nics) else f"there is no mlx5 NIC in {NICS}")
     reasons = {
         "emulator, nbep.spawn": None,

@@ -285,7 +285,7 @@ def test_what_one_rank_lacks_fails_on_all_before_nvshmem_starts(make_ranks, monk
 
     def load_on_rank_0():
         if ranks.rank == 1:
-            raise NvshmemMissing("nvshmem4py")
+            raise NvshmemMissing("nvshmem4py is not installed")
         return load()
 
     monkeypatch.setattr(nvshmem, "load_library", load_on_rank_0)

@@ -129,3 +129,37 @@ def test_nbep_starts_without_nvshmem():
     code = "import sys, nbep.host.buffer; print(*[name for name in sys.modules if 'nvshmem' in name])"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert out.stdout.split() == []
+
+
+@pytest.mark.parametrize(
+    ("version", "is_enough"), [((3, 4, 5), False), ((3, 7, 9), False), ((3, 8, 0), True), ((4, 0, 0), True)]
+)
+def test_headers_that_are_too_old_are_refused_before_they_are_compiled(version, is_enough, tmp_path, monkeypatch):
+    """What torch brings is older than what the kernels are linked with."""
+    (tmp_path / "include" / "non_abi").mkdir(parents=True)
+    names = ("MAJOR", "MINOR", "PATCH")
+    defines = [f"#define NVSHMEM_VENDOR_{name}_VERSION {number}" for name, number in zip(names, version, strict=True)]
+    (tmp_path / "include" / "non_abi" / "nvshmem_version.h").write_text("\n".join(["#pragma once", *defines]))
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / nvshmem_library.ARCHIVE).write_bytes(b"")
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda _: str(tmp_path / "include"))
+    if is_enough:
+        assert nvshmem_library.archive().name == nvshmem_library.ARCHIVE
+        return
+    here = ".".join(map(str, version))
+    why = rf"it needs nvidia-nvshmem-cu13 3\.8 or later; here is {here}: pip install 'nbep\[nvshmem\]'"
+    for call in (nvshmem_library.archive, lambda: nvshmem_library.libraries((9, 0))):
+        with pytest.raises(nvshmem_library.NvshmemMissing, match=f"^transport='nvshmem': {why}$"):
+            call()
+
+
+def test_of_what_nvrtc_says_of_headers_the_first_errors_are_shown(tmp_path, monkeypatch):
+    (tmp_path / "nvshmem.h").write_text("".join(f"typedef missing_{i} name_{i};\n" for i in range(90)))
+    (tmp_path / "nvshmemx.h").write_text("")
+    monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda _: str(tmp_path))
+    with pytest.raises(RuntimeError, match="NVSHMEM's headers: NVRTC: NVRTC_ERROR_COMPILATION") as caught:
+        nvshmem_library.compile_calls((9, 0))
+    lines = str(caught.value).splitlines()
+    assert "missing_0" in lines[1]
+    assert len(lines) < 20
+    assert lines[-1].endswith("more lines")

@@ -133,6 +133,14 @@ def test_without_the_extras_each_line_of_what_does_not_run_says_what_installs_it
         ([GPU], MPI, ["rxe0"], EVERYTHING, "transport ibgda, a real NIC", "there is no mlx5 NIC"),
         ([], MPI, [], {}, "emulator, under torchrun", "torch is not installed"),
         ([GPU], MPI, [], COMPILER, "transport nvshmem", "pip install 'nbep[nvshmem]'"),
+        (
+            [GPU],
+            MPI,
+            [],
+            {**EVERYTHING, "nvidia-nvshmem-cu13": "3.4.5"},
+            "transport nvshmem",
+            "it needs nvidia-nvshmem-cu13 3.8 or later; here is 3.4.5: pip install 'nbep[nvshmem]'",
+        ),
         ([GPU], MPI, [], {}, "one GPU, virtual ranks", "numba is not installed: pip install 'nbep[cuda]'"),
         (
             two_gpus("PCIe", "PCIe"),

@@ -16,6 +16,7 @@ It takes the wheel nvidia-nvshmem-cu13, which nbep[nvshmem] brings. Neither a GP
 Source: NVSHMEM installation guide, "Using NVSHMEM with your applications"; its header nvshmemi_extern_constant.h
 """
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from nbep.device.jit import ComputeCapability, LinkInput
 
 INSTALL = "pip install 'nbep[nvshmem]'"
 ARCHIVE = "libnvshmem_device.a"
+PACKAGE, LOWEST = "nvidia-nvshmem-cu13", (3, 8)  # the headers of 3.4, which torch brings, do not compile with NVRTC
+MAX_MESSAGES = 12  # lines of NVRTC in an error; one mistake in a header makes hundreds
 CALLS = r"""
 #include <nvshmem.h>
 #include <nvshmemx.h>
@@ -38,22 +41,36 @@ extern "C" __device__ void nbep_nvshmem_add(long long cell, int value, int pe) {
 
 
 class NvshmemMissing(RuntimeError):
-    """NVSHMEM, or a part of it, is not installed."""
+    """NVSHMEM, or a part of it, is not installed, or too old."""
 
-    def __init__(self, what: str):
-        super().__init__(f"transport='nvshmem': {what} is not installed: {INSTALL}")
+    def __init__(self, why: str):
+        super().__init__(f"transport='nvshmem': {why}: {INSTALL}")
+
+
+def why_too_old(version: str) -> str | None:
+    """What a version of NVSHMEM, such as 3.4.5, does not do for; None if it does."""
+    if tuple(map(int, re.findall(r"\d+", version)[:2])) >= LOWEST:
+        return None
+    return f"it needs {PACKAGE} {'.'.join(map(str, LOWEST))} or later; here is {version}"
 
 
 def include_folder(library: str) -> Path:
     """Where the headers of a part of CUDA are.
 
-    Raises: NvshmemMissing
+    Raises: NvshmemMissing, also for those of NVSHMEM if they are too old
     """
     from cuda.pathfinder import find_nvidia_header_directory
 
     found = find_nvidia_header_directory(library)
     if not found:
-        raise NvshmemMissing({"nvshmem": "NVSHMEM"}.get(library, f"the headers of {library}"))
+        what = "NVSHMEM is" if library == "nvshmem" else f"the headers of {library} are"
+        raise NvshmemMissing(f"{what} not installed")
+    version = Path(found) / "non_abi" / "nvshmem_version.h"
+    if library == "nvshmem" and version.is_file():
+        numbers = re.findall(r"NVSHMEM_VENDOR_(?:MAJOR|MINOR|PATCH)_VERSION (\d+)", version.read_text())
+        why = why_too_old(".".join(numbers))
+        if why:
+            raise NvshmemMissing(why)
     return Path(found)
 
 
@@ -64,7 +81,7 @@ def archive() -> LinkInput:
     """
     path = include_folder("nvshmem").parent / "lib" / ARCHIVE
     if not path.is_file():
-        raise NvshmemMissing(f"NVSHMEM's {ARCHIVE}")
+        raise NvshmemMissing(f"NVSHMEM's {ARCHIVE} is not installed")
     return LinkInput(ARCHIVE, path.read_bytes(), is_archive=True)
 
 
@@ -98,7 +115,10 @@ def compile_calls(cc: ComputeCapability) -> bytes:
             log = bytearray(check(nvrtc.nvrtcGetProgramLogSize(program)))
             messages = bytes(log.ljust(1))
             check(nvrtc.nvrtcGetProgramLog(program, messages))
-            raise RuntimeError(f"NVSHMEM's headers: {error}\n{messages.decode(errors='replace')}") from error
+            lines = messages.decode(errors="replace").strip("\0\n").splitlines()
+            if len(lines) > MAX_MESSAGES:
+                lines[MAX_MESSAGES:] = [f"... and {len(lines) - MAX_MESSAGES} more lines"]
+            raise RuntimeError("\n".join([f"NVSHMEM's headers: {error}", *lines])) from error
         ptx = b" " * check(nvrtc.nvrtcGetPTXSize(program))
         check(nvrtc.nvrtcGetPTX(program, ptx))
         return ptx.rstrip(b"\0")

@@ -121,7 +121,7 @@ def load_library() -> Library:
         import nvshmem.core
         from cuda.core import Device
     except ImportError as error:
-        raise NvshmemMissing("nvshmem4py") from error
+        raise NvshmemMissing("nvshmem4py is not installed") from error
     return Library(nvshmem.core, nvshmem.bindings, Device)
 
 
