@@ -1,16 +1,32 @@
 """How NICs of the emulator reach memory over TCP; without torch, and in one process."""
 
 import socket
+import subprocess
+import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
 
 import numpy as np
 import pytest
+from processes import LIMIT_S
 
-from nbep.host.target.sockets import ADD, KEY_BYTES, REQUEST, MemoryServer, SocketChannel, own_host
+from nbep.host.target import sockets
+from nbep.host.target.sockets import (
+    ADD,
+    KEY_BYTES,
+    REPLY,
+    REQUEST,
+    MemoryServer,
+    SocketAddress,
+    SocketChannel,
+    own_host,
+    receive,
+)
 
 NUM_BYTES = 256
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
 
 
 @pytest.fixture
@@ -22,9 +38,31 @@ def memory(monkeypatch):
 
 @pytest.fixture
 def server(memory):
-    server = MemoryServer(memoryview(memory))
+    server = MemoryServer(memoryview(memory), 2)
     yield server
     server.close()
+
+
+def silent(address, number):
+    """Connections that say nothing, or less than the key."""
+    connections = [socket.create_connection(address[:2]) for _ in range(number)]
+    for connection in connections[::2]:
+        connection.sendall(address.key[:-1])
+    return connections
+
+
+def has_ended(connection):
+    connection.settimeout(LIMIT_S)
+    with suppress(ConnectionResetError):
+        return connection.recv(1) == b""
+    return True
+
+
+def serves(address):
+    channel = SocketChannel(address)
+    old = channel.fetch_and_add(0, 4, 1)
+    assert channel.fetch_and_add(0, 4, 1) == old + 1
+    channel.close()
 
 
 def test_bytes_are_there_after_a_flush(memory, server):
@@ -72,6 +110,67 @@ def test_nobody_without_the_key_is_let_in(memory, server):
     assert not memory.any()
 
 
+def test_connections_without_a_key_make_room_for_others(server):
+    connections = silent(server.address, 100)
+    serves(server.address)
+    assert all(map(has_ended, connections[: -server.max_waiting]))
+    for connection in connections:
+        connection.close()
+
+
+FEW_FILES = """
+import resource, sys
+from nbep.host.target.sockets import MemoryServer
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+server = MemoryServer(memoryview(bytearray(64)), 200)
+opened = []
+try:
+    while sys.argv[1] == "none":
+        opened.append(open("/dev/null"))
+except OSError:
+    pass
+print(*server.address[:2], server.address.key.hex(), flush=True)
+input()
+del opened
+input()
+server.close()
+"""
+
+
+@pytest.mark.parametrize("left", ["some", "none"])
+def test_a_server_survives_that_its_process_can_open_no_more_files(memory, left):
+    with subprocess.Popen([sys.executable, "-c", FEW_FILES, left], **PIPES) as process:
+        try:
+            host, port, key = process.stdout.readline().split()
+            address = SocketAddress(host, int(port), bytes.fromhex(key))
+            connections = [] if left == "none" else silent(address, 100)
+            channel = SocketChannel(address)
+            channel.put(0, b"x")
+            process.stdin.write("\n")
+            process.stdin.flush()
+            channel.flush()
+            serves(address)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            assert process.wait(LIMIT_S) == 0
+        finally:
+            process.kill()
+    for connection in connections:
+        connection.close()
+
+
+def test_a_connection_has_a_limit_for_its_key_and_no_thread_of_its_own(server, monkeypatch):
+    monkeypatch.setattr(sockets, "KEY_S", 0.1)
+    before = threading.active_count()
+    connections = silent(server.address, 8)
+    with SocketChannel(server.address)._connection as slow:
+        assert all(map(has_ended, connections))
+        slow.sendall(REQUEST.pack(ADD, 0, 4, 1))  # who has shown the key may take any time
+        receive(slow, REPLY.size)
+        assert threading.active_count() <= before + 1
+
+
 def test_what_goes_to_a_rank_that_is_gone_never_arrives(memory, monkeypatch):
     class Waits(Exception):
         pass
@@ -79,7 +178,7 @@ def test_what_goes_to_a_rank_that_is_gone_never_arrives(memory, monkeypatch):
     def wait():
         raise Waits
 
-    server = MemoryServer(memoryview(memory))
+    server = MemoryServer(memoryview(memory), 2)
     channel = SocketChannel(server.address)
     channel.flush()
     server.close()

@@ -14,16 +14,23 @@ When a connection breaks, what is under way never arrives: kernels' waits end at
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import selectors
 import socket
 import struct
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal, NamedTuple
 
 KEY_BYTES = 16
 CONNECT_S = 30.0
+KEY_S = 10.0  # for a connection to show the key, which comes right behind it
+PAUSE_S = 0.05
+NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 MASTER = "MASTER_ADDR", "MASTER_PORT"  # torchrun sets them on all hosts
 PUT, ADD, FLUSH = range(3)
 REQUEST = struct.Struct("<BQqq")  # which of them, offset, number of bytes, what to add
@@ -65,36 +72,103 @@ def receive(connection: socket.socket, num_bytes: int) -> bytearray:
     return data
 
 
-class MemoryServer:
-    """Lets the NICs of other ranks into this rank's memory. `address` is for them."""
+class Waiting(NamedTuple):
+    """A connection that has not shown the whole key yet: what it has, and when its time is over."""
 
-    def __init__(self, memory: memoryview):
+    shown: bytearray
+    deadline: float
+
+
+class MemoryServer:
+    """Lets the NICs of other ranks into this rank's memory. `address` is for them.
+
+    One thread accepts connections and reads their keys; each that has shown the key gets a thread. Whoever else may
+    connect, too, and say nothing: such connections end after KEY_S, and the oldest ones make room for new ones.
+    """
+
+    def __init__(self, memory: memoryview, num_ranks: int):
         self._memory = memory.cast("B")
         self._one_add = threading.Lock()
+        self.max_waiting = num_ranks + 16
         host = own_host()
-        self._listening = socket.create_server((host, 0), family=_family(host))
+        self._listening = socket.create_server((host, 0), family=_family(host), backlog=max(128, self.max_waiting))
+        self._listening.setblocking(False)
         self.address = SocketAddress(host, self._listening.getsockname()[1], secrets.token_bytes(KEY_BYTES))
+        self._waiting: dict[socket.socket, Waiting] = {}  # the oldest first
         self._connections: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
-        self._start(self._accept)
+        self._is_closed = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._start(self._let_in)
 
-    def _start(self, function: object, *args: object) -> None:
-        thread = threading.Thread(target=function, args=args, name="nbep-let-in", daemon=True)  # type: ignore[arg-type]
-        self._threads.append(thread)
+    def _start(self, function: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=function, args=args, name="nbep-let-in", daemon=True)
         thread.start()
+        self._threads.append(thread)
+
+    def _let_in(self) -> None:
+        with self._selector as selector:
+            while not self._is_closed:
+                first = next(iter(self._waiting.values()), None)
+                ready = selector.select(None if first is None else max(0, first.deadline - time.monotonic()))
+                for key, _ in ready:
+                    if key.fileobj is self._listening:
+                        self._accept()
+                    elif key.fileobj in self._waiting:
+                        self._read_key(key.fileobj)
+                overdue = [each for each, of in self._waiting.items() if of.deadline <= time.monotonic()]
+                for connection in overdue:
+                    self._turn_away(connection)
+            for connection in list(self._waiting):
+                self._turn_away(connection)
 
     def _accept(self) -> None:
-        with suppress(OSError):  # close
-            while True:
-                connection, _ = self._listening.accept()
-                self._connections.append(connection)
-                self._start(self._serve, connection)
+        try:
+            connection, _ = self._listening.accept()
+        except OSError as error:
+            if error.errno not in NO_ROOM:  # who has connected is gone
+                return
+            if self._waiting:
+                self._turn_away(next(iter(self._waiting)))
+            else:
+                time.sleep(PAUSE_S)  # the process may close files of its own
+            return
+        if len(self._waiting) == self.max_waiting:
+            self._turn_away(next(iter(self._waiting)))
+        connection.setblocking(False)
+        self._waiting[connection] = Waiting(bytearray(), time.monotonic() + KEY_S)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read_key(self, connection: socket.socket) -> None:
+        shown = self._waiting[connection].shown
+        try:
+            received = connection.recv(KEY_BYTES - len(shown))
+        except OSError:
+            received = b""
+        shown += received
+        if received and len(shown) < KEY_BYTES:
+            return
+        if not secrets.compare_digest(shown, self.address.key):
+            self._turn_away(connection)
+            return
+        self._selector.unregister(connection)
+        del self._waiting[connection]
+        connection.setblocking(True)
+        self._connections.append(connection)
+        try:
+            self._start(self._serve, connection)
+        except RuntimeError:  # the process can have no more threads
+            connection.close()
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._waiting[connection]
+        connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         with suppress(OSError), connection:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if not secrets.compare_digest(receive(connection, KEY_BYTES), self.address.key):
-                return
             while True:
                 what, offset, num_bytes, value = REQUEST.unpack(receive(connection, REQUEST.size))
                 if what == PUT:
@@ -112,10 +186,11 @@ class MemoryServer:
 
     def close(self) -> None:
         """Let nobody in any more."""
+        self._is_closed = True
         with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes who accepts
-        self._listening.close()
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._threads[0].join()
+        self._listening.close()
         for connection in self._connections:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

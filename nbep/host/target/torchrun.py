@@ -47,7 +47,7 @@ class SharedMemory(JobMemory):
         self._mailbox = Mailbox()
         super().__init__(space, comm, wanted, memoryview(mmap.mmap(self._file, mapped_bytes)))
         self._channels: list[SocketChannel] = []
-        self._server = MemoryServer(self.allocation.memory) if by_nics else None
+        self._server = MemoryServer(self.allocation.memory, comm.size) if by_nics else None
         address = self._server.address if self._server else None
         self.handle = MemoryHandle(self._mailbox.address, mapped_bytes, address)
 
