@@ -90,11 +90,11 @@ def chain_through_a_narrow_atomic():
 
 def warps_that_meet_apart():
     def exchange(t, memory):
-        t.store_shared(4 * t.thread_idx, "s32", 1, "weak")
+        put(t, memory + DATA + 4 * t.thread_idx)
         t.syncwarp()
-        t.load_shared(4 * (t.thread_idx ^ 32), "s32", "weak")
+        t.load(memory + DATA + 4 * (t.thread_idx ^ 32), "s32", "weak", "cta")
 
-    return [(0, exchange, 1, 64)], "no barrier is between the (store|load) and this (load|store) of `shared memory`"
+    return [(0, exchange, 1, 64)], "no barrier is between the (store|load) and this (load|store) of `memory` of rank 0"
 
 
 def store_behind_a_bar_arrive():

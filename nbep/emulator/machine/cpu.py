@@ -6,7 +6,7 @@ from typing import Any
 class Cpu:
     """The CPU of all ranks."""
 
-    def wait(self, known: dict[int, int]) -> None:
+    def wait(self, known: Any) -> None:
         """It has waited for an event where so much is known."""
 
     def read(self, allocation: Any, offset: int, size: int, count: int, polls: bool) -> None:

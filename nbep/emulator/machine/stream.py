@@ -82,11 +82,10 @@ class Launch:
         self.live = grid
         self.copies = 0  # bulk copies under way
         self.stores: dict[Any, None] = {}  # stores on their way; see `delayed`
-        # For `checked`: what was signalled before it started, what all its threads know when it starts, what they know
-        # when they leave if another stream may tell them of something, and where it is among the launches of its rank.
-        self.first_signal = 0
+        # For `checked`: what all its threads know when it starts, what they know together when they leave, and where it
+        # is in its stream.
         self.known: Any = None
-        self.learned: dict[int, int] = {}
+        self.learned: Any = None
         self.queued_as = next(_queued)
         self.place: Any = None
         self.done = False
@@ -100,7 +99,6 @@ class Launch:
     def start(self, queued: Any) -> None:
         """Start the blocks for which there are SMs; their threads are runnable from now on."""
         world = self.world
-        self.first_signal = world.signals
         world.order.start(self, queued)
         self.stream.sms.start(self)
         world.launches[self] = None

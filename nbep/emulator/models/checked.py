@@ -2,19 +2,19 @@
 
 A store is seen by all at once, as with "sc".  But a thread may only meet the bytes that another one has stored if it
 can know of the store: after a release, a barrier or a syncwarp of the one who stored, and whatever takes that on to
-this thread: an acquire of the released value, the same barrier, any chain of them, or the start of a kernel.  A strong
-store is known, too, to whoever reads its value with a strong load, and to those who know of that one's next release:
-PTX's causality order is observation, then base causality.  What came before the store is not.  And a thread
-may only store to bytes that another one has loaded if it can know that the load is over.  For that relaxed stores and
-loads will do, as for the head of a ring: a load has returned before its thread stores anything that comes after it.  A
-vote or a shuffle orders nothing, as CUDA's programming guide says.  Two accesses of which neither is weak may meet
-without all that, if their scopes reach each other.
+this thread: an acquire of the released value, the same barrier, any chain of them, or what orders kernels: see
+`streams`.  A strong store is known, too, to whoever reads its value with a strong load, and to those who know of that
+one's next release: PTX's causality order is observation, then base causality.  What came before the store is not.
+
+And a thread may only store to bytes that another one has loaded if it can know that the load is over.  For that relaxed
+stores and loads will do, as for the head of a ring: a load has returned before its thread stores anything that comes
+after it.  A vote or a shuffle orders nothing, as CUDA's programming guide says.  Two accesses of which neither is weak
+may meet without all that, if their scopes reach each other.
 
 What a thread knows is a `Knowledge`: how far it knows the signals of each warp.  Signals are numbered in the order in
 which they happen.  A store is known to whoever knows its warp up to its thread's first release after it, a load to
 whoever knows it up to the first signal of any kind.  That is not exact, so some races are not found: who hears of one
-thread knows what all of its warp have signalled before, a kernel that starts knows what all have, and what an atomic
-passes on counts as told by its thread.
+thread knows what all of its warp have signalled before, and what an atomic passes on counts as told by its thread.
 
 The copy engine loads with what its thread knows to be behind a proxy fence: of one who stored, which its thread knows
 of, or of a thread of the block that knew of the store.  A copy is checked where it starts; it is over for those who

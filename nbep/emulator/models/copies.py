@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,7 +22,7 @@ from .knowledge import (
     Access,
     Owner,
     join,
-    later,
+    join_two,
     remember_store,
     with_signals,
 )
@@ -112,11 +113,10 @@ class CopyCheckingThread(CheckingThread):
         self.check(read, load)
         self.check(written, store)
         if self.engine is None:
-            self.engine = self.owner._replace(clock=-self.owner.clock, own=0)
+            self.engine = replace(self.owner, clock=-self.owner.clock, own=0)
         for access in (load, store):
             access.owner, access.number, access.time = self.engine, NOT_WAITED, self.world.history.now
-        if read.writable:
-            self.remember_load(read, load)
+        self.remember_load(read, load)
         remember_store(written, store)
         return load, store
 
@@ -163,8 +163,7 @@ class CopyCheckingThread(CheckingThread):
             access.at_exit = True
         self.signal(True)
         launch = self.block.launch
-        if self.world.order.matters(launch):
-            launch.learned = later(launch.learned, self.knowledge.stores)
+        launch.learned = join_two(launch.learned, self.knowledge)
         super().leave()
 
     def end_copies(self, copies: list[Access]) -> None:

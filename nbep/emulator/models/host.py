@@ -8,7 +8,8 @@ A word that it writes is a release of scope sys, and kernels that run may poll i
 own are weak. Kernels that start later know of all that it has written.
 
 All ranks' hosts are one CPU here: what one of them knows it may have told the others, in ways that nobody sees.
-After an event the CPU knows what a kernel would know that started in its stream then: see `streams`.
+After an event the CPU knows what a kernel would know that started in its stream then, and what it queues knows what it
+knew by then: see `streams`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from .knowledge import (
     GRANULE_BITS,
     NOTHING,
     Access,
+    Knowledge,
     Message,
-    Numbers,
     Owner,
     Signalled,
-    join,
-    later,
+    join_two,
     remember_store,
+    with_signals,
 )
 
 REACH = SCOPES["sys"]  # between the CPU and any thread
@@ -54,11 +55,11 @@ class CheckedHost(Cpu):
     def __init__(self, world: World):
         self.world = world
         self.owner = Owner(CPU, "", world.count_block(), CPU_CLOCK, 0, 0)
-        self.known: Numbers = {}
+        self.knowledge: Knowledge = NOTHING  # of stores and loads
         self.last_store = 0  # its number
 
-    def wait(self, known: Numbers) -> None:
-        self.known = later(self.known, known)
+    def wait(self, known: Knowledge) -> None:
+        self.knowledge = join_two(self.knowledge, Knowledge(known.stores, {}, known.loads, {}))
 
     def read(self, allocation: Allocation, offset: int, size: int, count: int, polls: bool) -> None:
         """Stop the run if the CPU reads `count` cells of `size` bytes, and cannot know of the stores to them.
@@ -71,9 +72,7 @@ class CheckedHost(Cpu):
             self._meet_stores(allocation, load)
             message = allocation.messages.get(begin) if polls else None
             if message is not None:
-                told = join((NOTHING, message.heard(REACH))).stores
-                self.known = later(self.known, told)
-                self.world.order.told(allocation.rank, told)
+                self.wait(message.heard(REACH))
 
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         """Stop the run if the CPU writes bytes that kernels may still access; else they must know of the store."""
@@ -86,14 +85,13 @@ class CheckedHost(Cpu):
                 self._meet(allocation, store, load)
         self.world.signals += 1
         store.number = self.last_store = self.world.signals
-        self.known = later(self.known, {self.owner.clock: store.number})
+        self.wait(with_signals(NOTHING, {self.owner.clock: store.number}))
         remember_store(allocation, store)
         for cell in [cell for cell in allocation.messages if store.begin <= cell < store.end]:
             del allocation.messages[cell]
             history.add(Forgotten(allocation, cell))
         if store.reach:
-            told = NOTHING._replace(stores=self.known, loads=self.known)
-            allocation.messages[offset] = Message(self.owner, {REACH: told}, passes_on=False)
+            allocation.messages[offset] = Message(self.owner, {REACH: self.knowledge}, passes_on=False)
             history.add(Stored(allocation, store))
 
     def _meet_stores(self, allocation: Allocation, access: Access) -> None:
@@ -104,7 +102,8 @@ class CheckedHost(Cpu):
     def _meet(self, allocation: Allocation, access: Access, earlier: Access) -> None:
         if earlier.end <= access.begin or access.end <= earlier.begin:
             return
-        if all(one.is_beyond(self.known) for one in (earlier, *earlier.observations())):
+        known = self.knowledge.stores if earlier.verb == "store" else self.knowledge.loads
+        if all(one.is_beyond(known) for one in (earlier, *earlier.observations())):
             if min(access.reach, earlier.reach) < REACH:
                 raise self.world.error_of(HostRace(allocation, access, earlier))
             if earlier.verb == "store" and access.verb == "load":
@@ -115,5 +114,5 @@ class CheckedHost(Cpu):
         self.world.signals += 1
         observation = Signalled(self.owner)
         observation.number = self.world.signals
-        self.known = later(self.known, {self.owner.clock: observation.number})
+        self.wait(with_signals(NOTHING, {self.owner.clock: observation.number}))
         store.observed_by += (observation,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.orders import SCOPES, WEAK
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
 NOT_YET = 1 << 62  # the number of a signal that has not been given
 NOT_WAITED = NOT_YET + 1  # nor can it, before somebody has waited for the bulk copy
 GRANULE_BITS = 4  # accesses are looked up by 16 aligned bytes
-ALL_CLOCKS = 0  # in place of a clock: every one that has no number of its own
-HAS_UNKNOWN = 1  # likewise, no clock either: some numbers of clocks are below that of ALL_CLOCKS
 MAX_WARPS = 32  # of a block
+# Clocks are numbers. That of a warp is part of that of its launch's stream: who knows a signal of the stream knows what
+# all have signalled so far that have run in it. All are part of ALL_CLOCKS.
+STREAM_BITS = 48  # of a clock: above them the number of the stream, below them of the warp; 0: the stream's own
+OF_THREAD = 1 << 47  # likewise, of a single thread: see `every`
+ALL_CLOCKS = 0
 MAX_BEFORE = 4  # stores to the same bytes that a report knows of
 CPU = -1  # in place of a rank: the CPU, as `host` has it
 CPU_CLOCK = -1
@@ -42,17 +46,37 @@ class Knowledge(NamedTuple):
         return self if loads is self.loads else self._replace(loads=loads)
 
 
-class Owner(NamedTuple):
-    """Who accessed.  Compared by identity: there is one for each thread of each launch, and one for its copy engine."""
+@dataclass(eq=False)
+class Place:
+    """A launch in its stream. It stays when the launch is gone.
+
+    clock: of the stream; queued_as: its number among all launches that hosts have queued
+    start: what was known when it started; end: the signal at its end, NOT_YET before
+    """
+
+    stream: str
+    clock: int
+    title: str
+    queued_as: int
+    start: Knowledge
+    end: int = NOT_YET
+
+    def is_before(self, other: Place) -> bool:
+        return self.end <= latest(other.start.stores, self.clock)
+
+
+@dataclass(eq=False, slots=True)
+class Owner:
+    """Who accessed.  There is one for each thread of each launch, and one for its copy engine."""
 
     rank: int
     kernel: str
     block: int  # a number that no other block of the run has
-    clock: int  # likewise of its warp, or of the copy engine of that warp
+    clock: int  # of its warp, or of the copy engine of that warp
     block_idx: int
     thread_idx: int
     launch: int = 1  # of this kernel on this rank, counted from 1
-    first_signal: int = 0  # all that was signalled before its launch started is known to it
+    place: Place | None = None  # of that launch
     own: int = 0  # a clock of its thread alone; 0 if it has none, as under all strategies but `every`
 
     @property
@@ -95,9 +119,10 @@ class Signalled:
 
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""
-        latest, own = known.get(self.owner.clock), self.owner.own
-        is_beyond = self.number > (known.get(ALL_CLOCKS, 0) if latest is None else latest)
-        return is_beyond and (own == 0 or self.number > known.get(own, 0))
+        owner, number = self.owner, self.number
+        if number <= latest(known, owner.clock):
+            return False
+        return owner.own == 0 or number > known.get(owner.own, 0)
 
 
 class Access(Signalled):
@@ -162,6 +187,30 @@ class Access(Signalled):
         return f"{self.order}.{self.scope}" if self.reach else self.order
 
 
+def stream_clock(number: int) -> int:
+    """Of the number-th stream, from 1."""
+    return number << STREAM_BITS
+
+
+def stream_of(clock: int) -> int:
+    """The clock of the stream in which a warp, a thread or a copy engine runs."""
+    return abs(clock) >> STREAM_BITS << STREAM_BITS
+
+
+def latest(numbers: Numbers, clock: int) -> int:
+    """The latest signal by a clock that is known."""
+    return max(numbers.get(clock, 0), numbers.get(stream_of(clock), 0), numbers.get(ALL_CLOCKS, 0))
+
+
+def without_parts(numbers: Numbers) -> Numbers:
+    """The same without the numbers that those of streams say as well."""
+    return {
+        clock: number
+        for clock, number in numbers.items()
+        if (stream := stream_of(clock)) in (0, clock) or number > numbers.get(stream, 0)
+    }
+
+
 def remember_store(allocation: Allocation, store: Access) -> None:
     """Make a store the last one to its bytes, with no loads since."""
     for granule in store.granules:
@@ -218,8 +267,6 @@ def with_signals(knowledge: Knowledge, signals: Numbers) -> Knowledge:
 
 def later(a: Numbers, b: Numbers) -> Numbers:
     """The later number of each clock, without those that are known of all clocks."""
-    if HAS_UNKNOWN in a or HAS_UNKNOWN in b:
-        return _later_of_each(a, b)
     if not a or a is b:
         return b
     if not b:
@@ -230,19 +277,6 @@ def later(a: Numbers, b: Numbers) -> Numbers:
         return a
     known = new.get(ALL_CLOCKS, 0)
     return {**{clock: number for clock, number in a.items() if number > known}, **new} if known else {**a, **new}
-
-
-def _later_of_each(a: Numbers, b: Numbers) -> Numbers:
-    """The same where some numbers of clocks are below that of all clocks."""
-    if a is b:
-        return a
-    known, other = a.get(ALL_CLOCKS, 0), b.get(ALL_CLOCKS, 0)
-    if known < other:
-        a, b, known, other = b, a, other, known
-    new = {clock: number for clock, number in b.items() if number > a.get(clock, known)}
-    new.update((clock, other) for clock, number in a.items() if number < other and clock not in b)
-    new.pop(HAS_UNKNOWN, None)
-    return {**a, **new} if new else a
 
 
 NOTHING = Knowledge({}, {}, {}, {})

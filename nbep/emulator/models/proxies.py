@@ -21,7 +21,7 @@ from ..machine.faults import error_at
 from ..machine.memory import Allocation
 from ..machine.warp import Warp
 from .history import RememberingThread
-from .knowledge import ALL_CLOCKS, CPU, Access, Knowledge, Numbers, Owner, Signalled, later
+from .knowledge import Access, Knowledge, Numbers, Owner, Signalled, later, latest
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -68,8 +68,6 @@ class ProxyThread(RememberingThread):
 
     def is_hidden(self, allocation: Allocation, store: Access) -> bool:
         """Whether no proxy fence is between a store that this thread knows of and the copy engine."""
-        if store.owner.rank not in (self.owner.rank, CPU) and store.number <= self.owner.first_signal:
-            return False
         if store.owner.block == self.owner.block and store.order == "bulk":  # no change of proxy
             return False
         return self.is_unfenced(allocation, store) and all(
@@ -87,10 +85,10 @@ class ProxyThread(RememberingThread):
         return one.is_beyond(self.knowledge.shared if allocation is self.shared else self.knowledge.engine)
 
     def knows(self, owner: Owner, signal: int) -> bool:
-        known = self.warp_known if owner.clock == self.owner.clock else 0
         stores = self.knowledge.stores
-        of_warp = stores.get(owner.clock, stores.get(ALL_CLOCKS, 0))
-        return signal <= max(known, of_warp, stores.get(owner.own, 0) if owner.own else 0)
+        if signal <= latest(stores, owner.clock) or (owner.own and signal <= stores.get(owner.own, 0)):
+            return True
+        return owner.clock == self.owner.clock and signal <= self.warp_known
 
     def no_proxy_fence(self, access: Access, store: Access) -> EmulatorError:
         byte = max(access.begin, store.begin)

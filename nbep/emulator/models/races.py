@@ -8,7 +8,6 @@ from typing import NamedTuple
 from ..machine.memory import Allocation
 from ..machine.source import site_of
 from .knowledge import (
-    ALL_CLOCKS,
     GRANULE_BITS,
     Access,
     distance,
@@ -16,7 +15,7 @@ from .knowledge import (
 )
 from .signals import SignallingThread
 
-MANY_LOADS = 64  # of a granule; then those that everybody knows of are forgotten
+MANY_LOADS = 64  # of a granule; then those that a later one knows of are forgotten
 
 
 class Race(NamedTuple):
@@ -41,18 +40,17 @@ class CheckingThread(SignallingThread):
         self.check(allocation, load)
         if order == "nc":
             self.check_constant(allocation, load)
-        if allocation.writable or self.world.order.has_streams(self.rank):
-            self.loads.append(load)
-            self.remember_load(allocation, load)
+        self.loads.append(load)
+        self.remember_load(allocation, load)
         return load
 
     def check_constant(self, allocation: Allocation, load: Access) -> None:
-        """Stop the run when bytes are read as constant that have changed since this kernel began."""
+        """Stop the run when bytes are read as constant that may have changed since this kernel began."""
         if self.world.has_failed:
             return
-        before = {ALL_CLOCKS: self.block.launch.first_signal}
+        at_start = self.block.launch.known.stores
         for store in allocation.last_stores.get(load.begin >> GRANULE_BITS, ()):
-            if store.begin < load.end and load.begin < store.end and store.is_beyond(before):
+            if store.begin < load.end and load.begin < store.end and store.is_beyond(at_start):
                 raise self.not_constant(allocation, load.begin)
 
     def note_store(
@@ -82,8 +80,8 @@ class CheckingThread(SignallingThread):
                 load.before = before.before or (before,)
             loads[key] = load
             if len(loads) > MANY_LOADS and len(loads).bit_count() == 1:  # not every time
-                known = min(launch.first_signal for launch in self.world.launches)
-                allocation.last_loads[granule] = {key: one for key, one in loads.items() if one.number > known}
+                left = {key: one for key, one in loads.items() if self.is_new(one) or not is_covered(one, load)}
+                allocation.last_loads[granule] = left
 
     def check(self, allocation: Allocation, access: Access) -> None:
         """Stop the run if this access meets one that the thread cannot know of."""
@@ -110,3 +108,10 @@ class CheckingThread(SignallingThread):
             and access.begin < earlier.end
             and min(access.reach, earlier.reach) < distance(access.owner, earlier.owner)
         )
+
+
+def is_covered(earlier: Access, later: Access) -> bool:
+    """Whether all that races with a load also races with a later one, by a thread that knows of the first."""
+    is_wider = later.begin <= earlier.begin and earlier.end <= later.end
+    is_as_weak = later.reach == 0 or (later.reach <= earlier.reach and later.owner.rank == earlier.owner.rank)
+    return is_wider and is_as_weak

@@ -11,8 +11,6 @@ from ..machine.source import Site
 from ..machine.warp import Collective, Warp
 from .history import Forgotten, Stored
 from .knowledge import (
-    ALL_CLOCKS,
-    CPU,
     GRANULE_BITS,
     MAX_WARPS,
     NOTHING,
@@ -25,6 +23,7 @@ from .knowledge import (
     join,
     join_two,
     later,
+    latest,
     with_signals,
 )
 from .proxies import ProxyThread
@@ -45,9 +44,9 @@ class SignallingThread(ProxyThread):
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
         launch = block.launch
-        clock = block.serial * MAX_WARPS + self.warp
-        number, known = launch.number, launch.first_signal
-        self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx, number, known)
+        place = launch.place
+        clock = place.clock + block.serial * MAX_WARPS + self.warp
+        self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx, launch.number, place)
         self.knowledge: Knowledge = launch.known
         self.warp_known = 0  # the last signal of its warp that it knows besides
         # What a store takes along that no release orders: what was known at the last fence of each reach, and at this
@@ -143,8 +142,6 @@ class SignallingThread(ProxyThread):
         is_store = access.verb == "store"
         if owner.clock == own.clock and access.number <= self.warp_known:
             return False
-        if owner.rank not in (own.rank, CPU) and access.number <= own.first_signal:
-            return False
         if is_store:
             return access.is_beyond(self.knowledge.stores) and not self.has_observed(access)
         return access.is_beyond(self.knowledge.loads)
@@ -193,6 +190,5 @@ class SignallingThread(ProxyThread):
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
         barrier = super().meet(barrier_id, num_threads, predicate)
         self.knowledge = barrier.known
-        known = self.knowledge.stores
-        self.warp_known = known.get(self.owner.clock, known.get(ALL_CLOCKS, 0))
+        self.warp_known = latest(self.knowledge.stores, self.owner.clock)
         return barrier

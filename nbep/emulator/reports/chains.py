@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from ..machine.orders import ACQUIRES, RELEASES, SCOPES
+from ..machine.stream import MAX_BLOCK
 from ..models import races
 from ..models.history import (
     Arrived,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from ..run import Run
 
 LANES = 32
-MAX_WARPS = 32  # of a block
 FLAW = 1000  # an end of a link that orders nothing
 NARROW = 900  # a fence with too small a scope: somebody has thought of it
 LEFT_OUT = 1500  # threads of a block that have not met
@@ -90,11 +90,17 @@ Cell = tuple["Allocation", int]
 
 def key_of(owner: Owner) -> int:
     """A number for a thread, the same for its copy engine."""
-    return abs(owner.clock) * LANES + owner.thread_idx % LANES
+    return owner.block * MAX_BLOCK + owner.thread_idx
 
 
 def block_of(key: int) -> int:
-    return key // (LANES * MAX_WARPS)
+    return key // MAX_BLOCK
+
+
+def keys_of(owner: Owner, mask: int) -> list[int]:
+    """Those of lanes of a thread's warp."""
+    first = key_of(owner) - owner.thread_idx % LANES
+    return [first + lane for lane in range(LANES) if mask >> lane & 1]
 
 
 class Search:
@@ -154,8 +160,8 @@ class Search:
     def way(self, key: int, owner: Owner) -> Way | None:
         """The cheapest chain to a thread; owner: it, or another one of its block."""
         way = self.ways.get(key)
-        if way is None and self.source.number <= owner.first_signal:
-            way = Way(0)  # its kernel has started since
+        if way is None and owner.place is not None and not self.source.is_beyond(owner.place.start.loads):
+            way = Way(0)  # its kernel knew of it when it started
         if block_of(key) == self.block and (way is None or way.cost > self.stranger.cost):
             return self.stranger
         return way
@@ -249,8 +255,7 @@ class Search:
     # --- meetings -------------------------------------------------------------------------------------------------
 
     def meet(self, met: Met) -> None:
-        first = met.owner.clock * LANES
-        keys = [first + lane for lane in range(LANES) if met.mask >> lane & 1]
+        keys = keys_of(met.owner, met.mask)
         if not any(key in self.ways for key in keys):
             return
         known = [way for key in keys if (way := self.way(key, met.owner)) is not None]
@@ -264,7 +269,7 @@ class Search:
     def fill(self, filled: Filled) -> None:
         owner = filled.owner
         only_arrived = self.arrived.pop((owner.block, filled.barrier), {})
-        first = owner.block * MAX_WARPS * LANES
+        first = owner.block * MAX_BLOCK
         waiting = [first + index for index in filled.waiting]
         ways = [*only_arrived.values(), *(self.ways.get(key) for key in waiting)]
         known = [way for way in ways if way is not None]
@@ -369,11 +374,11 @@ def told_by(
                 else:
                     wanted.pop(cell, None)
             case Met(owner, _, mask, _):
-                keys = {owner.clock * LANES + lane for lane in range(LANES) if mask >> lane & 1}
+                keys = set(keys_of(owner, mask))
                 if not keys.isdisjoint(listeners):
                     listeners |= keys
             case Filled(owner, _, arrived, waiting):
-                first = owner.block * MAX_WARPS * LANES
+                first = owner.block * MAX_BLOCK
                 if any(first + index in listeners for index in waiting):
                     listeners |= {first + index for index in arrived}
 

@@ -278,7 +278,8 @@ def _is_told(loading: Owner, storing: Owner, store: Access) -> bool:
     """Whether a store has been told of since the kernel of a thread has started, or is of those that store again."""
     if store.owner is loading or store.number >= NOT_YET:
         return False
-    return store.number > loading.first_signal or store.owner.block == storing.block
+    is_since = loading.place is None or store.is_beyond(loading.place.start.stores)
+    return is_since or store.owner.block == storing.block
 
 
 def _is_overwritten(race: Race) -> bool:

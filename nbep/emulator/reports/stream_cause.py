@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..machine.names import name_of
-from ..models.knowledge import ALL_CLOCKS, CPU_CLOCK
-from ..models.streams import Place
+from ..models.knowledge import CPU_CLOCK, Place, latest, stream_of
 from .causes import Cause
 from .chains import Race
 
@@ -19,13 +18,12 @@ def stream_cause(race: Race) -> Cause | None:
     if earlier.owner.is_cpu and launch.known.stores.get(CPU_CLOCK, earlier.number) < earlier.number:
         does = f"{access.verb}s"
         place = launch.place
-        return race.cause("CPU after the launch", race.cell, launch=place.title, stream=place.stream.name, does=does)
-    here, there = launch.place, order.place_of(earlier.owner)
-    if there is None or earlier.owner.rank != thread.rank or there.is_before(here) or here.is_before(there):
+        return race.cause("CPU after the launch", race.cell, launch=place.title, stream=place.stream, does=does)
+    here, there = launch.place, earlier.owner.place
+    if there is None or earlier.owner.rank != thread.rank or there.clock == here.clock or there.is_before(here):
         return None
-    known, at_start = thread.knowledge.stores, launch.known.stores
-    of_others = known.get(ALL_CLOCKS, 0), at_start.get(ALL_CLOCKS, 0)
-    if any(known.get(clock, of_others[0]) > at_start.get(clock, of_others[1]) for clock in there.clocks()):
+    known = thread.knowledge.stores
+    if any(stream_of(clock) == there.clock and known[clock] > latest(here.start.stores, clock) for clock in known):
         return None
     first, second = sorted((here, there), key=lambda place: place.queued_as)
     verbs = {id(here): access.verb, id(there): earlier.verb}
@@ -37,20 +35,20 @@ def stream_cause(race: Race) -> Cause | None:
         rank=name_of(thread.rank),
         does=f"{verbs[id(first)]}s",
         also=f"{verbs[id(second)]}s {'it, too' if verbs[id(first)] == verbs[id(second)] else 'it'}",
-        stream=second.stream.name,
-        other=first.stream.name,
+        stream=second.stream,
+        other=first.stream,
         instead=_waited(order, first, second),
     )
 
 
 def _launch(place: Place) -> str:
-    return f"{place.title} on stream `{place.stream.name}`"
+    return f"{place.title} on stream `{place.stream}`"
 
 
 def _waited(order: Any, first: Place, second: Place) -> str:
     """What the second stream has waited for instead."""
-    waited = order.waits.get((second.stream, first.stream))
-    if waited is None:
-        return f"it has waited for no event of stream `{first.stream.name}`"
-    record = f"record {waited.mark.number} of its event" if waited.mark.number > 1 else "an event"
+    mark = order.waits.get((second.clock, first.clock))
+    if mark is None:
+        return f"it has waited for no event of stream `{first.stream}`"
+    record = f"record {mark.number} of its event" if mark.number > 1 else "an event"
     return f"it has waited for {record}, recorded before {first.title}"

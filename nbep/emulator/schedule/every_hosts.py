@@ -19,8 +19,8 @@ from ..machine.access import wake_watchers
 from ..machine.memory import WORD_BYTES, Allocation
 from ..machine.sms import Sms
 from ..models.host import CheckedHost
-from ..models.knowledge import GRANULE_BITS
-from ..models.streams import CheckedOrder, Point
+from ..models.knowledge import GRANULE_BITS, Knowledge
+from ..models.streams import CheckedOrder
 from .every_order import join
 from .every_seen import Cell, Entry
 from .every_step import Access, Clock, Step, Underway, Waiting, Who, Words, name_of, words_of
@@ -180,7 +180,7 @@ class EveryHost(CheckedHost):
 class Queued(NamedTuple):
     """What comes before something that a host has queued: for `checked`, and for the tree."""
 
-    point: Point
+    known: Knowledge
     clock: Clock
 
 
@@ -214,7 +214,7 @@ class EveryOrder(CheckedOrder):
     def start(self, launch: Any, queued: Any) -> None:
         self.clock_at(launch.stream, queued)
         self.running[launch] = []
-        super().start(launch, queued.point)
+        super().start(launch, queued.known)
 
     def begin(self, thread: Any) -> Clock:
         """A thread is there: what comes before its first step."""
@@ -235,11 +235,11 @@ class EveryOrder(CheckedOrder):
 
     def record(self, mark: Any, queued: Any) -> None:
         self.marks[mark] = dict(self.clock_at(mark.stream, queued))
-        super().record(mark, queued.point)
+        super().record(mark, queued.known)
 
     def wait(self, stream: Any, mark: Any, queued: Any) -> None:
         join(self.clock_at(stream, queued), self.marks[mark])
-        super().wait(stream, mark, queued.point)
+        super().wait(stream, mark, queued.known)
 
     def seen(self, mark: Any) -> None:
         if self.world.cpu.is_dry:

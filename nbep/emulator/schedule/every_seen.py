@@ -17,7 +17,7 @@ import numpy as np
 
 from ..machine.memory import Allocation
 from ..machine.orders import SCOPES
-from ..models.knowledge import ALL_CLOCKS, Knowledge, Message, Numbers
+from ..models.knowledge import Knowledge, Message, Numbers, latest
 
 # What was done to the value before it was compared, the comparison, and with what.
 Question = tuple[tuple[tuple[str, int], ...], str, int]
@@ -356,6 +356,4 @@ def covers(more: Knowledge, less: Knowledge) -> bool:
 def is_later(more: Numbers, less: Numbers) -> bool:
     if more is less:
         return True
-    of_all, least = more.get(ALL_CLOCKS, 0), less.get(ALL_CLOCKS, 0)
-    clocks: Iterable[int] = {*less, *more}
-    return of_all >= least and all(more.get(clock, of_all) >= less.get(clock, least) for clock in clocks)
+    return all(latest(more, clock) >= number for clock, number in less.items())

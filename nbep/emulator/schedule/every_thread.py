@@ -17,7 +17,7 @@ from ..machine.memory import Allocation
 from ..machine.orders import ACQUIRES, SCOPES
 from ..machine.stream import MAX_BLOCK
 from ..models.checked import CheckedThread
-from ..models.knowledge import ALL_CLOCKS, Knowledge, Numbers, Signalled
+from ..models.knowledge import OF_THREAD, Knowledge, Numbers, Signalled, latest
 from ..models.knowledge import Access as CheckedAccess
 from .every_loops import frames_above, is_in_loop, is_nested
 from .every_order import join
@@ -25,7 +25,6 @@ from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
 from .every_step import Access, Clock, Step, name_of, words_of
 from .strategies import ALONE
 
-OWN = 1 << 40  # clocks of single threads are above those of warps
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
 WEAK = ("weak", "nc", "na")
 
@@ -55,7 +54,7 @@ class EveryThread(CheckedThread):
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
         launch = block.launch
-        self.owner = self.owner._replace(own=OWN + block.serial * MAX_BLOCK + thread_idx)
+        self.owner.own = launch.place.clock + OF_THREAD + block.serial * MAX_BLOCK + thread_idx
         self.who = (self.rank, launch.name, launch.number, block.index, thread_idx)
         self.pending: Access | None = None
         self.clock: Clock = self.world.order.begin(self)
@@ -246,7 +245,7 @@ class EveryThread(CheckedThread):
 
     def latest_of(self, numbers: Numbers) -> Numbers:
         owner = self.owner
-        of_warp = max(numbers.get(owner.clock, numbers.get(ALL_CLOCKS, 0)), self.warp_known)
+        of_warp = max(latest(numbers, owner.clock), self.warp_known)
         return {**numbers, owner.clock: of_warp, owner.own: self.world.signals}
 
     def earliest(self, cell: Cell) -> int:
