@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +21,8 @@ from nbep.check.scenario import ScenarioError, load_scenario
 from nbep.check.schedule_file import FILE, model_of, read_schedule, strategy_for, write_schedule
 from nbep.check.search import made_smaller
 from nbep.device.terminal import progress, write_json
-from nbep.emulator.schedule.every import Every, Redundant, Tree
+from nbep.emulator.schedule.every import Every, OutOfTime, Redundant, Tree
+from nbep.emulator.schedule.every_loops import Endless
 from nbep.emulator.schedule.every_step import Replay
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.emulator.schedule.weak_tree import WeakTree
@@ -29,6 +31,7 @@ Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
 LIMIT, MINUTES = 100_000, 10.0  # runs and time, if nobody says how many
 TRIED = 20  # runs with smaller parameters at most, for each of them
+SMALLER_S = 60.0  # for those of one choice of parameters
 SWITCH_RUNS = 60  # runs at most in which a thread gives way less often
 COVERS = """\
 They are all orders of accesses that are not weak. When copies, hosts and kernels go on was tried, too, wherever
@@ -55,14 +58,19 @@ def check_all(
     """
     if load_scenario(base.scenario).lets_time_pass:
         raise ScenarioError(f"{base.scenario}: lets time pass, so its waits end by the clock; --all knows no clock")
-    limit, end = limit or LIMIT, time.monotonic() + 60 * (minutes or MINUTES)
+    limit = limit or LIMIT
     tree: Tree | WeakTree = WeakTree() if is_weak else Tree()
+    tree.end_time = time.monotonic() + 60 * (minutes or MINUTES)
     failing: Failing | None = None
+    endless = ""
     with progress(base.scenario, 1000) as show:
-        while failing is None and tree.schedules + tree.redundant < limit and time.monotonic() < end and tree.begin():
-            if finding := one(tree, base):
-                failing = Failing(finding, tree.replay, "")
-            show(completed=int(1000 * tree.share))
+        try:
+            while failing is None and tree.schedules + tree.redundant < limit and tree.begin():
+                if finding := one(tree, base):
+                    failing = Failing(finding, tree.replay, "")
+                show(completed=int(1000 * tree.share))
+        except Endless as error:
+            endless = str(error)
         if failing is not None and shrinks and not is_weak and failing.finding.kind != ERROR:
             show(description="making it smaller", total=None)
             failing = smallest(failing)
@@ -78,11 +86,14 @@ def check_all(
         console.print(f"\n{finding.message}\n")
         console.print(f"See it again, with --pdb in the debugger at the step that fails:\n  {command_of(FILE)}")
         return FOUND
-    write_json(to, {**told, "found": None, "share": tree.share})
+    write_json(to, {**told, "found": None, "share": tree.share, **({"endless": endless} if endless else {})})
     redundant = f"{tree.redundant} more runs were given up as repetitions"
     if not tree.is_whole:
         left = f"about {round(tree.schedules / tree.share) - tree.schedules:,}" if tree.share > 1e-9 else "many"
+        left = "many" if endless else left
         console.print(f"Not all: {tree.schedules:,} schedules seen, {left} to go ({redundant}). Nothing found so far.")
+        if endless:
+            console.print(f"\nA schedule does not end: {endless}")
         return NOT_ALL
     whole = "The only schedule" if tree.schedules == 1 else f"All {tree.schedules:,} schedules"
     console.print(f"{whole}: nothing found ({redundant}).")
@@ -106,11 +117,13 @@ def smallest(failing: Failing) -> Failing:
 
     def attempt(run: Run, most: int) -> tuple[Finding | None, int]:
         tree, runs = Tree(), 0
-        while runs < min(most, TRIED) and tree.begin():
-            runs += 1
-            if finding := one(tree, run):
-                replays[finding.run] = tree.replay
-                return (finding if finding.kind == kind else None), runs
+        tree.end_time = time.monotonic() + SMALLER_S
+        with suppress(Endless):
+            while runs < min(most, TRIED) and tree.begin():
+                runs += 1
+                if finding := one(tree, run):
+                    replays[finding.run] = tree.replay
+                    return (finding if finding.kind == kind else None), runs
         return None, runs
 
     finding = made_smaller(failing.finding, attempt)
@@ -136,11 +149,16 @@ def one(tree: Tree | WeakTree, run: Run) -> Finding | None:
 
 
 def next_run(tree: Tree | WeakTree, attempt: Callable[[Strategy], Found | None]) -> Found | None:
-    """The next run of the tree; what it finds, or None."""
+    """The next run of the tree; what it finds, or None.
+
+    Raises: Endless
+    """
     try:
         found = attempt(strategy_for(tree))
     except Redundant:
         tree.end(is_redundant=True)
+        return None
+    except OutOfTime:
         return None
     if found is None:
         tree.end()

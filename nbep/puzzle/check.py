@@ -20,9 +20,9 @@ import nbep
 from nbep.emulator.machine import errors
 from nbep.emulator.schedule.every_step import Replay
 from nbep.emulator.schedule.strategies import Strategy
+from nbep.puzzle import schedules
 from nbep.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
 from nbep.puzzle.mistakes import mistake, other_error
-from nbep.puzzle.schedules import explore
 
 MODELS = ("sc", "checked", "delayed")
 _BELOW = ("nbep/emulator", "nbep/host", "nbep/puzzle")  # frames of these say nothing of the puzzle
@@ -65,8 +65,13 @@ class Verdict(NamedTuple):
     replay: Replay | None = None  # of a schedule, if no seed has found anything
 
 
-def check(puzzle: Puzzle, target: str = "emulator", runs: int | None = None) -> Verdict:
-    """Run the puzzle until something is wrong, or all runs were right."""
+def check(
+    puzzle: Puzzle, target: str = "emulator", runs: int | None = None, minutes: float = schedules.MINUTES
+) -> Verdict:
+    """Run the puzzle until something is wrong, or all runs were right.
+
+    Args: runs: seeds under each memory model; minutes: for every schedule
+    """
     if missing := puzzle.missing():
         where = " and ".join(f"`{name}`" for name in missing)
         return Verdict(False, f"The file has no function {where} any more. The kernel calls it: put it back.", "hole")
@@ -80,11 +85,14 @@ def check(puzzle: Puzzle, target: str = "emulator", runs: int | None = None) -> 
         for seed in range(num_runs):
             if clue := attempt(puzzle, seed, model):
                 return Verdict(False, explain(clue), clue.kind, seed, model)
-    seen = explore(puzzle, lambda small, strategy: attempt(small, 0, "checked", strategy=strategy))
+    seen = schedules.explore(puzzle, lambda small, strategy: attempt(small, 0, "checked", strategy=strategy), minutes)
     if seen.clue is not None:
         few = f"No seed has shown this. {seen.words}"
         return Verdict(False, f"{few}\n\n{explain(seen.clue)}", seen.clue.kind, 0, "checked", seen.replay)
     runs_of_seeds = f"{len(MODELS) * num_runs} runs under {', '.join(MODELS)}"
+    if not seen.is_over:
+        found = f"Nothing wrong was found in {runs_of_seeds}. It is not solved yet, for not every schedule was run."
+        return Verdict(False, f"{textwrap.fill(found, 100)}\n\n{seen.words}", "unknown")
     parts = [
         f"Solved: {seen.words}, and {runs_of_seeds}: all are right."
         if seen.is_whole

@@ -68,6 +68,7 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
     parser.add_argument("--memory-model", choices=MODELS, default="sc", help="of that run")
     parser.add_argument("--schedule", type=Path, metavar="FILE", help="run again the schedule that the check has found")
     parser.add_argument("--runs", type=int, help=f"seeds under each memory model (default: {puzzle.runs})")
+    parser.add_argument("--minutes", type=float, default=schedules.MINUTES, help="for every schedule (default: 2)")
     parser.add_argument("--solution", action="store_true", help="fill the holes from the folder solutions")
     parser.add_argument("--hint", type=int, nargs="?", const=1, metavar="N", help="show the first hint, or N of them")
     parser.add_argument("--no-picture", action="store_true", help="draw no picture of the run")
@@ -110,7 +111,7 @@ def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
     elif options.seed is not None and not puzzle.unfilled() and options.target == "emulator":
         solved, kind, seed, model = _once(puzzle, options.seed, options.memory_model, None)
     else:
-        verdict = check(puzzle, options.target, options.runs)
+        verdict = check(puzzle, options.target, options.runs, options.minutes)
         print(verdict.words)
         if verdict.solved and options.target == "emulator" and not options.solution:
             keep_progress(file)
@@ -121,7 +122,7 @@ def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
             schedules.write(verdict.replay, schedule)
     if kind == "hole":
         print("For a hint: --hint.")
-    if kind == "hole" or options.target == "cuda":
+    if kind in ("hole", "unknown") or options.target == "cuda":
         return int(not solved)
     if not solved and options.seed is None and options.schedule is None:
         which = f"--seed {seed} --memory-model {model}" if schedule is None else f"--schedule {_short(schedule)}"

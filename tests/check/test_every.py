@@ -73,6 +73,30 @@ def main(comm):
 )
 
 
+COUNTS = """
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32
+from nbep.device.protocols.peers import Peers, buffer_of
+
+
+@kernel(max_threads=1)
+def one_flag(peers: Peers):
+    flag, turns = buffer_of(peers, 1), 0
+    if peers.rank == 0:
+        st_release_sys_s32(flag, 1)
+    while ld_acquire_sys_s32(flag) != 1:
+        turns += 1
+
+
+def main(comm):
+    memory = nbep.NodeMemory.create(comm, 128)
+    memory.runtime.launch(memory.comm_stream, one_flag, 1, 1, 0, memory.peers)
+    memory.wait()
+    memory.close()
+"""
+
+
 @pytest.fixture
 def tickets(tmp_path, monkeypatch):
     """Two ranks take tickets: each order is another schedule."""
@@ -103,6 +127,21 @@ def test_what_was_not_run_is_said(tickets, capsys):
     out = capsys.readouterr().out
     assert out.startswith("Not all: ")
     assert " to go (" in out
+
+
+@pytest.mark.parametrize("weak", [[], ["--weak"]])
+def test_a_loop_that_counts_its_turns_is_named_and_one_that_only_looks_is_a_wait(tmp_path, monkeypatch, capsys, weak):
+    monkeypatch.chdir(tmp_path)
+    Path("counts.py").write_text(COUNTS)
+    Path("looks.py").write_text(COUNTS.replace("turns += 1", "pass"))
+    assert main(["counts.py", "--all", *weak]) == NOT_ALL
+    out = capsys.readouterr().out
+    assert "A schedule does not end: rank 1, kernel `one_flag`, block 0, " in out
+    assert "counts.py:13 (one_flag)" in out
+    assert "`wait_expired(deadline)`" in out
+    assert main(["counts.py", "--all", "--json", *weak]) == NOT_ALL
+    assert json.loads(capsys.readouterr().out)["endless"] in out
+    assert main(["looks.py", "--all", *weak]) == NOTHING_FOUND
 
 
 @pytest.mark.parametrize("fault", ["send_row: wait_at_least", "send_row: release of TAIL"])

@@ -81,7 +81,8 @@ def step_of(thread, cells, state):
     return ((after, (at + 1, None, (*reads, *told))),)
 
 
-def explore(threads, num_cells, num_ranks, orders):
+def explore(threads, num_cells, num_ranks, orders, end_turn):
+    """end_turn: what a loop that polls calls at the end of each turn"""
     load_order, store_order = orders
 
     def program(strategy):
@@ -105,7 +106,7 @@ def explore(threads, num_cells, num_ranks, orders):
                     mine.append(bool(1 - (t.load(here, "s32", load_order, "sys") + 1) >= -value))
                 elif name == "at_least":
                     while not t.load(here, "s32", load_order, "sys") >= value:
-                        t.spin(NEVER_NS)
+                        end_turn(t)
                     mine.append(value)
                 elif name == "is_least":
                     mine.append(bool(t.load(here, "s32", load_order, "sys") >= value))
@@ -117,7 +118,7 @@ def explore(threads, num_cells, num_ranks, orders):
                     mine.append(bool(seen >= value))
                 elif name == "poll":
                     while t.load(here, "s32", load_order, "sys") != value:
-                        t.spin(NEVER_NS)
+                        end_turn(t)
                     mine.append(value)
                 else:
                     while True:
@@ -125,7 +126,7 @@ def explore(threads, num_cells, num_ranks, orders):
                         two = int(t.load(other, "s32", load_order, "sys"))
                         if one or two:
                             break
-                        t.spin(NEVER_NS)
+                        end_turn(t)
                     mine += [one, two]
 
         cells, is_over = run_threads(len(threads), num_cells, thread, strategy, num_ranks)
@@ -134,11 +135,19 @@ def explore(threads, num_cells, num_ranks, orders):
     return run_all(program)
 
 
-def compare(seed, polls):
+def spin(t):
+    t.spin(NEVER_NS)
+
+
+def do_nothing(t):
+    """A loop without a way out."""
+
+
+def compare(seed, polls, end_turn=spin):
     threads, num_cells = draw(seed, polls)
     draws = random.Random(-seed)
     orders = draws.choice((("relaxed", "relaxed"), ("acquire", "release")))
-    tree, outcomes = explore(threads, num_cells, draws.choice((1, 2)), orders)
+    tree, outcomes = explore(threads, num_cells, draws.choice((1, 2)), orders, end_turn)
     assert outcomes == interleavings(threads, num_cells), threads
     return tree
 
@@ -169,6 +178,17 @@ def test_outcomes_are_those_of_all_interleavings(polls, seeds):
     for seed in seeds:
         if seeds is DEAR or seed not in DEAR:
             compare(seed, polls)
+
+
+@pytest.mark.parametrize("seeds", both_parts([range(8)], [range(8, 25)], long=[range(25, 100)]))
+@pytest.mark.parametrize(
+    "polls",
+    [polls for polls in POLLS if {"poll", "poll_either", "at_least"} & {*polls}],
+    ids=lambda polls: "-".join(polls),
+)
+def test_loops_without_a_way_out_have_the_same_outcomes(polls, seeds):
+    for seed in seeds:
+        compare(seed, polls, do_nothing)
 
 
 @pytest.mark.parametrize(

@@ -32,12 +32,12 @@ def all_of(main, num_ranks, *args):
             yield tree, results
 
 
-def run_threads(num_threads, num_cells, thread, strategy, num_ranks=1, seed=0):
+def run_threads(num_threads, num_cells, thread, strategy, num_ranks=1, seed=0, memory_model="checked"):
     """thread(t, number, addresses of the cells on rank 0) in blocks of one thread each, spread over the ranks in turn.
 
     Returns: the final values of the cells, and whether the run ended as it should, without a deadlock
     """
-    world = World(num_ranks, seed, memory_model="checked", strategy=strategy)
+    world = World(num_ranks, seed, memory_model=memory_model, strategy=strategy)
     cells = world.ranks[0].space.allocate(16 * num_cells, "cells", zero=True)
 
     def kernel(base, rank):

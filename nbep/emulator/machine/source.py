@@ -79,6 +79,16 @@ def call_chain(frame: FrameType | None, depth: int = 4) -> list[Site]:
     return sites
 
 
+def frames_of_kernel(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+    """The frames of kernel code at and outside `frame`, the outermost first, each with its current instruction."""
+    frames = []
+    while frame is not None:
+        if not _is_library[frame.f_code.co_filename]:
+            frames.append((frame, frame.f_lasti))
+        frame = frame.f_back
+    return frames[::-1]
+
+
 def _is_of_a_library(package: str) -> bool:
     return package == _PACKAGE.name or package in sys.stdlib_module_names
 

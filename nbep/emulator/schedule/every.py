@@ -20,6 +20,8 @@ Godefroid, "Partial-Order Methods for the Verification of Concurrent Systems", 1
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -31,6 +33,28 @@ from .strategies import Alone, Ready
 
 class Redundant(BaseException):
     """All that could go on here has been tried: the run would repeat another one."""
+
+
+class OutOfTime(BaseException):
+    """The time for all runs is over, and one is under way."""
+
+
+class Limited:
+    """A tree of runs that stops when its time is over, also inside a run.
+
+    end_time: when, by `time.monotonic`
+    """
+
+    end_time = math.inf
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.end_time
+
+    def look_at_time(self) -> None:
+        """Raises: OutOfTime"""
+        if self.is_late:
+            raise OutOfTime
 
 
 class Changed(RuntimeError):
@@ -127,7 +151,7 @@ class Choice:
         return {who: one for who, one in tried.items() if who != step.who and one.commutes_with(step)}
 
 
-class Tree:
+class Tree(Limited):
     """All runs of a program so far, and the one under way.
 
     Attributes:
@@ -152,8 +176,8 @@ class Tree:
     # --- runs -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Begin the next run; False if there is none."""
-        if self.is_whole:
+        """Begin the next run; False if there is none, or no time."""
+        if self.is_whole or self.is_late:
             return False
         self._planned = len(self.choices)
         self._tries = 0  # polls that have failed since the last step
@@ -164,6 +188,7 @@ class Tree:
         self.hosts: dict[Who, Waiting] = {}  # that wait, and would go on waiting
         self.is_stale = False
         self.picks = []
+        self.stores = 0  # steps that store
         return True
 
     def end(self, is_redundant: bool = False) -> None:
@@ -206,6 +231,11 @@ class Tree:
         return Replay(tuple(self.picks), tuple(sorted(self.looked_at)))
 
     @property
+    def num_left(self) -> int:
+        """How many runs are to come, at least, besides the one under way."""
+        return sum(len(choice.left - {choice.chosen}) for choice in self.choices)
+
+    @property
     def share(self) -> float:
         """How much of the tree has been seen, about: each branch of a choice counts alike."""
         seen, part = 0.0, 1.0
@@ -218,6 +248,7 @@ class Tree:
 
     def choose(self, waiting: dict[Who, Access]) -> Who:
         """Who of those that wait goes on."""
+        self.look_at_time()
         depth = len(self.steps)
         if depth != self._depth:
             self._depth, self._tries = depth, 0
@@ -279,6 +310,7 @@ class Tree:
         self.refused.pop(step.who, None)
         self.steps.append(step)
         if step.access.is_store:
+            self.stores += 1
             self._changing |= step.access.words
         return depth
 
@@ -306,6 +338,8 @@ class Tree:
         choice.wanted.discard(who)
         if who not in choice.failed:
             choice.failed.append(who)
+        if depth < self._planned and choice.chosen == who:  # another one must begin what it was to begin
+            choice.wanted |= choice.waiting.keys() - set(choice.failed)
         for later in self.choices[depth + 1 :]:  # whose polls have failed since: they fail without the step, too
             choice.failed += [other for other in later.failed if other not in choice.failed]
         self._depth, self._tries = depth, len(choice.failed)
@@ -362,7 +396,7 @@ class Tree:
             if step.who not in first and all(step.clock.get(who, -1) < begin for who, begin in first.items()):
                 first[step.who] = later
         choice = self.choices[at]
-        for who in first.keys() & choice.parked.keys():  # a poll that would fail here
+        for who in first.keys() & {*choice.parked, *choice.failed}:  # a poll that would fail here
             del first[who]
         if not first:
             return

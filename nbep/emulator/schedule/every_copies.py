@@ -46,6 +46,7 @@ class EveryCopyThread(EveryThread):
         self.stand(self.access_to(mbarrier, True), lambda: self.cell_at(mbarrier))
         at = self.at
         assert at is not None
+        self.loop.forget()
         self.make_arrival(at, mbarrier, (1, -nbytes), lambda: super(EveryCopyThread, self).arrive_at(mbarrier, nbytes))
         self.at = None
 
@@ -82,6 +83,7 @@ class EveryCopyThread(EveryThread):
         """It looks once. A loop that does nothing else waits, as one that polls a cell does."""
         mbarrier, parity = self._mbarrier(settled(address)), settled(parity) & 1
         here = frames_above(sys._getframe(1))
+        self.loop.forget()
         if self.asked is not None and self.asked[:2] == (mbarrier, parity) and is_same_turn(self.asked[2], here):
             self.spin(NEVER)
         self.stand(self.access_to(mbarrier, False), lambda: self.cell_at(mbarrier))

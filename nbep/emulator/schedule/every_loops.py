@@ -1,13 +1,184 @@
-"""In which loop of its kernel's source a thread stands, for `every_thread`: what it has loaded there is a poll."""
+"""In which loop of its kernel's source a thread stands, for `every_thread`: what it has loaded there is a poll.
+
+A loop polls if it ends its turns with `wait_expired`; or if it is a `while` that has come back to where it was, all
+that its functions hold is as it was, and nothing but looks at cells lies between.
+"""
 
 from __future__ import annotations
 
 import dis
+import sys
 from functools import cache
 from types import CodeType, FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ..machine.access import AccessingThread
+from ..machine.memory import Allocation
+from ..machine.source import describe_site, frames_of_kernel, site_of
+from .every_seen import Seen
+
+Frames = list[tuple[FrameType, int]]
+MOST_STEPS = 64  # primitive calls of a turn that is known again
+MANY_LOOKS, MANY_WEAK_LOOKS = 1000, 100  # at one cell, while nobody stores; where each look may be another schedule
+MANY_CALLS = 10_000  # weak accesses, after which some are looked at more closely
 
 
-def frames_above(frame: FrameType | None) -> list[tuple[FrameType, int]]:
+class Endless(BaseException):
+    """A thread looks and looks in a loop that is not known to wait: no other thread would ever be chosen."""
+
+
+class Mark(NamedTuple):
+    """Where a thread was in a loop, all that the functions held which the loop may change, and the run's next step."""
+
+    frames: Frames
+    held: Any
+    step: int
+
+
+class Loop:
+    """Whether the loop of a thread has come back to where it was, with nothing changed: then it waits.
+
+    weak: weak accesses so far
+    looks: how often it has looked at each cell since the last store of anybody, which was the one of this number
+    """
+
+    __slots__ = ("mark", "steps", "same", "weak", "looks", "stores")
+
+    def __init__(self) -> None:
+        self.mark: Mark | None = None
+        self.steps = self.weak = 0
+        self.same = False  # one turn has come back since the mark; the next one has the same values from its looks
+        self.looks: dict[Any, int] = {}
+        self.stores = 0
+
+    def forget(self) -> None:
+        """Something has changed, or the thread has done more than look."""
+        self.mark = None
+
+    def comes_back(self, frame: FrameType, step: int) -> int | None:
+        """The thread is about to look at a cell: the first step of two turns that have changed nothing, or None."""
+        here = frames_of_kernel(frame)
+        mark = self.mark
+        self.steps += 1
+        if mark is None or self.steps > MOST_STEPS or not is_in_loop(mark.frames, here):
+            self.set_mark(here, step)
+        elif is_same_place(mark.frames, here):
+            if held_in(here) != mark.held:
+                self.set_mark(here, step)
+            elif self.same:
+                return mark.step
+            else:
+                self.same = True
+        return None
+
+    def set_mark(self, here: Frames, step: int) -> None:
+        self.steps, self.same = 0, False
+        self.mark = Mark(here, held_in(here), step) if is_in_while(here) else None
+
+    def has_many(self, tree: Any) -> bool:
+        """One more weak access: whether there are so many that the next few are to be looked at.
+
+        Raises: OutOfTime
+        """
+        self.weak += 1
+        if self.weak % MANY_CALLS == 0:
+            tree.look_at_time()
+        return self.weak >= MANY_CALLS and self.weak % MANY_CALLS < MOST_STEPS
+
+    def count(self, thread: Any, cell: Any, stores: int, most: int) -> None:
+        """A look, which is a step. stores: how many have been made in the run
+
+        Raises: Endless
+        """
+        if stores != self.stores:
+            self.looks.clear()
+            self.stores = stores
+        looks = self.looks[cell] = self.looks.get(cell, 0) + 1
+        if looks > most:
+            raise Endless(
+                f"{thread.describe()}, has looked {most:,} times at one cell while nobody has stored, at "
+                f"{describe_site(site_of(sys._getframe(1)))}.\n"
+                f"A `while` that does nothing but look at cells is a wait. This one does more in each turn: it counts, "
+                f"or it meets others. For a wait, end each turn with `wait_expired(deadline)`: docs/own_kernels.md"
+            )
+
+
+if TYPE_CHECKING:
+    Base = AccessingThread
+else:
+    Base = object
+
+
+class LoopingThread(Base):
+    """A thread that forgets its mark when it changes something, or finds a cell changed."""
+
+    __slots__ = ()
+    loop: Loop
+
+    def modify(
+        self, op: str, allocation: Allocation, offset: int, kind: str, operand: Any, compare: Any, address: int
+    ) -> Any:
+        before = self.polled.get((allocation, offset))
+        old = super().modify(op, allocation, offset, kind, operand, compare, address)
+        if self.polled.get((allocation, offset)) is before:  # it has changed something
+            self.loop.forget()
+        return old
+
+    def note_polled(self, allocation: Allocation, offset: int, kind: str, value: Any) -> None:
+        before = self.polled.get((allocation, offset))
+        if before is not None and before[3] != value:
+            self.loop.forget()
+        super().note_polled(allocation, offset, kind, value)
+
+
+def held_in(here: Frames) -> Any:
+    """What is held by the function with the innermost loop, and by those that it has called."""
+    return [held(frame.f_locals) for frame, _ in here[depth_of_loop(here) :]]
+
+
+def held(value: Any) -> Any:
+    """A value as it is now. An object that is none of Python's plain ones counts as one that does not change."""
+    if isinstance(value, dict):
+        return [(key, held(one)) for key, one in value.items()]
+    if isinstance(value, (tuple, list, set)):
+        return type(value).__name__, [held(one) for one in value]
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    if isinstance(value, Seen):
+        return value.value, value.steps
+    return (type(value), value) if isinstance(value, (int, float, str, np.generic)) else id(value)
+
+
+def depth_of_loop(here: Frames) -> int:
+    """Which function has the innermost loop; -1 if none has one."""
+    return next((depth for depth in reversed(range(len(here))) if innermost(here[depth][0].f_code, here[depth][1])), -1)
+
+
+def is_in_while(here: Frames) -> bool:
+    """Whether the innermost loop is no `for`: what that goes through lies in none of its function's names."""
+    depth = depth_of_loop(here)
+    return depth >= 0 and begins_as(here[depth][0].f_code, here[depth][1]) != "FOR_ITER"
+
+
+@cache
+def begins_as(code: CodeType, at: int) -> str:
+    """The first instruction of the innermost loop."""
+    begin, _ = shortest(loops_around(code, at))
+    names = (one.opname for one in dis.get_instructions(code) if one.offset >= begin)
+    return next(name for name in names if name != "EXTENDED_ARG")
+
+
+def is_same_place(before: Frames, here: Frames) -> bool:
+    """Whether a thread is at the same instruction of the same loop, reached by the same calls."""
+    return len(before) == len(here) and all(
+        one.f_code is other.f_code and position_of(one.f_code, at) == position_of(other.f_code, now)
+        for (one, at), (other, now) in zip(before, here, strict=True)
+    )
+
+
+def frames_above(frame: FrameType | None) -> Frames:
     """The frames of a thread from its kernel inwards, each with the instruction at which it is."""
     frames = []
     while frame is not None:
@@ -16,7 +187,7 @@ def frames_above(frame: FrameType | None) -> list[tuple[FrameType, int]]:
     return frames[::-1]
 
 
-def is_in_loop(load: list[tuple[FrameType, int]], turn: list[tuple[FrameType, int]]) -> bool:
+def is_in_loop(load: Frames, turn: Frames) -> bool:
     """Whether a load lies in the loop of a turn: the innermost one of the innermost function that has one there."""
     for depth in reversed(range(len(turn))):
         frame, at = turn[depth]
@@ -27,7 +198,7 @@ def is_in_loop(load: list[tuple[FrameType, int]], turn: list[tuple[FrameType, in
     return False
 
 
-def is_same_turn(before: list[tuple[FrameType, int]], turn: list[tuple[FrameType, int]]) -> bool:
+def is_same_turn(before: Frames, turn: Frames) -> bool:
     """Whether a thread stands where it stood before, and the innermost loop there has brought it back."""
     for depth in reversed(range(len(turn))):
         frame, at = turn[depth]
@@ -48,7 +219,7 @@ def position_of(code: CodeType, at: int) -> tuple:
     return positions(code)[at // 2]
 
 
-def is_nested(turn: list[tuple[FrameType, int]]) -> bool:
+def is_nested(turn: Frames) -> bool:
     """Whether the loop of a turn may have been entered before in the same frame: old loads look like its own."""
     for frame, at in reversed(turn):
         if loops := loops_around(frame.f_code, at):
@@ -58,14 +229,11 @@ def is_nested(turn: list[tuple[FrameType, int]]) -> bool:
 
 @cache
 def loops_around(code: CodeType, at: int) -> list[tuple[int, int]]:
-    """The loops that hold an instruction: the offsets of their first and last ones."""
-    return [
-        (instruction.argval, instruction.offset)
-        for instruction in dis.get_instructions(code)
-        if "JUMP" in instruction.opname
-        and isinstance(instruction.argval, int)
-        and instruction.argval <= at <= instruction.offset
-    ]
+    """The loops that hold an instruction, or its other copy: the offsets of their first and last ones."""
+    place = position_of(code, at)
+    copies = [2 * number for number, other in enumerate(positions(code)) if other == place]
+    jumps = [one for one in dis.get_instructions(code) if "JUMP" in one.opname and isinstance(one.argval, int)]
+    return [(one.argval, one.offset) for one in jumps if any(one.argval <= copy <= one.offset for copy in copies)]
 
 
 @cache
@@ -74,5 +242,9 @@ def innermost(code: CodeType, at: int) -> frozenset[tuple]:
     loops = loops_around(code, at)
     if not loops:
         return frozenset()
-    begin, end = min(loops, key=lambda loop: loop[1] - loop[0])
+    begin, end = shortest(loops)
     return frozenset(position_of(code, here) for here in range(begin, end + 2, 2))
+
+
+def shortest(loops: list[tuple[int, int]]) -> tuple[int, int]:
+    return min(loops, key=lambda loop: loop[1] - loop[0])

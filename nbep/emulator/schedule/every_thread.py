@@ -9,17 +9,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from ..machine.kinds import KINDS, wrap
 from ..machine.memory import Allocation
 from ..machine.orders import ACQUIRES, SCOPES
 from ..machine.stream import MAX_BLOCK
+from ..machine.world import NEVER
 from ..models.checked import CheckedThread
 from ..models.knowledge import OF_THREAD, Knowledge, Numbers, Signalled, latest
 from ..models.knowledge import Access as CheckedAccess
-from .every_loops import frames_above, is_in_loop, is_nested
+from .every_loops import MANY_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested
 from .every_order import join
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
 from .every_step import Access, Clock, Step, name_of, words_of
@@ -27,15 +27,18 @@ from .strategies import ALONE
 
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
 WEAK = ("weak", "nc", "na")
+Polled = tuple[int, Access, Clock, Frames, Any]
 
 
-class EveryThread(CheckedThread):
+class EveryThread(LoopingThread, CheckedThread):
     """A thread of a run of a tree: see `schedule.every`.
 
     who: its name in all runs
     pending: the access that it stands before
     clock: the last steps that come before its next one: its own, and those of threads that it has met since
-    polled_here: its loads since the last turn of a loop: step, access, the frames that led there
+    polled_here: its loads since the last turn of a loop: step, access, the frames that led there, what it knew before,
+        what it has observed
+    loop: whether it has come back to where it was
     does_more: whether a weak store or a meeting has come after the last of them
     before_load: what it knew before its last load; observed: the stores whose values that has read
     awaited: whether its last poll has failed and was no step
@@ -47,7 +50,7 @@ class EveryThread(CheckedThread):
     """
 
     __slots__ = (
-        "who", "pending", "clock", "polled_here", "does_more", "awaited", "before_load", "observed",
+        "who", "pending", "clock", "polled_here", "loop", "does_more", "awaited", "before_load", "observed",
         "at", "kind", "words", "is_add", "is_lazy", "reading", "latest", "unfenced", "refused",
     )  # fmt: skip
 
@@ -58,7 +61,8 @@ class EveryThread(CheckedThread):
         self.who = (self.rank, launch.name, launch.number, block.index, thread_idx)
         self.pending: Access | None = None
         self.clock: Clock = self.world.order.begin(self)
-        self.polled_here: list[tuple[int, Access, Clock, list[tuple[FrameType, int]]]] = []
+        self.polled_here: list[Polled] = []
+        self.loop = Loop()
         self.does_more = False
         self.before_load: Any = None
         self.observed: list[tuple[CheckedAccess, Signalled]] = []
@@ -86,6 +90,10 @@ class EveryThread(CheckedThread):
         """Wait until it is this thread's turn. look: gives the cell as it is then"""
         tree = self.world.strategy.tree
         is_store = access.is_store
+        begun = self.loop.comes_back(sys._getframe(2), len(tree.steps))
+        if begun is not None:
+            self.end_turn([poll for poll in self.polled_here if poll[0] >= begun], False)
+            super().spin(NEVER)
         self.left = ALONE
         self.words, self.at = access.words, None
         self.is_add = self.is_lazy = False
@@ -111,8 +119,10 @@ class EveryThread(CheckedThread):
         self.at = tree.step(Step(self.who, access, clock, cell, refused))
         self.clock = {self.who: self.at}
         if not is_store:
-            self.polled_here.append((self.at, access, clock, frames_above(sys._getframe(2))))
+            before = self.before_load, self.observed
+            self.polled_here.append((self.at, access, clock, frames_above(sys._getframe(2)), before))
             del self.polled_here[:-MAX_POLLED]
+            self.loop.count(self, access.words, tree.stores, MANY_LOOKS)
 
     def cell_of(self, allocation: Allocation, offset: int) -> Cell:
         """The cell of the access under way."""
@@ -142,7 +152,22 @@ class EveryThread(CheckedThread):
             self.stand_global(address, kind, False)
         self.left = ALONE
         value = super().load(address, kind, order, scope)
-        return value if order in WEAK else self.seen(value, kind)
+        if order not in WEAK:
+            return self.seen(value, kind)
+        self.look_weakly(self.segments[address >> 32], address & 0xFFFFFFFF, kind, value)
+        return value
+
+    def look_weakly(self, allocation: Allocation, offset: int, kind: str, value: Any) -> None:
+        """A weak load is no choice. A thread that makes many may be in a loop that only a store of others can end.
+
+        That store races with it.
+        """
+        if not self.loop.has_many(self.world.strategy.tree):
+            return
+        self.note_polled(allocation, offset, kind, value)
+        if self.loop.comes_back(sys._getframe(1), 0) is not None:
+            self.loop.forget()
+            super().spin(NEVER)
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         address, value = settled(address), settled(value)
@@ -151,6 +176,8 @@ class EveryThread(CheckedThread):
             self.put(value, kind)
         else:
             self.does_more = True
+            self.loop.has_many(self.world.strategy.tree)
+        self.loop.forget()
         self.left = ALONE
         super().store(address, kind, value, order, scope)
         self.at = None
@@ -170,7 +197,10 @@ class EveryThread(CheckedThread):
             self.stand_shared(address, kind, False)
         self.left = ALONE
         value = super().load_shared(address, kind, order)
-        return value if order in WEAK else self.seen(value, kind)
+        if order not in WEAK:
+            return self.seen(value, kind)
+        self.look_weakly(self.shared, address, kind, value)
+        return value
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
         address, value = settled(address), settled(value)
@@ -179,6 +209,8 @@ class EveryThread(CheckedThread):
             self.put(value, kind)
         else:
             self.does_more = True
+            self.loop.has_many(self.world.strategy.tree)
+        self.loop.forget()
         self.left = ALONE
         super().store_shared(address, kind, value, order)
         self.at = None
@@ -290,24 +322,30 @@ class EveryThread(CheckedThread):
     # --- loops that poll ------------------------------------------------------------------------------------------
 
     def spin(self, deadline_ns: int) -> bool:
-        """A turn of a loop that polls. If it looks at one cell, its loads are no steps.
+        here = frames_above(sys._getframe(1))
+        self.end_turn([poll for poll in self.polled_here if is_in_loop(poll[3], here)], is_nested(here))
+        return super().spin(deadline_ns)
+
+    def end_turn(self, failed: list[Polled], is_nested: bool) -> None:
+        """A turn of a loop that polls is over. If it has looked at one cell, its loads are no steps.
 
         A turn that loads two cells that change is steps: one may change between the loads of both.
         """
         self.left = ALONE
-        here = frames_above(sys._getframe(1))
-        failed = [poll[:3] for poll in self.polled_here if is_in_loop(poll[3], here)]
         tree = self.world.strategy.tree
         self.awaited = False
         if tree.probing == self.who:
             tree.probing = None
             self.awaited = True
-        elif failed and not self.does_more and tree.is_await([access for _, access, _ in failed], is_nested(here)):
-            for at, access, clock in reversed(failed):
+        elif failed and not self.does_more and tree.is_await([poll[1] for poll in failed], is_nested):
+            self.observed = []
+            for at, access, clock, _, (before, observed) in reversed(failed):
                 if tree.fail(self.who, at, access):
-                    self.clock = clock
+                    self.clock, self.before_load = clock, before
+                    self.observed += observed
                     self.awaited = True
         self.polled_here = []
+        self.loop.forget()
         if self.awaited:  # a poll that is no step has told its thread nothing
             self.remember_failure()
             for cell, polled in list(self.polled.items()):
@@ -317,7 +355,6 @@ class EveryThread(CheckedThread):
             for store, observation in self.observed:
                 store.observed_by = tuple(one for one in store.observed_by if one is not observation)
                 self.observations = [one for one in self.observations if one is not observation]
-        return super().spin(deadline_ns)
 
     def remember_failure(self) -> None:
         """The last load was a poll that has failed, and is no step."""
@@ -336,6 +373,7 @@ class EveryThread(CheckedThread):
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
         self.does_more = True
+        self.loop.forget()
         predicate = bool(predicate)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
         join(self.meetings.setdefault(barrier, {}), self.clock)
@@ -348,6 +386,7 @@ class EveryThread(CheckedThread):
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
         self.does_more = True
+        self.loop.forget()
         if isinstance(value, Seen):
             value = bool(value) if name.startswith("vote") else value.settle()
         collective = super().converge(name, mask, value, site)

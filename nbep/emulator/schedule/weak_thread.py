@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 from ..machine.kinds import KINDS
 from ..machine.memory import Allocation
 from ..machine.orders import POLLED, RELEASES, SCOPES
+from ..machine.world import NEVER
 from ..models.causes import CausalThread
 from ..models.pending import PendingAtomic, PendingStore
 from ..models.versions import GRANULE, Version
-from .every_loops import frames_above, is_in_loop, is_nested
+from .every_loops import MANY_WEAK_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested
 from .weak import Arrival, granule_of
 from .weak_tree import Touch, touch
 
@@ -33,7 +34,7 @@ class Poll(NamedTuple):
     tellings: Any
 
 
-class WeakThread(CausalThread):
+class WeakThread(LoopingThread, CausalThread):
     """A thread of a run of a tree.
 
     who: its name in all runs
@@ -41,12 +42,13 @@ class WeakThread(CausalThread):
     after: the last steps that come before its next one
     at: its last step
     stores: its stores of which no release of scope sys has told; fresh: of which none at all
+    loop: whether it has come back to where it was
     loads: those since the last turn of a loop; does_more: whether it has met others since
     turn: the last turn of a loop that polls and was steps
     """
 
     __slots__ = (
-        "who", "coming", "after", "at", "number", "stores", "fresh", "loads", "does_more", "turn", "has_failed",
+        "who", "coming", "after", "at", "number", "stores", "fresh", "loop", "loads", "does_more", "turn", "has_failed",
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
@@ -59,6 +61,7 @@ class WeakThread(CausalThread):
         self.number = 0
         self.stores: list[PendingStore] = []
         self.fresh: set[Any] = set()
+        self.loop = Loop()
         self.loads: list[Poll] = []
         self.does_more = False
         self.turn: list[tuple[FrameType, int]] = []
@@ -184,16 +187,34 @@ class WeakThread(CausalThread):
         here = [one for one in self.stores if one.allocation is allocation]
         late: list[PendingStore] = [one for one in here if isinstance(one, PendingAtomic)]
         self.stand_to_load((touch(left=cells, right=right), late), order)
-        return super().load(address, kind, order, scope)
+        value = super().load(address, kind, order, scope)
+        self.note_weak(allocation, offset, kind, order, value)
+        return value
+
+    def note_weak(self, allocation: Allocation, offset: int, kind: str, order: str, value: Any) -> None:
+        """In a loop, a weak load may be a poll, too."""
+        if order not in POLLED and self.loop.mark is not None:
+            self.note_polled(allocation, offset, kind, value)
 
     def stand_to_load(self, needs: Needs, order: str) -> None:
+        self.wait_if_it_comes_back()
         before = self.after
         self.stand(lambda: needs)
+        if needs != NOTHING:
+            self.loop.count(self, needs[0], self.strategy.tree.stores, MANY_WEAK_LOOKS)
         if order in POLLED:
             frames = frames_above(sys._getframe(2))
             self.loads.append(Poll(self.at, needs[0], frames, before, self.known, self.tellings))
 
+    def wait_if_it_comes_back(self) -> None:
+        """A loop that does nothing but look at cells is a wait, without `wait_expired`, too."""
+        begun = self.loop.comes_back(sys._getframe(2), self.strategy.tree.depth)
+        if begun is not None:
+            here = frames_above(sys._getframe(2))
+            self.end_turn([poll for poll in self.loads if poll.at >= begun], here, False, NEVER)
+
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
+        self.loop.forget()
         allocation = self.segments.get(address >> 32)
         if allocation is not None:
             cells = self.granules(allocation, address & 0xFFFFFFFF, kind)
@@ -214,6 +235,7 @@ class WeakThread(CausalThread):
             offset = address & 0xFFFFFFFF
             cells = self.granules(allocation, offset, kind)
             here = touch(both=cells, left=places_of(cells))
+            self.wait_if_it_comes_back()
             self.stand(lambda: united(self.publishes(order, scope), (here, self.seen_in(allocation, offset))))
         before = self.number
         old = super().atomic(op, address, kind, operand, order, scope, compare)
@@ -228,13 +250,17 @@ class WeakThread(CausalThread):
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         if not self.is_alone:
             self.stand_to_load((touch(left=[self.shared_granule(address)]), []), order)
-        return super().load_shared(address, kind, order)
+        value = super().load_shared(address, kind, order)
+        self.note_weak(self.shared, address, kind, order, value)
+        return value
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
+        self.loop.forget()
         self.stand_shared(address, order)
         super().store_shared(address, kind, value, order)
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
+        self.wait_if_it_comes_back()
         self.stand_shared(address, order)
         return super().atomic_shared(op, address, kind, operand, order, compare)
 
@@ -248,13 +274,17 @@ class WeakThread(CausalThread):
     # --- loops that poll ------------------------------------------------------------------------------------------
 
     def spin(self, deadline_ns: int) -> bool:
-        """A turn of a loop that polls. If it looks at one cell, its loads are no steps."""
         here = frames_above(sys._getframe(1))
         polls = [poll for poll in self.loads if is_in_loop(poll.frames, here)]
+        return self.end_turn(polls, here, is_nested(here), deadline_ns)
+
+    def end_turn(self, polls: list[Poll], here: Frames, is_nested: bool, deadline_ns: int) -> bool:
+        """A turn of a loop that polls is over. If it looks at one cell, its loads are no steps."""
         is_one = not self.does_more and len({poll.touch for poll in polls}) == 1
         self.loads, self.does_more = [], False
+        self.loop.forget()
         can_pick: bool | None = None
-        if is_one and not (is_nested(here) and len(polls) > 1):
+        if is_one and not (is_nested and len(polls) > 1):
             for poll in reversed(polls):
                 again = self.strategy.tree.fail(self.who, poll.at)
                 if again is None:
@@ -281,6 +311,7 @@ class WeakThread(CausalThread):
 
     def stand_to_meet(self) -> None:
         self.does_more = True
+        self.loop.forget()
         self.stand(lambda: self.shows(1))
 
     def came_to(self, meeting: Any) -> None:
@@ -304,6 +335,7 @@ class WeakThread(CausalThread):
         if name == "syncwarp":
             self.stand_to_meet()
         self.does_more = True
+        self.loop.forget()
         collective = super().converge(name, mask, value, site)
         self.came_to(collective)
         return collective
@@ -324,6 +356,7 @@ class WeakThread(CausalThread):
         super().mbarrier_arrive_expect_tx(address, nbytes)
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
+        self.loop.forget()
         done = super().mbarrier_try_wait(address, parity)
         if done:
             self.left_from(self.block.mbarriers.get(address))

@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from .every import Changed, Redundant
+from .every import Changed, Limited, Redundant
 from .every_step import Replay
 
 Who = tuple[int, str, int, int, int, int]  # rank, kernel, number of the launch, block, thread; of its stores, from 1
@@ -132,7 +132,7 @@ class Choice:
         self.who = None
 
 
-class WeakTree:
+class WeakTree(Limited):
     """All runs of a program so far, and the one under way.
 
     Attributes:
@@ -163,12 +163,13 @@ class WeakTree:
     # --- runs -----------------------------------------------------------------------------------------------------
 
     def begin(self) -> bool:
-        """Begin the next run; False if there is none."""
-        if self.is_whole:
+        """Begin the next run; False if there is none, or no time."""
+        if self.is_whole or self.is_late:
             return False
         self._planned = len(self.choices)
         del self.steps[max(self._planned - 1, 0) :]
         self.depth = 0
+        self.stores = 0  # steps that others may see
         self._refused = {}
         return True
 
@@ -215,6 +216,7 @@ class WeakTree:
 
     def choose(self, waiting: dict[Who, Touch]) -> Who:
         """Who of those that can go on does."""
+        self.look_at_time()
         depth = self.depth
         if depth == len(self.choices):
             if depth < len(self._replayed):
@@ -284,6 +286,7 @@ class WeakTree:
         self._settle()
         at, steps = self.depth, self.steps
         self.depth += 1
+        self.stores += bool(touch.right)
         self._picked = 0
         self._refused.pop(who, None)
         if at < len(steps):
@@ -313,12 +316,10 @@ class WeakTree:
     def fail(self, who: Who, at: int) -> bool | None:
         """A step was a poll that failed: it is none. Returns whether it can pick again at once.
 
-        None if others have gone on since: then it stays a step
+        None if others have gone on since, in this run or an earlier one: then it stays a step
         """
-        if at != self.depth - 1:
+        if at != self.depth - 1 or at < self._planned - 1:
             return None
-        if at < self._planned - 1:
-            raise Changed("two runs with the same choices differ: a poll has failed that did not")
         self.depth = at
         poll = self.steps.pop()
         del self.choices[at + 1 :]
