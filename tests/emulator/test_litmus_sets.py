@@ -104,7 +104,7 @@ def test_small_programs_have_all_outcomes_that_ptx_allows(where, threads, may_ha
     assert found == allowed(program).outcomes | ({HANG} if may_hang else set())
 
 
-@pytest.mark.parametrize("step", both_parts([4], thorough=[1]))
+@pytest.mark.parametrize("step", both_parts([8], thorough=[1]))
 def test_without_any_reduction_the_outcomes_are_the_same(step):
     for program in PROGRAMS[::step]:
         tree, found = all_outcomes(program)
@@ -126,7 +126,7 @@ def test_the_page_says_how_many_schedules_there_would_be_without_reduction():
 # --- programs drawn at random -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numbers", both_parts([range(16)], thorough=[range(16, 40)], long=[range(40, 120)]))
+@pytest.mark.parametrize("numbers", both_parts([range(8)], thorough=[range(8, 40)], long=[range(40, 120)]))
 def test_random_programs_show_what_seeds_show_and_only_what_ptx_allows(numbers):
     whole = 0
     for number in numbers:
@@ -139,7 +139,7 @@ def test_random_programs_show_what_seeds_show_and_only_what_ptx_allows(numbers):
     assert whole > len(numbers) // 2  # in the others writes race: PTX gives them no order, a run does
 
 
-@pytest.mark.parametrize("numbers", both_parts([range(12)], thorough=[range(12, 40)], long=[range(40, 120)]))
+@pytest.mark.parametrize("numbers", both_parts([range(6)], thorough=[range(6, 40)], long=[range(40, 120)]))
 def test_random_programs_have_the_outcomes_of_a_plain_enumeration(numbers):
     compared = 0
     for number in numbers:
@@ -171,7 +171,7 @@ def program_that_waits(seed: int) -> Program:
     return Program(f"waits {seed}", tuple("; ".join(steps) for steps in threads), where, {})
 
 
-@pytest.mark.parametrize("numbers", both_parts([range(25)], thorough=[range(25, 100)], long=[range(100, 250)]))
+@pytest.mark.parametrize("numbers", both_parts([range(16)], thorough=[range(16, 100)], long=[range(100, 250)]))
 def test_polls_that_fail_end_as_in_a_plain_enumeration(numbers):
     some_hang = compared = 0
     for number in numbers:
