@@ -139,10 +139,10 @@ def write_notes(ctx, notes, token, choice):
 @device_function
 def put_message(ctx, stage, note, token, peer, slot):
     """Start to put the values in the stage and a note into a slot of a rank; one warp."""
-    stride = layout.message_stride(ctx.shape)
+    stride = ctx.sizes.message_stride
     dst = layout.recv_offset(ctx.call, ctx.network.rank) + slot * stride
     src = layout.send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + (token * ctx.shape.num_ranks + peer) * stride
-    at = layout.note_offset(ctx.shape)
+    at = ctx.sizes.note_offset
     place = Place(dst, src, peer, QUEUE)
     keep_message(ctx.network, src, stage, at, ctx.lane)
     put_nbi_warp(ctx.network, place, stage, at, ctx.lane)
@@ -172,7 +172,7 @@ def send_to_ranks(ctx, inputs):
     stage = ptx.smem_base()
     token = ptx.block_idx()
     while token < ctx.sizes.num_tokens:
-        notes = stage + layout.message_stride(ctx.shape)
+        notes = stage + ctx.sizes.message_stride
         choice = take_places(ctx, inputs, token)
         write_notes(ctx, notes, token, choice)
         clear_gap(ctx, stage)
@@ -279,26 +279,33 @@ def note_sources(ctx, out):
 
 @device_function
 def wait_sources(ctx, out, table):
-    """Wait for all sources and note how many messages each has sent. A whole block; a barrier follows."""
+    """Wait for all sources and note how many messages each has sent. A whole block; a barrier follows.
+
+    A `range` with a step that is known at run time begins with a division of 64 bits, which these loops do without.
+    """
     # The last threads: the first ones wait for counts meanwhile.
-    for src in range(ptx.block_dim() - 1 - ptx.thread_idx(), ctx.shape.num_ranks, ptx.block_dim()):
+    src = ptx.block_dim() - 1 - ptx.thread_idx()
+    while src < ctx.shape.num_ranks:
         waiter = Waiter(LOW_LATENCY_DISPATCH_COUNT, src, -1)
         value = wait_arrival(arrival_cell(ctx, src), ctx.bounds, ctx.work.mask, waiter)
         num_messages = announced(value, ctx.shape.num_max_tokens)
         ptx.st_shared_s32(messages_at(ctx.shape, table, src), LOST if is_lost(ctx, value) else num_messages)
         if ptx.block_idx() == 0:
             ptx.st_weak_s32(out.num_messages + 4 * src, num_messages)
+        src += ptx.block_dim()
 
 
 @device_function
 def load_counts(ctx, table):
     """Copy the counts of all sources to the table. A whole block; they come long before the messages do."""
-    for cell in range(ptx.thread_idx(), ctx.shape.num_experts, ptx.block_dim()):
+    cell = ptx.thread_idx()
+    while cell < ctx.shape.num_experts:
         local_expert, src = layout.local_and_rank(ctx.shape, cell)
         count = count_cell(ctx, src, local_expert)
         value = wait_number(count, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_DISPATCH_COUNT, src, cell))
         count = announced(value, ctx.shape.num_max_tokens)
         ptx.st_shared_s32(table + 4 * cell, LOST if is_lost(ctx, value) else count)
+        cell += ptx.block_dim()
 
 
 @device_function
@@ -334,12 +341,14 @@ def note_ranges(ctx, out, table):
 
     The last threads first: their warps have the fewest messages.
     """
-    for cell in range(ptx.block_dim() - 1 - ptx.thread_idx(), ctx.shape.num_experts, ptx.block_dim()):
+    cell = ptx.block_dim() - 1 - ptx.thread_idx()
+    while cell < ctx.shape.num_experts:
         local_expert, src = layout.local_and_rank(ctx.shape, cell)
         if ptx.u32_mod(local_expert, ptx.grid_dim()) == ptx.block_idx():
             rows = begin_of(ctx.shape, table, local_expert, src), count_of(ctx.shape, table, local_expert, src)
             failed = src == ctx.shape.num_ranks - 1 and has_lost(ctx.shape, table, local_expert)
             note_range(ctx, out, local_expert, src, rows, failed)
+        cell += ptx.block_dim()
 
 
 @device_function

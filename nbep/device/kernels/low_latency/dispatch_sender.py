@@ -139,11 +139,12 @@ def message_offset(ctx, token):
 def put_choice(ctx, stage, token, expert, slot):
     """Start to put the message in the stage into a slot of an expert; one warp."""
     peer, local_expert = layout.rank_of(ctx.shape, expert)
-    stride = layout.message_stride(ctx.shape)
+    stride = ctx.sizes.message_stride
     dst = layout.recv_offset(ctx.call, ctx.network.rank)
     dst += (local_expert * ctx.shape.num_max_tokens + slot) * stride
     src = message_offset(ctx, token)
-    put_nbi_warp(ctx.network, Place(dst, src, peer, local_expert), stage, message_bytes(ctx.shape), ctx.lane)
+    num_bytes = ctx.sizes.note_offset + layout.NOTE_ALIGNMENT
+    put_nbi_warp(ctx.network, Place(dst, src, peer, local_expert), stage, num_bytes, ctx.lane)
 
 
 @device_function
