@@ -159,12 +159,13 @@ def look_at_mpi() -> dict[str, Any]:
 def look_at_cache() -> dict[str, Any]:
     """Compiled kernels that are kept on disk."""
     try:
-        from nbep.host.target.cuda.launcher import cache_folder
+        from nbep.host.target.cuda.cache import cache_folder, why_not_used
     except ImportError:
-        return {"folder": None, "kernels": 0, "bytes": 0}
+        return {"folder": None, "kernels": 0, "bytes": 0, "not_used": None}
     folder = cache_folder()
     kept = list(folder.glob("*.cubin")) if folder.is_dir() else []
-    return {"folder": str(folder), "kernels": len(kept), "bytes": sum(path.stat().st_size for path in kept)}
+    num_bytes = sum(path.lstat().st_size for path in kept)
+    return {"folder": str(folder), "kernels": len(kept), "bytes": num_bytes, "not_used": why_not_used(folder)}
 
 
 def what_runs(
@@ -259,7 +260,10 @@ def lines_of(found: dict[str, Any]) -> list[str]:
     lines.append(f"NVSHMEM: {nvshmem or 'not installed: ' + install_line('nvshmem')}")
     lines.append(f"NICs: {', '.join(found['nics']) or 'none'}")
     cache = found["cache"]
-    lines.append(f"cache: {cache['folder']}, {cache['kernels']} kernels, {cache['bytes'] / 2**20:.1f} MiB")
+    if cache["not_used"]:
+        lines.append(f"cache: {cache['folder']} is not used: {cache['not_used']}; kernels are compiled anew")
+    else:
+        lines.append(f"cache: {cache['folder']}, {cache['kernels']} kernels, {cache['bytes'] / 2**20:.1f} MiB")
     lines += [f"{name}={value}" for name, value in found["environment"].items()]
     width = max(map(len, found["runs"]))
     lines += ["", "runs here:"]

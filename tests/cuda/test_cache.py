@@ -1,6 +1,8 @@
 """nbep's compiled kernels are kept on disk: the next process does without Numba. A user's are not."""
 
+import os
 import re
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,11 +10,13 @@ import pytest
 from processes import run_python
 
 import nbep.device.compile
+from nbep import info
 from nbep.device.compile import load_kernels
 from nbep.device.jit import KERNELS, device_function, kernel, spec_of
 from nbep.device.primitives import st_weak_s32
 from nbep.device.types import Out
-from nbep.host.target.cuda.launcher import cache_folder, load_cubin, source_key
+from nbep.host.target.cuda.cache import cache_folder
+from nbep.host.target.cuda.launcher import load_cubin, source_key
 
 PROGRAM = Path(__file__).parent / "cache_main.py"
 SPEC = SimpleNamespace(name="dispatch", label="dispatch", is_own=True)
@@ -53,6 +57,76 @@ def test_a_damaged_entry_is_named_and_compiled_anew(damage, compiled, monkeypatc
         assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
     assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
     assert len(compiled) == 2
+
+
+def others_may_write(entry, _):
+    entry.chmod(0o664)
+
+
+def is_a_link(entry, elsewhere):
+    elsewhere.write_bytes(entry.read_bytes())
+    entry.unlink()
+    entry.symlink_to(elsewhere)
+
+
+def is_a_fifo(entry, _):
+    entry.unlink()
+    os.mkfifo(entry)
+
+
+def is_of_another_user(entry, _):
+    if os.geteuid() != 0:
+        pytest.skip("it takes root to give a file away")
+    os.chown(entry, 4321, -1)
+
+
+UNSAFE = {
+    others_may_write: "others may write it: mode 664",
+    is_a_link: "it is a symbolic link",
+    is_a_fifo: "it is no regular file",
+    is_of_another_user: "it belongs to user 4321",
+}
+
+
+@pytest.mark.parametrize("change", UNSAFE)
+def test_an_entry_that_others_could_have_made_is_named_and_compiled_anew(change, compiled, monkeypatch, tmp_path):
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path / "kept"))
+    load_cubin(SPEC, (9, 0), "key")
+    (entry,) = (tmp_path / "kept").iterdir()
+    change(entry, tmp_path / "elsewhere")
+    with pytest.warns(RuntimeWarning, match=f"^{re.escape(str(entry))} is not used: {UNSAFE[change]}; its kernel is"):
+        assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)"
+    assert load_cubin(SPEC, (9, 0), "key") == b"dispatch for (9, 0)", "and the new one is used"
+    assert len(compiled) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [lambda folder: folder.chmod(0o775), lambda folder: is_of_another_user(folder, None)]
+)
+def test_a_folder_that_others_may_write_is_named_and_not_used(change, compiled, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path / "kept"))
+    load_cubin(SPEC, (9, 0), "key")
+    change(tmp_path / "kept")
+    (entry,) = (tmp_path / "kept").iterdir()
+    before = entry.stat()
+    why = f"{re.escape(str(tmp_path / 'kept'))} is not used: (others may write it: mode 775|it belongs to user 4321)"
+    for _ in range(2):
+        with pytest.warns(RuntimeWarning, match=f"^{why}; kernels are compiled anew"):
+            load_cubin(SPEC, (9, 0), "key")
+    assert len(compiled) == 3
+    assert entry.stat() == before
+    assert re.search(f"^cache: {why}", "\n".join(info.lines_of(info.look())), re.MULTILINE)
+
+
+def test_new_folders_are_for_their_user_alone(compiled, monkeypatch, tmp_path):
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path / "new" / "folder"))
+    before = os.umask(0o002)
+    try:
+        load_cubin(SPEC, (9, 0), "key")
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new").rglob("")] == [0o700, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new" / "folder").iterdir()] == [0o600]
 
 
 def test_a_cache_that_cannot_be_written_costs_only_time(compiled, monkeypatch, tmp_path):

@@ -2,7 +2,8 @@
 
 driver    the CUDA driver's calls, with errors as exceptions
 arrays    torch, CuPy and Numba arrays
-launcher  compiled kernels, loaded once and launched with packed parameters; the cache on disk
+launcher  compiled kernels, loaded once and launched with packed parameters
+cache     compiled kernels on disk
 memory    device and host-visible memory
 peers     symmetric memory: one class for each handle type
 vmm       the driver's virtual memory management

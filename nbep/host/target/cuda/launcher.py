@@ -17,13 +17,9 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
 import struct
-import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -38,16 +34,8 @@ from nbep.device.jit import KernelSpec
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import Param, param_format
 from nbep.device.versions import IbgdaNetwork
+from nbep.host.target.cuda import cache
 from nbep.host.target.cuda.driver import check
-
-
-def cache_folder() -> Path:
-    """Where compiled kernels are kept: environment variable NBEP_CACHE_DIR, or nbep in the user's cache folder."""
-    given = os.environ.get("NBEP_CACHE_DIR")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nbep"
-
 
 COMPILED_BY = (
     "nvidia-nvjitlink",
@@ -55,9 +43,6 @@ COMPILED_BY = (
     "nvidia-cuda-nvrtc",
     "nvidia-nvshmem-cu13",
 )
-
-
-DIGEST_BYTES = hashlib.sha256().digest_size  # behind each cubin in the cache
 
 
 def source_key() -> str:
@@ -81,36 +66,13 @@ def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
     """
     if not spec.is_own:
         return _compile(spec, cc)
-    path = cache_folder() / f"{spec.label}-sm_{cc[0]}{cc[1]}-{key}.cubin"
-    kept = _read_kept(path)
+    name = f"{spec.label}-sm_{cc[0]}{cc[1]}-{key}.cubin"
+    kept = cache.read(name)
     if kept is not None:
         return kept
     cubin = _compile(spec, cc)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with ExitStack() as undo:
-            undo.callback(os.unlink, temporary)
-            with os.fdopen(handle, "wb") as file:
-                file.write(cubin + hashlib.sha256(cubin).digest())
-            Path(temporary).replace(path)  # processes that race write the same bytes
-            undo.pop_all()
-    except OSError:
-        pass  # a cache that cannot be written only costs time
+    cache.keep(name, cubin)
     return cubin
-
-
-def _read_kept(path: Path) -> bytes | None:
-    """What the cache has there; None if that is nothing, or is damaged: a driver would refuse it at every start."""
-    try:
-        data = path.read_bytes()
-    except OSError:
-        return None
-    cubin, digest = data[:-DIGEST_BYTES], data[-DIGEST_BYTES:]
-    if hashlib.sha256(cubin).digest() == digest:
-        return cubin
-    warnings.warn(f"{path} is damaged; its kernel is compiled anew", RuntimeWarning, stacklevel=2)
-    return None
 
 
 def _compile(spec: KernelSpec, cc: ComputeCapability) -> bytes:
