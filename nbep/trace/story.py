@@ -103,7 +103,7 @@ def _tell(scene: Scene, token: Token, call: int, kernel: str) -> Story:
     for move in moves:
         story.stations.append(scene.station(move.fill))
         to = len(story.stations) - 1
-        story.steps += _steps_of(move, story.stations[to], to, move.fill.kernel != kernel)
+        story.steps += _steps_of(scene, move, story.stations[to], to, move.fill.kernel != kernel)
     story.steps.sort(key=lambda step: step.step)
     hang = _hang(scene, moves)
     if hang is not None:
@@ -111,7 +111,7 @@ def _tell(scene: Scene, token: Token, call: int, kernel: str) -> Story:
     return story
 
 
-def _steps_of(move: Move, station: Station, to: int, is_back: bool) -> Iterator[Step]:
+def _steps_of(scene: Scene, move: Move, station: Station, to: int, is_back: bool) -> Iterator[Step]:
     """The steps of a move to station number `to`, from the one before it. is_back: on the way home"""
     fill, cell, at = move.fill, move.fill.cell, to - 1
     who = (fill.rank, fill.role)
@@ -121,16 +121,8 @@ def _steps_of(move: Move, station: Station, to: int, is_back: bool) -> Iterator[
         return
     where = f"{station.title} in {'its own memory' if fill.rank == cell.owner else f'the memory of rank {cell.owner}'}"
     if move.room is not None:
-        assert move.room.until is not None
-        name = move.room.cell.name
-        text = (
-            f"{_who(fill)} polls `{name}` of rank {move.room.cell.owner}. Every slot holds a "
-            f"row that nobody has taken yet. It must wait: a store now would overwrite a row that is still needed. The "
-            f"wait takes {move.room.until - move.room.step:,} steps."
-        )
-        yield Step(
-            move.room.step, "It waits for a free slot", text, at, at, True, None, who, _line_of_role(move.room), 5
-        )
+        waits, room = (move.room.rank, move.room.role), _line_of_role(move.room)
+        yield Step(move.room.step, *_waits_for_room(scene, move), at, at, True, None, waits, room, weight=5)
     what, why = "row", "Nobody may read it yet: the parts of the row may arrive in any order."
     if is_back:
         what, why = "result", "As on the way there, nobody may read it yet."
@@ -166,6 +158,35 @@ def _steps_of(move: Move, station: Station, to: int, is_back: bool) -> Iterator[
             _line_of_role(move.free),
             3,
         )
+
+
+def _waits_for_room(scene: Scene, move: Move) -> tuple[str, str]:
+    """Title and text of a wait for a slot of a ring, or in low latency for a half of the buffer."""
+    room = move.room
+    assert room is not None
+    assert room.until is not None
+    lasts = f"The wait takes {room.until - room.step:,} steps."
+    if room.cell.name == "credits":
+        peer = move.fill.cell.owner
+        return "It waits for a free half", (
+            f"{_who(room)} polls `credits` in its own memory: rank {peer} counts there how often it has freed this "
+            f"half of the buffer. The half still belongs to an earlier call, and rank {peer} has not yet received its "
+            f"rows. {lasts}"
+        )
+    taken, num_slots = scene.taken_slots(move)
+    if move.fill.cell.node >= 0:  # several warps fill such a ring, and its head counts over calls
+        still = f"The ring has {num_slots} slots, and none of them is free for the next row."
+    elif taken == num_slots:
+        still = "Every slot holds a row that was not taken yet."
+    else:
+        still = (
+            f"{taken} of the {num_slots} slots hold rows that were not taken yet: too few are free for the next rows."
+        )
+    where = "its own memory" if room.cell.owner == room.rank else f"the memory of rank {room.cell.owner}"
+    return "It waits for a free slot", (
+        f"{_who(room)} polls `head` in {where}. {still} It must wait: a store now would overwrite a row that is still "
+        f"needed. {lasts}"
+    )
 
 
 def _published(publish: Event, to: int, is_back: bool) -> Step:

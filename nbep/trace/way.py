@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nbep.trace.events import OUTPUTS, Event, Token
+from nbep.trace.events import OUTPUTS, Cell, Event, Token
 from nbep.trace.internode import DISPATCH as BETWEEN_NODES
 from nbep.trace.journeys import journey
 from nbep.trace.low_latency import DISPATCH as LOW_LATENCY
@@ -144,13 +144,12 @@ class Scene:
         return next((wait for wait in waits if wait.until is None or wait.until > publish.step), None)
 
     def _wait_for_room(self, fill: Event) -> Event | None:
-        """The wait of the same warp for a head or a credit of the peer, right before the fill."""
+        """The wait for the head of this ring, or for a credit of this peer, right before the fill."""
         mine = [
             wait
             for wait in self.waits
             if (wait.rank, wait.kernel, wait.call, wait.block) == (fill.rank, fill.kernel, fill.call, fill.block)
-            and wait.cell.name in ("head", "credits")
-            and wait.cell.channel == fill.cell.channel
+            and self._says_what_is_free(wait.cell, fill)
             and wait.until is not None
             and wait.until <= fill.step
         ]
@@ -162,6 +161,32 @@ class Scene:
             and (mine[-1].until or 0) < event.step < fill.step
         ]
         return mine[-1] if mine and not between else None
+
+    def _says_what_is_free(self, cell: Cell, fill: Event) -> bool:
+        """Whether a cell tells the one who fills a slot that it is free."""
+        at = fill.cell
+        if cell.name == "credits":  # of a peer, in the memory of whoever sends to it
+            return cell.owner == fill.rank and cell.text.endswith(f"peer {at.owner}]")
+        if cell.name != "head" or cell.channel != at.channel:
+            return False
+        if at.node < 0:  # beside the slots
+            return cell.node < 0 and (cell.owner, cell.src) == (at.owner, at.src)
+        places = next(launch.num_nvl_ranks for launch in self.trace.launches if launch.num_nvl_ranks)
+        return (cell.owner, cell.node) == (fill.rank, at.owner // places)  # with whoever sends to that node
+
+    def taken_slots(self, move: Move) -> tuple[int, int]:
+        """Slots of a ring inside a node with rows that were not taken when the wait for room began; of how many."""
+        room, cell, ring = move.room, move.fill.cell, self.ring_of(move.fill)
+        assert room is not None
+        before = [
+            event
+            for event in self.of_call(move.fill.kernel, move.fill.call)
+            if event.cell.name == "x"
+            and event.cell.owner == cell.owner
+            and self.ring_of(event) == ring
+            and event.step < room.step
+        ]
+        return len(before) - int(room.value or 0), self.rings.get(ring, (1, ""))[0]
 
     # --- the way of a token -----------------------------------------------------------------------------------------
 

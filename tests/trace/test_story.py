@@ -1,6 +1,8 @@
 """Stories are made from events: what they say of a token, its places, waits and stores is what the trace says."""
 
 import pytest
+from cases import make_case
+from intranode import Options, round_trip
 from traced_runs import EACH_MODE, hanging_run, traced_run
 
 import nbep
@@ -8,6 +10,7 @@ from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys
 from nbep.emulator import World
 from nbep.trace import Trace
 from nbep.trace.story import HANGS, MOST_STEPS, all_stories
+from nbep.trace.way import Scene
 
 LEAST_STEPS = 8
 
@@ -53,6 +56,37 @@ def test_each_step_is_an_event_of_the_role_that_it_names(mode):
                 assert (step.step, *step.who) in at
             if step.waits is not None:
                 assert any((rank, role) == step.waits for rank, role, _ in began)
+
+
+@pytest.mark.parametrize("mode", EACH_MODE)
+def test_who_waits_for_a_free_slot_waits_for_the_ring_that_it_fills_next(mode):
+    """And that ring has too few free slots: fills before the wait, less the last head that was stored."""
+    trace = traced_run(mode)
+    scene, seen = Scene(trace), 0
+    heads = trace.events(("store", "atomic"), cell="head")
+    for fill in scene.fills:
+        if fill.cell.name == "x" and (room := scene.move(fill).room) is not None:
+            seen += 1
+            assert fill.cell.channel == room.cell.channel
+            if fill.cell.node < 0:
+                taken, num_slots = scene.taken_slots(scene.move(fill))
+                assert 0 < taken <= num_slots
+                assert (room.cell.owner, room.cell.src) == (fill.cell.owner, fill.cell.src)
+            freed = [event for event in heads if event.cell == room.cell and event.step < room.step]
+            assert int(room.value or 0) <= max((int(event.value) for event in freed), default=0)
+    assert seen > 0 or mode == "low latency"  # which has no rings
+
+
+def test_a_wait_in_front_of_another_ring_is_no_part_of_a_token_s_story():
+    """Seen with four ranks: the warps of a block wait for the heads of other peers meanwhile."""
+    trace = Trace()
+    case = make_case(5, num_ranks=4, num_tokens=[12] * 4, num_topk=2, hidden=16)
+    nbep.spawn(round_trip, 4, "emulator", (case, Options(nbep.Config(2, 1, 2))), 11, tracer=trace)
+    scene = Scene(trace)
+    rooms = {id(room): (fill, room) for fill in scene.fills if (room := scene.move(fill).room) is not None}
+    assert rooms
+    for fill, room in rooms.values():
+        assert (room.cell.owner, room.cell.src) == (fill.cell.owner, fill.rank)
 
 
 def test_nobody_reads_a_slot_before_it_is_published():
