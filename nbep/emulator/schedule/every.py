@@ -110,7 +110,7 @@ class Tried:
             return self.commutes and step.commutes and reading is not None and not reading.is_open
         if step.access.is_store:
             before, after = cell.entries[step.entry - 1 : step.entry + 1]
-            if self.is_exact or before.is_wall or not after.is_alone or after.least > self.reach:
+            if self.is_exact or (before.is_wall and step.entry > 1) or not after.is_alone or after.least > self.reach:
                 return False
             return all(answer(question, before.value) == answer(question, after.value) for question in self.asked)
         if reading is None or reading.is_exact or reading.is_open or self.number is None or self.least > reading.reach:
