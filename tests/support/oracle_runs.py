@@ -1,0 +1,199 @@
+"""The programs of `oracle` as kernels and hosts of nbep, under every schedule or under seeds, and what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from oracle import Block, Op, Oracle, Program, Thread, Verdict
+
+from nbep.emulator import DataRace, DeadlockError, World, current_thread
+from nbep.emulator.machine.errors import Divergence
+from nbep.emulator.schedule.every import Every, Redundant, Tree
+
+NEVER_NS = 1 << 62
+WARP = 32
+KINDS = {1: "s8", 2: "s16", 4: "s32", 8: "s64"}
+TYPES = {4: np.int32, 8: np.int64}
+FAULTS = {DataRace: "race", DeadlockError: "hang", Divergence: "misuse"}
+
+
+def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
+    """One run: the memory at the end, and all answers.
+
+    Raises: DataRace, DeadlockError, Divergence
+    """
+    num_ranks = len(program.hosts)
+    world = World(num_ranks, seed, memory_model="checked", strategy=strategy)
+    space = world.ranks[0].space
+    memory = space.allocate(program.num_bytes, "memory", zero=True)
+    answers: list[list[list[Any]]] = []
+    kernels = [kernel_of(blocks, answers) for _, blocks in program.kernels]
+    of_hosts: list[list[Any]] = [[] for _ in program.hosts]
+
+    def host(rank: int) -> Callable[[], None]:
+        def word(op: Op, polls: bool = True) -> int:
+            return int(space.read(memory, TYPES[op.size], op.cell, 1, polls=polls)[0])
+
+        def main() -> None:
+            context = world.ranks[rank]
+            base = memory.address if rank == 0 else context.space.open(memory).address
+            streams: dict[int, Any] = {}
+            events: dict[int, Any] = {}
+            for op in program.hosts[rank]:
+                stream = streams.get(op.cell)
+                if op.what in ("launch", "record", "follow", "sync") and stream is None:
+                    stream = streams[op.cell] = context.create_stream(f"stream {op.cell}")
+                if op.what == "launch":
+                    kernel, blocks = kernels[op.value], program.kernels[op.value][1]
+                    stream.launch(kernel, (base,), len(blocks), num_threads(blocks[0]), 64, f"kernel_{op.value}")
+                elif op.what == "record":
+                    events[op.value] = stream.record()
+                elif op.what == "follow":
+                    stream.wait(events[op.value])
+                elif op.what == "sync":
+                    stream.synchronize()
+                elif op.what == "join":
+                    world.host_wait(lambda op=op: events[op.value].done, "an event")
+                    events[op.value].tell_host()
+                elif op.what == "ask":
+                    of_hosts[rank].append(bool(events[op.value].done))
+                    if of_hosts[rank][-1]:
+                        events[op.value].tell_host()
+                elif op.what == "wait":
+                    world.host_wait(lambda op=op: word(op) >= op.value, "a word")
+                elif op.what == "ld":
+                    of_hosts[rank].append(word(op, op.order != "weak"))
+                else:
+                    space.write(memory, op.cell, np.array([op.value], TYPES[op.size]))
+
+        return main
+
+    world.run([host(rank) for rank in range(num_ranks)])
+    told = tuple(tuple(map(told_of, thread)) for kernel in answers for thread in kernel)
+    return tuple(memory.array("u1", writable=False).tolist()), told + tuple(map(tuple, of_hosts))
+
+
+def told_of(answer: Any) -> Any:
+    return answer() if callable(answer) else answer
+
+
+def num_threads(block: Block) -> int:
+    return WARP * len(block) if len(block) > 1 else len(block[0])
+
+
+def kernel_of(blocks: tuple[Block, ...], answers: list) -> Callable[[int], None]:
+    """The kernel. Threads that a warp has besides come to its barriers."""
+    lanes = [
+        (b, WARP * w + lane)
+        for b, block in enumerate(blocks)
+        for w in range(len(block))
+        for lane in range(len(block[w]))
+    ]
+    mine: dict[tuple[int, int], list[Any]] = {who: [] for who in lanes}
+    answers.append([mine[who] for who in lanes])
+
+    def kernel(base: int) -> None:
+        t = current_thread()
+        block = blocks[t.block_idx]
+        warp = block[t.warp]
+        if t.lane < len(warp):
+            go_on(t, base, warp[t.lane], 0, mine[t.block_idx, t.thread_idx], block)
+        else:
+            go_on(t, base, tuple(op for op in warp[0] if op.what in ("bar", "arrive")), 0, [], block)
+
+    return kernel
+
+
+def go_on(t: Any, base: int, thread: Thread, number: int, answers: list[Any], block: Block) -> None:
+    """The steps from a number on. No loop: a look in its next turn would count as a poll."""
+    if number == len(thread):
+        for i, answer in enumerate(answers):
+            answers[i] = told_of(answer)
+        return
+    op = thread[number]
+    if op.given < 0 or (op.given < len(answers) and told_of(answers[op.given])):
+        do(t, base + op.cell, op, answers, block)
+    go_on(t, base, thread, number + 1, answers, block)
+
+
+def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
+    kind = KINDS[op.size]
+    if op.what == "st":
+        t.store(address, kind, op.value, op.order, op.scope)
+    elif op.what == "wait":
+        while t.load(address, kind, op.order, op.scope) < op.value:
+            t.spin(NEVER_NS)
+    elif op.what == "fence":
+        t.fence(op.order, op.scope)
+    elif op.what == "syncwarp":
+        t.syncwarp(op.other)
+    elif op.what == "vote":
+        last = bool(told_of(answers[-1])) if answers else False
+        answers.append(bool(t.vote("any", op.other, last)))
+    elif op.what in ("bar", "arrive"):
+        count = WARP * op.value if len(block) > 1 else t.block_dim
+        (t.barrier if op.what == "bar" else t.barrier_arrive)(op.cell, count)
+    else:
+        if op.what == "ld":
+            value = t.load(address, kind, op.order, op.scope)
+        else:
+            value = t.atomic(
+                op.what, address, kind, op.value, op.order, op.scope, op.other if op.what == "cas" else None
+            )
+        if op.asks != "none":
+            answers.append(int(value) if op.asks == "all" else lambda: bool(value >= op.other))
+            if op.asks == "least":
+                answers[-1] = told_of(answers[-1])
+
+
+# --- both sides -----------------------------------------------------------------------------------------------------
+
+
+def under_all(program: Program, most: int = 2000) -> tuple[Verdict, bool]:
+    """What nbep says under every schedule, up to the first race; and whether that were all schedules."""
+    tree, faults, outcomes = Tree(), set[str](), set[tuple]()
+    while tree.begin():
+        try:
+            outcomes.add(run(program, Every(tree)))
+        except Redundant:
+            tree.end(is_redundant=True)
+            continue
+        except tuple(FAULTS) as error:
+            faults.add(FAULTS[type(error)])
+            if isinstance(error, DataRace):
+                return Verdict(faults, outcomes), True
+        tree.end()
+        if tree.schedules + tree.redundant >= most:
+            return Verdict(faults, outcomes), False
+    return Verdict(faults, outcomes), True
+
+
+def under_seeds(program: Program, seeds: range) -> Verdict:
+    """What nbep says under some seeds."""
+    faults, outcomes = set[str](), set[tuple]()
+    for seed in seeds:
+        try:
+            outcomes.add(run(program, "uniform", seed))
+        except tuple(FAULTS) as error:
+            faults.add(FAULTS[type(error)])
+    return Verdict(faults, outcomes)
+
+
+def difference(program: Program, seeds: range = range(2)) -> str:
+    """What nbep says and the oracle does not, or the other way round; "" if nothing."""
+    exact, old = Oracle(program).verdict(), Oracle(program, reads_old=True).verdict()
+    found, is_whole = under_all(program)
+    some = under_seeds(program, seeds)
+    for name, one in (("--all", found), ("seeds", some)):
+        if "race" not in old.faults and (more := one.faults - old.faults):  # what comes behind a race may be anything
+            return f"{name}: {more} is false"
+        if not old.faults and one.outcomes - exact.outcomes:
+            return f"{name}: outcomes {one.outcomes - exact.outcomes} cannot be"
+    if is_whole and "race" not in found.faults:
+        if missed := exact.faults - found.faults:
+            return f"--all: {missed} is missed"
+        if not exact.faults and exact.outcomes - found.outcomes:
+            return f"--all: outcomes {exact.outcomes - found.outcomes} are missed"
+    return ""
