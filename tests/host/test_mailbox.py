@@ -3,13 +3,17 @@
 import os
 import socket
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 
 import pytest
+from processes import LIMIT_S
 
 if sys.platform != "linux":
     pytest.skip("abstract sockets are Linux's", allow_module_level=True)
 
-from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress, send
+from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress
 
 
 @pytest.fixture
@@ -19,11 +23,26 @@ def mailbox():
     box.close()
 
 
-def send_text(text: bytes, address: MailboxAddress, sender: int) -> None:
+def send_text(
+    text: bytes, address: MailboxAddress, sender: int, own: Mailbox | None = None, timeout_s: float = LIMIT_S
+) -> None:
     fd = os.memfd_create("text")
     os.pwrite(fd, text, 0)
-    send(fd, address, sender)
-    os.close(fd)
+    box = own or Mailbox()
+    try:
+        box.send(fd, address, sender, 1, timeout_s)
+    finally:
+        os.close(fd)
+        if own is None:
+            box.close()
+
+
+def fill(box: Mailbox) -> None:
+    """Any user of the host can: names are in /proc/net/unix."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as stranger, suppress(BlockingIOError):
+        stranger.setblocking(False)
+        while True:
+            stranger.sendto(b"junk", box.address.name)
 
 
 def text_of(fd: int) -> bytes:
@@ -49,6 +68,43 @@ def test_a_sender_that_does_not_come_is_named(mailbox):
     with pytest.raises(TimeoutError, match=r"no file descriptor came from rank 2 in 0.05 s"):
         mailbox.receive(2, timeout_s=0.05)
     assert text_of(mailbox.receive(1)) == b"another"
+
+
+def test_a_queue_that_stays_full_is_named_by_its_rank(mailbox):
+    fill(mailbox)
+    with pytest.raises(TimeoutError, match=r"^timed out: the queue of rank 1 is full$"):
+        send_text(b"no room", mailbox.address, 0, timeout_s=0.05)
+
+
+def test_ranks_whose_queues_strangers_fill_reach_each_other():
+    """Each sends first, and takes junk out of its own queue meanwhile."""
+    with closing(Mailbox()) as first, closing(Mailbox()) as second:
+        boxes = first, second
+        for box in boxes:
+            fill(box)
+
+        def exchange(rank):
+            send_text(b"from %d" % rank, boxes[1 - rank].address, rank, boxes[rank])
+            assert text_of(boxes[rank].receive(1 - rank)) == b"from %d" % (1 - rank)
+
+        with ThreadPoolExecutor(2) as ranks:
+            list(ranks.map(exchange, range(2)))
+
+
+def test_a_wait_ends_in_time_while_strangers_send_on(mailbox):
+    done = threading.Event()
+
+    def send_on():
+        while not done.is_set():
+            fill(mailbox)
+
+    with ThreadPoolExecutor(1) as strangers:
+        strangers.submit(send_on)
+        try:
+            with pytest.raises(TimeoutError, match=r"no file descriptor came from rank 2 in 0\.1 s"):
+                mailbox.receive(2, timeout_s=0.1)
+        finally:
+            done.set()
 
 
 @pytest.mark.parametrize("with_fd", [True, False])

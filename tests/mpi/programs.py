@@ -23,7 +23,7 @@ from nbep.emulator import UseAfterFree
 from nbep.host.calls import NAMES, make_call
 from nbep.host.ranks.await_ranks import duplicate
 from nbep.host.target import process
-from nbep.host.target.cuda.mailbox import Mailbox, send
+from nbep.host.target.cuda.mailbox import Mailbox
 from nbep.host.target.process import process_runtime
 
 
@@ -302,7 +302,7 @@ def file_descriptors(comm):
     os.pwrite(fd, f"rank {comm.rank}".encode(), 0)
     for peer, address in enumerate(comm.allgather(mailbox.address)):
         if peer != comm.rank:
-            send(fd, address, comm.rank)
+            mailbox.send(fd, address, comm.rank, peer)
     os.close(fd)
     for peer in range(comm.size):
         if peer != comm.rank:

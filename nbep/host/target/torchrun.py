@@ -19,7 +19,7 @@ from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
 from nbep.host.ranks.comm import TorchComm
 from nbep.host.target.base import Runtime
-from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress, send
+from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.job_memory import JobMemory, JobNic, spread_error
 from nbep.host.target.memory import Reach, SymmetricMemory, WantedMemory
@@ -56,7 +56,7 @@ class SharedMemory(JobMemory):
         for peer, handle in enumerate(handles):
             if handle is not None and peer != rank:
                 try:
-                    send(self._file, handle.mailbox, rank)
+                    self._mailbox.send(self._file, handle.mailbox, rank, peer)
                 except OSError as error:
                     raise RuntimeError(f"cannot send a file descriptor to rank {peer}: {error}") from error
         addresses = super().open_peers(handles, rank)

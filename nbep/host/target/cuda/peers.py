@@ -25,7 +25,7 @@ from cuda.bindings import driver as cu
 
 from nbep.host.target.cuda import pinned, vmm
 from nbep.host.target.cuda.driver import CudaError, Device, check
-from nbep.host.target.cuda.mailbox import Mailbox, send
+from nbep.host.target.cuda.mailbox import Mailbox
 from nbep.host.target.cuda.memory import DeviceMemory
 from nbep.host.target.memory import HandleType, SymmetricMemory
 
@@ -216,7 +216,7 @@ class MailedMemory(CudaSymmetricMemory):
             for peer, handle in enumerate(handles):
                 if handle is not None and handle.host == own.host and handle.process != own.process:
                     try:
-                        send(fd, handle.exported, rank)
+                        self._mailbox.send(fd, handle.exported, rank, peer)
                     except OSError as error:
                         raise RuntimeError(f"cannot send a file descriptor to rank {peer}: {error}") from error
         finally:
