@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from typing import Any, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -68,6 +68,8 @@ class ArraysHandle(Unpacks):
     A copy is as good as the handle, but its arrays are checked again: they may have moved to another device.
     """
 
+    rewritten: ClassVar[tuple[str, ...]]  # the arrays that combine writes, if it goes through rings
+
     # The identity of the buffer, and which of its dispatches it is of, from 1 on; None and 0 for arrays that somebody
     # else has put together.
     owner: Identity | None = field(default=None, init=False, repr=False)
@@ -84,5 +86,9 @@ class ArraysHandle(Unpacks):
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "is_as_made": False}
 
+    @property
+    def arrays(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+
     def _as_tuple(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, each.name) for each in fields(self) if each.init)
+        return tuple(self.arrays.values())

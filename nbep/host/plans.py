@@ -10,9 +10,22 @@ contents are checked, too: nothing is found there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
 AnyPlan = TypeVar("AnyPlan")
+
+
+def overlap(addresses: Sequence[int], num_bytes: Sequence[int], first_output: int) -> bool:
+    """Whether an output, if it is given, lies over another array; see validate.apart."""
+    for i in range(first_output, len(addresses)):
+        begin = addresses[i]
+        if begin:
+            end = begin + num_bytes[i]
+            for j in range(i):
+                if begin < addresses[j] + num_bytes[j] and addresses[j] < end:
+                    return True
+    return False
 
 
 class Plans(Generic[AnyPlan]):

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from nbep.host import validate
 from nbep.host.counters import Received
+from nbep.host.handles import ArraysHandle
 from nbep.host.node import Empty, Node
 from nbep.host.request import CombineRequest, Counts, DispatchRequest
-from nbep.host.target.base import Array, MaybeArray, Runtime
+from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.views import View
 
 BF16_BYTES = 2
@@ -27,10 +28,14 @@ class Tokens(NamedTuple):
     topk_weights: View
 
     @classmethod
-    def look_at(cls, runtime: Runtime, request: DispatchRequest) -> Tokens:
+    def look_at(cls, memory: Node, request: DispatchRequest) -> Tokens:
         """Those of a request; its top-k is not checked."""
+        runtime = memory.runtime
         topk = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
-        return cls(*validate.payload(runtime, request.x), *topk)
+        tokens = cls(*validate.payload(runtime, request.x), *topk)
+        if not request.zero_copy:
+            validate.outside_rings(memory, tokens._asdict())
+        return tokens
 
     @property
     def arrays(self) -> tuple[Array, MaybeArray, MaybeArray, MaybeArray]:
@@ -170,9 +175,10 @@ class CombineGiven(NamedTuple):
 
 
 def check_combine_inputs(
-    runtime: Runtime, request: CombineRequest, num_tokens: int, num_combined_tokens: int
+    memory: Node, request: CombineRequest, handle: ArraysHandle, num_tokens: int, num_combined_tokens: int
 ) -> CombineGiven:
-    """Rows, weights and biases fit each other, and the handle's numbers of tokens."""
+    """Rows, weights and biases fit each other and the handle, whose numbers of tokens come behind it."""
+    runtime = memory.runtime
     x, topk_weights, *of_biases = map(runtime.view, request.arrays)
     if len(of_biases) != 2:
         raise ValueError(f"bias: got a tuple of {len(of_biases)}; must be an array, a tuple of two, or None")
@@ -185,8 +191,15 @@ def check_combine_inputs(
         validate.array("topk_weights", topk_weights, "float32", (num_tokens, "num_topk"))
         num_topk = topk_weights.shape[1]
         validate.topk_size("topk_weights", num_topk)
-    for name, view in zip(("bias_0", "bias_1"), of_biases, strict=True):
+    bias_0, bias_1 = of_biases
+    for name, view in (("bias_0", bias_0), ("bias_1", bias_1)):
         if view.array is not None:
             validate.array(name, view, "bfloat16", (num_combined_tokens, hidden))
             validate.row_alignment(name, view)
-    return CombineGiven(hidden, num_topk, *(view.array for view in of_biases))
+    if not request.zero_copy and (runtime.host_reads_arrays or not handle.is_as_made):
+        inputs = {"x": x, "topk_weights": topk_weights, "bias_0": bias_0, "bias_1": bias_1}
+        validate.outside_rings(memory, inputs)
+        of_handle = {f"handle.{name}": runtime.view(array) for name, array in handle.arrays.items()}
+        outputs = {name: of_handle.pop(name) for name in [f"handle.{name}" for name in handle.rewritten]}
+        validate.apart(outputs, inputs | of_handle)
+    return CombineGiven(hidden, num_topk, bias_0.array, bias_1.array)

@@ -5,7 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -35,7 +35,7 @@ from nbep.host.node import Node
 from nbep.host.ranks.comm import Communicator, is_mpi_comm
 from nbep.host.ranks.timeouts import MAX_TIMEOUT_MS
 from nbep.host.target.base import Array, Runtime
-from nbep.host.target.memory import HandleType
+from nbep.host.target.memory import HandleType, SymmetricMemory
 from nbep.host.target.views import NO_ARRAY, View
 
 INTRANODE_RANKS = (2, 4, 8)
@@ -70,6 +70,40 @@ def output(name: str, view: View, dtype: str, shape: tuple[int | str, ...]) -> N
     array(name, view, dtype, shape)
     if not view.is_writeable:
         refuse(name, f"a read-only {_describe(dtype, view.shape)}", "writeable: the call writes it")
+
+
+def apart(outputs: Mapping[str, View], inputs: Mapping[str, View]) -> None:
+    """No memory that a call writes is that of another of its arrays, which are row-major without gaps."""
+    spans = [
+        (name, view.address, view.address + view.num_bytes)
+        for name, view in (*inputs.items(), *outputs.items())
+        if view.is_array
+    ]
+    for i, (name, begin, end) in enumerate(spans):
+        for other, its_begin, its_end in spans[:i]:
+            if name in outputs and begin < its_end and its_begin < end:
+                allowed = "in memory of its own: the call writes it"
+                refuse(name, f"memory that {other} lies in too", allowed)
+
+
+def outside(memory: Node, views: Mapping[str, View], symmetric: SymmetricMemory, num_bytes: int) -> None:
+    """No array that a call reads or writes lies in the part of the buffer through which it sends.
+
+    On a GPU nobody looks: it costs as much as all else that is checked.
+    """
+    if not memory.runtime.host_reads_arrays:
+        return
+    begin, end = symmetric.span(num_bytes)
+    for name, view in views.items():
+        if view.is_array and begin < view.address + view.num_bytes and view.address < end:
+            refuse(name, "memory of the buffer through which the call sends", "in memory of its own")
+
+
+def outside_rings(memory: Node, views: Mapping[str, View]) -> None:
+    """The same of the rings."""
+    outside(memory, views, memory.symmetric, memory.num_nvl_bytes)
+    if memory.internode is not None:
+        outside(memory, views, memory.internode.rdma.symmetric, memory.internode.rdma.num_rdma_bytes)
 
 
 def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:

@@ -62,7 +62,9 @@ def results():
         low_latency = buffer.low_latency_dispatch(x, topk_idx, 3, 4, return_recv_hook=True)
         low_latency[4]()
         rows = buffer.get_next_low_latency_combine_buffer(low_latency[2])
-        summed = buffer.low_latency_combine(rows, topk_idx, weights, low_latency[2], return_recv_hook=True)
+        summed = buffer.low_latency_combine(
+            rows, topk_idx, weights, low_latency[2], zero_copy=True, return_recv_hook=True
+        )
         summed[2]()
         return {
             "Buffer": buffer,

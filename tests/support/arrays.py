@@ -5,6 +5,7 @@ nothing from the library but a name. Copies go over the calling rank's own strea
 loading one would wait for the ranks that spin.
 """
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 from target import TARGET
 
+from nbep.host.target.cuda.arrays import numpy_dtype
 from nbep.workloads import arrays as workload_arrays
 
 LIBRARY = os.environ.get("NBEP_TEST_ARRAYS", "numpy" if TARGET == "emulator" else "torch")
@@ -52,6 +54,16 @@ def assert_kind(*values: Any) -> None:
             assert isinstance(value, _library().array_class()), (
                 f"{type(value)} came out where {LIBRARY}'s arrays went in"
             )
+
+
+def over(array: Any, dtype: str, shape: tuple[int, ...], start: int = 0) -> Any:
+    """An array over the memory of a contiguous one, from an element on."""
+    kind: Any = numpy_dtype(dtype)
+    if LIBRARY == "torch":
+        import torch
+
+        kind = getattr(torch, dtype)
+    return array.reshape(-1).view(kind)[start:][: math.prod(shape)].reshape(shape)
 
 
 def array_name() -> str:

@@ -34,7 +34,7 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
     handle = checks.handle(memory, request.handle, request.previous_event)
     num_tokens, num_combined_tokens = handle.recv_src_meta.shape[0], handle.send_rdma_head.shape[0]
-    given = check_combine_inputs(runtime, request, num_tokens, num_combined_tokens)
+    given = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
 
     def rings_of(config: Config) -> Rings:
         return combine_rings(config, mode.num_rdma_ranks, mode.num_nvl_ranks, given.hidden_bytes, given.num_topk)

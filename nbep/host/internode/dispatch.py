@@ -75,7 +75,7 @@ def dispatch(
     memory.check_faults()
     check_turn(memory, "dispatch")
     validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
-    tokens = Tokens.look_at(memory.runtime, request)
+    tokens = Tokens.look_at(memory, request)
     if handle is not None:
         handle = checks.cached(memory, tokens, request)
         num_sms = 2 * handle.num_channels

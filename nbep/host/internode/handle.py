@@ -32,6 +32,8 @@ class InternodeHandle(ArraysHandle):
     Combine rewrites both heads in place.
     """
 
+    rewritten = "send_rdma_head", "send_nvl_head"
+
     is_token_in_rank: Array
     rdma_channel_prefix_matrix: Array
     gbl_channel_prefix_matrix: Array

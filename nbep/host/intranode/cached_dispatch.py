@@ -29,7 +29,6 @@ from nbep.host.node import Node
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make
-from nbep.host.target.views import NO_ARRAY
 from nbep.host.tokens import Tokens, pair
 
 NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing
@@ -64,7 +63,7 @@ def dispatch_cached(memory: Node, request: DispatchRequest) -> Any:
     if handle.__class__ is DispatchHandle and handle.owner is memory.identity and len(arrays) == 2:
         key, plan = handle.plans.find(kinds, (request.config, request.zero_copy))
     if plan is None:
-        tokens = Tokens(*validate.payload(runtime, x), NO_ARRAY, NO_ARRAY)
+        tokens = Tokens.look_at(memory, request)
         handle = validate.handle(memory, handle, request.previous_event)
         plan = _make_plan(memory, tokens, handle, request)
         handle.plans.keep(key, plan)

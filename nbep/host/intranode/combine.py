@@ -61,7 +61,7 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     if plan is None:
         handle = validate.handle(memory, handle, request.previous_event)
         num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
-        checked = check_combine_inputs(runtime, request, num_tokens, num_combined_tokens)
+        checked = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
         plan = _make_plan(memory, handle, checked, request)
         handle.plans.keep(key, plan)
     outputs, of_outputs = memory.allocate(request, x, plan.outputs, plan.make)

@@ -42,7 +42,7 @@ def dispatch(
     if request.handle is not None:
         recv_x = dispatch_cached(memory, request)
         return recv_x, None, None, None, None, memory.finish(request.async_finish)
-    tokens = Tokens.look_at(memory.runtime, request)
+    tokens = Tokens.look_at(memory, request)
     check_counts(memory, tokens, request, validate.may_read(memory, request.previous_event))
     if request.zero_copy:
         validate.zero_copy(memory)

@@ -28,6 +28,8 @@ class DispatchHandle(ArraysHandle):
                                 rank r, or -1; combine rewrites it in place
     """
 
+    rewritten = ("send_head",)
+
     rank_prefix_matrix: Array
     channel_prefix_matrix: Array
     recv_channel_prefix_matrix: Array

@@ -15,14 +15,16 @@ from nbep.host import validate
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
-from nbep.host.low_latency.calls import COMBINE, Words, words_of
+from nbep.host.low_latency.calls import COMBINE, ORIGINS, Words, words_of
 from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import Launches, LowLatencyMemory
 from nbep.host.node import Node
+from nbep.host.plans import overlap
 from nbep.host.target.base import Array, MaybeArray, Runtime
 from nbep.host.target.new_arrays import Make
+from nbep.host.target.views import NO_ARRAY
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"
@@ -45,6 +47,7 @@ class CombineRequest(NamedTuple):
     handle: Any
 
 
+FIRST_OUTPUT = CombineRequest._fields.index("out")
 FIRST_OPTION = CombineRequest._fields.index("use_logfmt")
 
 
@@ -57,6 +60,7 @@ class Plan(NamedTuple):
     x_size: tuple[int, ...]
     out_size: tuple[int, ...]
     make: Make  # combined_x
+    num_bytes: tuple[int, ...]  # of the arrays that are given
 
 
 def low_latency_combine(
@@ -68,11 +72,14 @@ def low_latency_combine(
     kinds, arguments = runtime.look_at(given)
     key, plan = None, None
     if checks.is_ready(mode, handle):
-        of_dispatch = *handle.sizes, handle.num_topk, mode.origin_of(handle.call)
+        origin = handle.call.number % ORIGINS if mode.compares_calls else 0
+        of_dispatch = *handle.sizes, handle.num_topk, origin
         key, plan = mode.combine_plans.find(kinds, options + of_dispatch)
     if plan is None:
         plan, handle = _checked_plan(memory, mode, CombineRequest._make((*given, *options, handle)))
         mode.combine_plans.keep(key, plan)
+    elif (arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT):
+        _checked_plan(memory, mode, CombineRequest._make((*given, *options, handle)))  # says which
     x, topk_idx, topk_weights, out, stats = arguments
     _, zero_copy, async_finish, return_recv_hook = options
     shape, combined_x = plan.shape, given[3]
@@ -148,6 +155,12 @@ def _checked_plan(memory: Node, mode: LowLatencyMemory, request: CombineRequest)
         validate.output("combine_wait_recv_cost_stats", cost_stats, "int64", (shape.num_ranks,))
     if given.zero_copy:
         _check_zero_copy(mode, given.use_logfmt)
+        given = given._replace(x=NO_ARRAY)  # it is not read
+    arrays: dict[str, Any] = dict(zip(given._fields, given[:FIRST_OPTION], strict=False))
+    outputs = {name: arrays.pop(name) for name in given._fields[FIRST_OUTPUT:FIRST_OPTION]}
+    of_handle = {f"handle.{name}": runtime.view(getattr(handle, name)) for name in ("src_info", "layout_range")}
+    validate.outside(memory, arrays | outputs, mode.symmetric, mode.num_rdma_bytes)
+    validate.apart(outputs, arrays | of_handle)
     if validate.may_read(memory, None):
         checks.choices(runtime.contents(given.topk_idx.array), handle.num_experts)
         checks.handle_contents(mode, handle)
@@ -191,6 +204,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
     sizes = CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(shape, num_threads)
     out_size = num_tokens, shape.hidden
+    views: tuple[Any, ...] = given[:FIRST_OPTION]
     words = words_of(COMBINE, shape, origin=mode.origin_of(handle.call))
     return Plan(
         shape,
@@ -199,6 +213,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
         (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
         out_size,
         runtime.prepare_empty([(out_size, "bfloat16")], given.x.array),
+        tuple(view.num_bytes for view in views),
     )
 
 

@@ -27,6 +27,7 @@ from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import Launches, LowLatencyMemory
 from nbep.host.node import Node
+from nbep.host.plans import overlap
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import ByColumns, Make, PartsLayout, Wanted
 from nbep.host.target.views import View
@@ -57,6 +58,7 @@ class DispatchRequest(NamedTuple):
 
 
 FIRST_OPTION = DispatchRequest._fields.index("num_max_tokens")
+FIRST_OUTPUT = DispatchRequest._fields.index("cumulative_local_expert_recv_stats")
 END_OF_ALIKE = DispatchRequest._fields.index("async_finish")
 
 
@@ -68,6 +70,7 @@ class Plan(NamedTuple):
     launches: Launches
     make: Make  # recv_x, recv_count, parts and, with FP8, recv_x_scales
     handle_sizes: tuple[int, int, int]
+    num_bytes: tuple[int, ...]  # of the arrays that are given
 
 
 def low_latency_dispatch(
@@ -81,8 +84,10 @@ def low_latency_dispatch(
     if plan is None:
         plan = _checked_plan(memory, mode, DispatchRequest(*given, *options))
         mode.dispatch_plans.keep(key, plan)
+    elif (arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT):
+        _checked_plan(memory, mode, DispatchRequest(*given, *options))  # says which
 
-    shape, words, launches, make, handle_sizes = plan
+    shape, words, launches, make, handle_sizes, _ = plan
     arrays, addresses = make(given[0])
     recv_x, recv_count, parts = arrays[:3]
     rows, count, of_handle = addresses[:3]
@@ -146,6 +151,10 @@ def _checked_plan(memory: Node, mode: LowLatencyMemory, request: DispatchRequest
         validate.output("dispatch_wait_recv_cost_stats", cost_stats, "int64", (shape.num_ranks,))
     if given.deduplicate or given.topk_weights.array is not None:
         _check_weights(given.deduplicate, given.topk_weights, given.topk_idx.shape)
+    arrays: dict[str, Any] = dict(zip(given._fields, given[:FIRST_OPTION], strict=False))
+    outputs = {name: arrays.pop(name) for name in given._fields[FIRST_OUTPUT:FIRST_OPTION]}
+    validate.outside(memory, arrays | outputs, mode.symmetric, mode.num_rdma_bytes)
+    validate.apart(outputs, arrays)
     if validate.may_read(memory, None):
         checks.choices(memory.runtime.contents(request.topk_idx), shape.num_experts)
     return plan
@@ -195,9 +204,10 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     recv_x = (rows, "float8_e4m3fn" if given.use_fp8 else "bfloat16")
     wanted: tuple[Wanted | ByColumns | PartsLayout, ...]
     wanted = recv_x, (rows[:1], "int32"), _parts(shape), *_scales(shape, given)
-    return Plan(
-        shape, words, launches, runtime.prepare_empty(wanted, given.x.array), (num_max_tokens, hidden, num_experts)
-    )
+    make = runtime.prepare_empty(wanted, given.x.array)
+    views: tuple[Any, ...] = given[:FIRST_OPTION]
+    num_bytes = tuple(view.num_bytes for view in views)
+    return Plan(shape, words, launches, make, (num_max_tokens, hidden, num_experts), num_bytes)
 
 
 def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int, int]:

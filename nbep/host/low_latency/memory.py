@@ -162,6 +162,7 @@ class LowLatencyMemory(Identity):
         work, _ = workspace_at(self.workspace.address, num_ranks)
         self.mask = work.mask if enable_shrink else 0
         self.work = work._replace(mask=self.mask)
+        self.compares_calls = check_calls
         self.call_type: Any = ComparedCall if check_calls else Call
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
@@ -235,7 +236,7 @@ class LowLatencyMemory(Identity):
 
     def origin_of(self, call: LowLatencyCall | None) -> int:
         """What the words of a combine say of its handle's dispatch; 0 if it is unknown, or calls are not compared."""
-        return 1 + call.number % ORIGINS if call is not None and self.call_type is ComparedCall else 0
+        return 1 + call.number % ORIGINS if call is not None and self.compares_calls else 0
 
     def restart(self) -> None:
         """Begin with half 0 again, as after construction: see clean_low_latency_buffer."""

@@ -24,6 +24,7 @@ class LowLatencyVerbs:
         A call takes one half of the RDMA buffer, the next call the other one. With return_recv_hook two calls may be
         under way, one in each half; a third is refused until the hook of the first is called. All ranks make the same
         calls in the same order. What calls return lies in memory of its own, and stays for as long as it is held.
+        What a call is given to write (out, stats) may not lie over its other arrays, nor in the RDMA buffer.
     CUDA graphs:
         Calls can be captured and replayed with new contents of their inputs. A graph holds an even number of calls, so
         that each replay finds the halves as the capture did; otherwise the buffer fails with a ValueError that says so.

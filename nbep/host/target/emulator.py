@@ -61,6 +61,10 @@ class EmulatedMemory(Memory):
     def _array(self, dtype: np.dtype, offset: int, count: int) -> np.ndarray:
         return self.allocation.array(dtype, offset, count)
 
+    def span(self, num_bytes: int) -> tuple[int, int]:
+        begin = NumpyArrays.pointer(np.ndarray((1,), np.uint8, self.allocation.memory))
+        return begin, begin + num_bytes
+
     def write(self, offset: int, values: np.ndarray) -> None:
         self.space.write(self.allocation, offset, values)
 

@@ -50,6 +50,10 @@ class Memory(ABC):
     def array(self, dtype: Any, offset: int = 0, count: int = -1) -> Array:
         """A 1-D array over the memory: `count` elements from byte `offset` on; -1 means all that fit."""
 
+    def span(self, num_bytes: int) -> tuple[int, int]:
+        """From where to where its first bytes lie, as View.address counts."""
+        return self.address, self.address + num_bytes
+
     @abstractmethod
     def write(self, offset: int, values: np.ndarray) -> None:
         """Copy values to byte `offset` from the host; it is done on return."""

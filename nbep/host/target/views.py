@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 
@@ -33,6 +34,11 @@ class View(NamedTuple):
     @property
     def itemsize(self) -> int:
         return self.array.dtype.itemsize
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its elements; 0 without an array."""
+        return math.prod(self.shape) * self.itemsize if self.is_array else 0
 
     @property
     def strides(self) -> tuple[int, ...]:
