@@ -80,9 +80,42 @@ def internode(handle: InternodeHandle, rank: int, num_nvl_peers: int) -> None:
     # What passed through this rank: those of each node, by channel, and where to. The rows behind are of no token.
     num_rows = int(handle.recv_rdma_rank_prefix_sum[-1])
     heads = handle.send_nvl_head[:num_rows]
-    firsts = np.concatenate([[0], handle.recv_rdma_rank_prefix_sum[:-1]])[:, None]
-    bounds = np.unique(np.concatenate([[0], (firsts + received).ravel()]))
+    firsts = np.concatenate([[0], handle.recv_rdma_rank_prefix_sum[:-1]])
+    bounds = np.unique(np.concatenate([[0], (firsts[:, None] + received).ravel()]))
     _heads("handle.send_nvl_head", heads, heads >= 0, list(pairwise(bounds.tolist())))
+    _passed_on(handle, rank, num_nvl_peers, firsts)
+
+
+def _passed_on(handle: InternodeHandle, rank: int, num_nvl_peers: int, firsts: np.ndarray) -> None:
+    """What the rest of a handle says of the tokens that passed through its rank: each has gone to a place; those of the
+    rank itself where is_token_in_rank says; those that it got where recv_src_meta says, as many of each channel.
+
+    Where tokens of another node went that came to other places alone, nothing here says.
+    """
+    name, (node, place) = "handle.send_nvl_head", divmod(rank, num_nvl_peers)
+    ends, starts = handle.recv_rdma_rank_prefix_sum, handle.recv_gbl_channel_prefix_matrix
+    goes = handle.send_nvl_head[: ends[-1]] >= 0
+    astray = ~goes.any(axis=1)
+    if astray.any():
+        refuse(
+            f"{name}[{int(astray.nonzero()[0][0])}]", "a token for no place", "for one at least, as dispatch made it"
+        )
+    first = node * num_nvl_peers
+    own = handle.is_token_in_rank[:, first : first + num_nvl_peers]
+    _same(name, goes[firsts[node] : ends[node]], own[own.any(axis=1)], f"for tokens of rank {rank} itself")
+    last_rows = np.concatenate([[0], handle.recv_gbl_rank_prefix_sum])
+    for source in range(len(ends)):
+        of_source = goes[firsts[source] : ends[source]]
+        here = of_source[:, place]
+        from_rank = source * num_nvl_peers + place
+        meta = handle.recv_src_meta[last_rows[from_rank] : last_rows[from_rank + 1]]
+        bits = meta[:, bits_word(node)] >> bits_shift(node)
+        goals = bits[:, None] >> np.arange(num_nvl_peers) & 1 != 0
+        _same(name, of_source[here], goals, f"for what came from rank {from_rank}, as handle.recv_src_meta says")
+        before = np.concatenate([[0], handle.recv_rdma_channel_prefix_matrix[source, :-1]])
+        counts = np.concatenate([[0], np.cumsum(here)])[before]
+        wanted = starts[from_rank] - last_rows[from_rank]
+        _same(name, counts, wanted, f"the tokens of rank {from_rank} before each channel")
 
 
 def _source_meta(handle: InternodeHandle, rank: int, num_nvl_peers: int) -> None:
@@ -124,7 +157,7 @@ def _heads(name: str, heads: np.ndarray, goes: np.ndarray, ranges: list[tuple[in
 
 
 def _same(name: str, got: np.ndarray, wanted: np.ndarray, why: str) -> None:
-    if (got != wanted).any():
+    if got.shape != wanted.shape or (got != wanted).any():
         refuse(name, got.tolist(), f"{wanted.tolist()}, {why}")
 
 

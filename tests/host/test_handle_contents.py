@@ -1,9 +1,13 @@
 """Handles whose arrays are not as dispatch made them, however they came to be, are refused by name."""
 
 from dataclasses import fields, replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from internode import Options as NodeOptions
+from internode import make_node_case
+from intranode import combine, dispatch, make_buffer
 
 import nbep
 import nbep.reference
@@ -75,6 +79,40 @@ def test_handles_between_nodes_are_checked_too(inputs):
         return len(names), combined.shape
 
     assert nbep.spawn(main, 2, "emulator") == [(10, (3, 64))] * 2
+
+
+@pytest.mark.parametrize(("shape", "all_known"), [((2, 2), True), ((3, 2), True), ((2, 4), False)], ids=str)
+def test_heads_of_tokens_that_went_elsewhere_are_refused(shape, all_known):
+    """Heads that count up as heads do, but not for the tokens that came. What went to other places alone is unknown."""
+    case, options = make_node_case(3, *shape, num_tokens=5), NodeOptions()
+
+    def main(comm):
+        buffer = make_buffer(comm, case, options)
+        outcome = dispatch(buffer, case, options, comm.rank)
+        handle, place = outcome.handle, comm.rank % shape[1]
+        received = handle.recv_rdma_channel_prefix_matrix
+        firsts = np.concatenate([[0], handle.recv_rdma_rank_prefix_sum[:-1]])
+        ends = np.unique((firsts[:, None] + received).ravel())
+        goes = handle.send_nvl_head >= 0
+        tried = 0
+        for row, other in np.ndindex(goes.shape):
+            changed = goes.copy()
+            changed[row, other] ^= True
+            if not all_known and other != place and not goes[row, place] and changed[row].any():
+                continue
+            heads = np.full(goes.shape, -1, np.int32)
+            for begin, end in pairwise([0, *ends]):
+                counted = np.cumsum(changed[begin:end], axis=0) - 1
+                heads[begin:end] = np.where(changed[begin:end], counted, -1)
+            with pytest.raises(ValueError, match=r"^handle\.send_nvl_head"):
+                buffer.combine(outcome.recv_x, (*handle[:-1], heads), config=options.config)
+            tried += 1
+        combine(buffer, case, options, comm.rank, outcome)
+        buffer.dispatch(case.x[comm.rank], tuple(handle), config=options.config)  # whose heads combine has rewritten
+        buffer.destroy()
+        return tried
+
+    assert sum(nbep.spawn(main, case.num_ranks, "emulator")) > 20
 
 
 def test_a_low_latency_handle_is_checked_too():
