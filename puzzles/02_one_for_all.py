@@ -60,11 +60,18 @@ def advice(clue):
                 f"that in both functions."
             )
     if clue.kind in ("race", "wrong result"):
-        return (
-            "Lane 0 speaks for 32 lanes. In `send`, all lanes have to meet at syncwarp(FULL_MASK) between their stores "
-            "and the flag. In `receive`, each lane has to wait for the flag itself, or meet lane 0 at a syncwarp "
-            "behind its wait."
+        in_send = (
+            "Lane 0 of rank 0 raises the flag for 32 lanes. In `send`, all lanes have to meet at syncwarp(FULL_MASK) "
+            "between their stores and the flag."
         )
+        in_receive = (
+            "In `receive`, each lane has to wait for the flag itself, or meet the lane that waits at a "
+            "syncwarp(FULL_MASK) behind its wait."
+        )
+        meets = {hole: clue.calls("syncwarp", "syncthreads", where=hole) for hole in ("send", "receive")}
+        if meets["send"] != meets["receive"]:
+            return in_receive if meets["send"] else in_send
+        return f"{in_send} {in_receive}"
     if clue.kind == "deadlock" and clue.seen:
         return f"The flag is {clue.seen}, and rank 1 waits for another value: one lane stores 1, so wait for 1."
     if clue.kind == "deadlock":

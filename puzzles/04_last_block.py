@@ -41,6 +41,11 @@ def advice(clue):
         return "Two threads that load, add and store lose one of the two numbers. An atomic does it in one step."
     if clue.kind == "wrong result" and clue.got[0] == -1:
         return "No thread wrote the sum. The last of grid_dim() blocks finds grid_dim() - 1 arrivals before its own."
+    if clue.kind in ("race", "wrong result") and clue.calls("atom_add_release") and not clue.calls("fence_acq_rel"):
+        return (
+            "The atomic on `arrivals` releases: it says what its own block has added. It does not acquire, so the last "
+            "block may not see what the others have added. One atomic has to do both: `acq_rel` in its name."
+        )
     if clue.kind in ("race", "wrong result") and not clue.calls("atom_add_acq_rel", "fence_acq_rel"):
         return (
             "The atomic on `arrivals` is relaxed: that a block has arrived then says nothing of what it has added. It "

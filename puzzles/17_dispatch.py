@@ -20,7 +20,7 @@ from nbep.device.primitives import *
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import start_wait
 from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, give_up, hole, order_advice, run_file, wait_at_least
+from nbep.puzzle import Puzzle, arguments_of, give_up, hole, order_advice, run_file, wait_at_least
 
 NUM_RANKS, NUM_SLOTS, TOKENS, ROW_BYTES = 3, 4, 9, 128
 COUNT, TAIL, HEAD, SLOTS = 0, 128, 256, 384
@@ -94,6 +94,24 @@ def answer(rank):
     return (out,)
 
 
+def wrong_slot(clue):
+    """What is wrong with a call of slot_of, if that can be seen; "" if not."""
+    own = ("me", "peers.rank")
+    for where, sources, goals in (("send_tokens", own, ("dst",)), ("receive_tokens", ("src",), own)):
+        for _, src, dst, n in arguments_of(clue, "slot_of", where):
+            if src not in sources or dst not in goals:
+                return (
+                    f"In `{where}` a row goes from rank `{sources[0]}` to rank `{goals[0]}`, so its slot is "
+                    f"slot_of(peers, {sources[0]}, {goals[0]}, n), and not slot_of(peers, {src}, {dst}, {n})."
+                )
+            if n == "token" or not n.isidentifier():
+                return (
+                    f"In `{where}` the slot follows from the number of the row among those for this rank: 0, 1, 2. "
+                    f"slot_of takes that number, which is not `{n}`."
+                )
+    return ""
+
+
 def advice(clue):
     if clue.kind == "deadlock":
         if clue.about("polls `nvl_buffer` of rank 2: count"):
@@ -101,6 +119,11 @@ def advice(clue):
         return (
             "A ring stands still, or a count never came. Row n is there when the tail is n + 1; a slot is free again "
             "when the head is n - 3; both count for each pair of ranks on their own."
+        )
+    if clue.kind == "memory":
+        return (
+            "An address lies outside of its memory. A count that is still 0 is not there yet, and stands for -1 rows: "
+            "wait until it is not 0, and take -count - 1."
         )
     if clue.kind == "divergence":
         return "Some lanes of a warp go another way. Do all find the same counts? One that is still 0 is not there yet."
@@ -110,6 +133,8 @@ def advice(clue):
                 return (
                     f"In `{where}` lane 0 moves the {cell} for its warp: the lanes have to meet at a syncwarp before."
                 )
+    if clue.kind in ("race", "wrong result") and (found := wrong_slot(clue)):
+        return found
     if clue.kind == "wrong result":
         rows = [int(r) for r in np.argwhere((clue.got != clue.expected).any(axis=1))[:, 0]]
         row = clue.got[rows[0]]

@@ -22,7 +22,7 @@ from nbep.device.primitives import *
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import start_wait
 from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, give_up, hole, run_file, stores_to, wait_at_least
+from nbep.puzzle import RELEASES, Puzzle, give_up, hole, run_file, stores_to, wait_at_least
 
 WARPS, ROWS, NUM_SLOTS, ROW_BYTES = 3, 7, 2, 3 * 128
 TAIL, HEAD, SLOTS = 0, 64, 128
@@ -96,7 +96,8 @@ def advice(clue):
         return "The coordinator has to load the board anew each time: ld_acquire_cta_shared_s32(board + 4 * warp)."
     if clue.kind in ("race", "wrong result") and not clue.calls("syncwarp", "vote_", where="note"):
         return "One lane notes for 32: they have to meet at syncwarp(FULL_MASK) first, when all have stored."
-    if clue.kind == "race" and clue.about("nothing, and no fence"):
+    is_released = clue.calls(*RELEASES, where="note")
+    if clue.kind == "race" and (not is_released or clue.about("nothing, and no fence")):
         return (
             "The board is too weak: it must publish what the warp has stored in its slot. `note` releases, with "
             "atom_exch_release_cta_shared_s32, and `least_progress` acquires, with ld_acquire_cta_shared_s32."

@@ -28,8 +28,7 @@ TAIL, HEAD, SLOTS = 0, 64, 128
 
 @device_function
 def forward(slot_in, slot_out, tail_in, head_in, tail_out, head_out, n, lane, bounds):
-    """Row n, 32 lanes with a number each. slot_in, slot_out: where its slots begin. The out ring has OUT_SLOTS "
-    "slots."""
+    """Row n, 32 lanes with a number each. slot_in, slot_out: where its slots begin; slot_out is one of OUT_SLOTS."""
     hole()
 
 

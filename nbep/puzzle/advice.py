@@ -79,5 +79,14 @@ def stores_to(clue: Clue, address: str) -> bool:
     return False
 
 
+def arguments_of(clue: Clue, function: str, where: str) -> list[list[str]]:
+    """The arguments of each call of a function in a hole, as they are written."""
+    return [
+        [ast.unparse(argument) for argument in node.args]
+        for node in ast.walk(tree_of(clue.puzzle.scope[where]))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == function
+    ]
+
+
 def _name(hole: str) -> str:
     return f"`{hole}`" if hole else "your code"

@@ -200,7 +200,12 @@ def subscript(clue: Clue, name: str, tree: ast.FunctionDef) -> str:
             if kind.startswith("shared"):
                 return f"{what} To add to `{text}`, write `st_{kind}({at}, ld_{kind}({at}) + {stored})`."
             return f"{what} To add to `{text}`, write `atom_add_relaxed_{scope}_s32({at}, {stored})`."
-        order = " Another order is another function, such as `st_release_sys_s32`." if "relaxed" in kind else ""
+        order = ""
+        if "relaxed" in kind:
+            order = " Another order is another function, such as `st_release_sys_s32`."
+        elif kind.startswith("shared"):
+            order = " For a cell that another thread polls, take a function with an order, such as "
+            order += "`atom_exch_release_cta_shared_s32`."
         return f"{what} To store into `{text}`, write `st_{kind}({at}, {stored})`.{order}"
     return ""
 

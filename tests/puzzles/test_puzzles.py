@@ -49,6 +49,7 @@ RIGHT_TOO = [
 ]
 ON_THE_EMULATOR = pytest.mark.emulator_only("a GPU says less of what is wrong")
 
+ONE_HOLE = [("send", "In `send`", "In `receive`"), ("receive", "In `receive`", "In `send`")]
 SHORT_RUNS = 2  # under each memory model; the thorough part has more
 
 
@@ -94,6 +95,16 @@ NEWER = [arch_name(cc) for cc in CARDS if arch_name(cc) != OLDEST]
 
 
 @pytest.mark.compile
+@ON_THE_EMULATOR
+@pytest.mark.parametrize(("hole", "named", "not_named"), ONE_HOLE, ids=[hole for hole, *_ in ONE_HOLE])
+def test_the_advice_of_puzzle_2_names_only_the_hole_that_is_wrong(hole, named, not_named):
+    puzzle, solution = command.load(FILES[1]), command.solution_of(FILES[1])
+    with puzzle.filled(solution), edit(solution[hole], "syncwarp(FULL_MASK)", "pass"):
+        words = check.check(puzzle).words
+    assert named in words
+    assert not_named not in words
+
+
 @pytest.mark.parametrize("arch", both_parts([], thorough=[OLDEST], long=NEWER))
 def test_the_solutions_and_the_kernels_of_notebooks_compile(arch):
     compiled = run_python(HERE.parent / "support/course_kernels.py", arch).split("\n")

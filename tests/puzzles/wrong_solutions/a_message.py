@@ -154,7 +154,7 @@ WRONG = {
             "error",
             "write `st_weak_s32(data + 4 * lane, value)`",
         ),
-        ("no syncwarp in send", [("send", "syncwarp(FULL_MASK)", "pass")], "", "Lane 0 speaks for 32 lanes"),
+        ("no syncwarp in send", [("send", "syncwarp(FULL_MASK)", "pass")], "", "raises the flag for 32 lanes"),
         (
             "no syncwarp in receive",
             [("receive", "syncwarp(FULL_MASK)", "pass")],
@@ -211,6 +211,12 @@ WRONG = {
         ),
     ],
     4: [
+        (
+            "releases only",
+            [("add_and_arrive", "atom_add_acq_rel_gpu_s32", "atom_add_release_gpu_s32")],
+            "race",
+            "releases: it says what its own block has added. It does not acquire",
+        ),
         (
             "adds to the address",
             [("add_and_arrive", "atom_add_relaxed_gpu_s32(total, value)", "total += value")],

@@ -226,6 +226,24 @@ WRONG = {
     ],
     17: [
         (
+            "slot by token",
+            [("send_tokens", "slot_of(peers, me, dst, n)", "slot_of(peers, me, dst, token)")],
+            "",
+            "which is not `token`",
+        ),
+        (
+            "next slot",
+            [("receive_tokens", "slot_of(peers, src, me, n)", "slot_of(peers, src, me, n + 1)")],
+            "",
+            "which is not `n + 1`",
+        ),
+        (
+            "ranks exchanged",
+            [("receive_tokens", "slot_of(peers, src, me, n)", "slot_of(peers, me, src, n)")],
+            "",
+            "slot_of(peers, src, me, n), and not slot_of(peers, me, src, n)",
+        ),
+        (
             "no 4",
             [("send_tokens", "n) + 4 * lane", "n) + lane")],
             "memory",

@@ -139,6 +139,12 @@ WRONG = {
     ],
     20: [
         (
+            "plain store",
+            [("note", "atom_exch_release_cta_shared_s32(cell, num_rows)", "st_shared_s32(cell, num_rows)")],
+            "race",
+            "`note` releases, with",
+        ),
+        (
             "weak look",
             [
                 (
