@@ -40,6 +40,8 @@ class Led(Tree):
     left: the numbers of the picks that have not been made, by who makes them, the next one last
     """
 
+    is_search = False
+
     def __init__(self, replay: Replay, kept: Container[int]):
         super().__init__(looked_at=replay.events)
         plan = self.plan = replay.picks

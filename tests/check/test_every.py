@@ -97,6 +97,28 @@ def main(comm):
 """
 
 
+MEETS_TWICE = """
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import bar_sync, thread_idx
+from nbep.device.protocols.peers import Peers
+
+
+@kernel(max_threads=96)
+def meet(peers: Peers):
+    bar_sync(1, 64)
+    if thread_idx() < 32:
+        bar_sync(1, 64)
+
+
+def main(comm):
+    memory = nbep.NodeMemory.create(comm, 128)
+    memory.runtime.launch(memory.comm_stream, meet, 1, 96, 0, memory.peers)
+    memory.wait()
+    memory.close()
+"""
+
+
 @pytest.fixture
 def tickets(tmp_path, monkeypatch):
     """Two ranks take tickets: each order is another schedule."""
@@ -142,6 +164,16 @@ def test_a_loop_that_counts_its_turns_is_named_and_one_that_only_looks_is_a_wait
     assert main(["counts.py", "--all", "--json", *weak]) == NOT_ALL
     assert json.loads(capsys.readouterr().out)["endless"] in out
     assert main(["looks.py", "--all", *weak]) == NOTHING_FOUND
+
+
+def test_an_order_of_warps_at_a_barrier_that_hangs_is_found_and_its_file_shows_it_again(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("meets_twice.py").write_text(MEETS_TWICE)
+    assert main(["meets_twice.py", "--all", "--ranks", "1"]) == FOUND
+    first = capsys.readouterr().out
+    assert "barrier 1" in first
+    assert main(["--schedule", "schedule.json"]) == FOUND
+    assert capsys.readouterr().out.strip() in first
 
 
 @pytest.mark.parametrize("fault", ["send_row: wait_at_least", "send_row: release of TAIL"])

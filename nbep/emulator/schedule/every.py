@@ -25,8 +25,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from .every_barriers import Barriers
+from .every_choice import Choice, Tried
 from .every_order import clock_before, comes_before, join, races, where_it_succeeds
-from .every_seen import NEVER, Cells, Question, agree, answer
+from .every_seen import Cells
 from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
 from .strategies import Alone, Ready
 
@@ -61,96 +63,6 @@ class Changed(RuntimeError):
     """The same choices have led to another state."""
 
 
-class Tried:
-    """What is known of an access from the runs in which it was made here.
-
-    commutes: nobody has asked for its old value; asked: what was asked of a load; is_exact: more than questions
-    """
-
-    def __init__(self, access: Access):
-        self.access = access
-        self.commutes = True
-        self.asked: set[Question] = set()
-        self.is_exact = False
-        self.is_mixed = True
-        self.reach = 0
-        self.who: Who | None = None
-        self.is_add = False
-        self.number: int | None = None
-        self.least = NEVER
-        self.arrival = (0, 0)
-
-    def learn(self, step: Step) -> None:
-        """A run is over."""
-        self.commutes &= step.commutes
-        reading, cell = step.reading, step.cell
-        self.is_mixed = cell is None or cell.is_mixed
-        if reading is None:
-            self.is_exact = True
-        else:
-            self.asked.update(reading.asked)
-            self.is_exact |= reading.is_exact
-            self.reach = reading.reach
-        self.who, self.is_add, self.number, self.arrival = step.who, step.is_add, step.number, step.arrival
-        if cell is not None and self.access.is_store:
-            stored = cell.entries[step.entry]
-            self.least = stored.least if stored.is_alone else NEVER
-
-    def commutes_with(self, step: Step) -> bool:
-        """Whether it makes no difference that a step comes first. If in doubt, it does."""
-        if not self.access.meets(step.access):
-            return True
-        cell, reading = step.cell, step.reading
-        if cell is None or self.is_mixed or cell.is_mixed or self.access.words != step.access.words:
-            return False
-        if self.access.is_store and step.access.is_store:
-            lacks = cell.entries[step.entry].lacks
-            if lacks in (self.arrival, step.arrival):  # it ends the phase, and the other one is of the next
-                return False
-            return self.commutes and step.commutes and reading is not None and not reading.is_open
-        if step.access.is_store:
-            before, after = cell.entries[step.entry - 1 : step.entry + 1]
-            if self.is_exact or (before.is_wall and step.entry > 1) or not after.is_alone or after.least > self.reach:
-                return False
-            return all(answer(question, before.value) == answer(question, after.value) for question in self.asked)
-        if reading is None or reading.is_exact or reading.is_open or self.number is None or self.least > reading.reach:
-            return False
-        here = cell.entries[reading.index]
-        if self.is_add and here.is_add and here.who != self.who:
-            return False
-        return agree(reading.asked, here.value + self.number if self.is_add else self.number)
-
-
-class Choice:
-    """Where a run chose; what is known of it from all runs that came here.
-
-    waiting: who stands before an access, and before which
-    parked: whose polls would fail here; of hosts, which words they would read
-    asleep: whose accesses have been tried before, and nothing since depends on them
-    failed: whose polls have failed here, in this order: they could not go on
-    chosen: who went on
-    wanted, done: who is to go on here in some run, and who has
-    """
-
-    def __init__(self, waiting: dict[Who, Access], parked: dict[Who, Words], asleep: dict[Who, Tried]):
-        self.waiting = waiting
-        self.parked = parked
-        self.asleep = asleep
-        self.failed: list[Who] = []
-        self.chosen: Who | None = None
-        self.wanted: set[Who] = set()
-        self.done: dict[Who, Tried] = {}
-
-    @property
-    def left(self) -> set[Who]:
-        return self.wanted - self.done.keys() - self.asleep.keys() - set(self.failed)
-
-    def asleep_after(self, step: Step) -> dict[Who, Tried]:
-        """Who need not go on behind a step that was made here."""
-        tried = {**self.asleep, **self.done}
-        return {who: one for who, one in tried.items() if who != step.who and one.commutes_with(step)}
-
-
 class Tree(Limited):
     """All runs of a program so far, and the one under way.
 
@@ -158,8 +70,10 @@ class Tree(Limited):
         schedules: runs that came to their end
         redundant: runs that were given up, because another one had been the same
         picks: who went on, in the order of the run under way, polls that failed included
-        looked_at: events of which a host has asked whether they are done
+        looked_at: events of which a host has asked whether they are done, and barriers at which the order may matter
     """
+
+    is_search = True  # whether other runs come after one
 
     def __init__(self, picks: Iterable[Who] = (), looked_at: Iterable[tuple] = ()):
         self.choices: list[Choice] = []
@@ -180,6 +94,7 @@ class Tree(Limited):
         if self.is_whole or self.is_late:
             return False
         self._planned = len(self.choices)
+        self._looked_at = tuple(sorted(self.looked_at))  # the same run adds the rest again
         self._tries = 0  # polls that have failed since the last step
         self._depth = 0
         self.probing: Who | None = None  # whose polls are known to fail: up to its next turn nothing is a step
@@ -228,7 +143,7 @@ class Tree(Limited):
     @property
     def replay(self) -> Replay:
         """What makes the run under way again."""
-        return Replay(tuple(self.picks), tuple(sorted(self.looked_at)))
+        return Replay(tuple(self.picks), self._looked_at)
 
     @property
     def num_left(self) -> int:
@@ -245,6 +160,16 @@ class Tree(Limited):
         return 1.0 if self.is_whole else min(seen, 1.0)
 
     # --- choices --------------------------------------------------------------------------------------------------
+
+    def begin_again(self, name: tuple) -> None:
+        """Something has turned out to be a choice. The runs so far are of no use.
+
+        Raises: Redundant, in a search
+        """
+        self.looked_at.add(name)
+        self.is_stale = True
+        if self.is_search and not self._replayed:
+            raise Redundant
 
     def choose(self, waiting: dict[Who, Access]) -> Who:
         """Who of those that wait goes on."""
@@ -424,6 +349,8 @@ class Standing(Ready):
     def __len__(self) -> int:
         if not self.free:
             self.free_some()
+        if not self.free and not self.waiting:
+            self.strategy.barriers.let_one_go()
         return len(self.free) + len(self.waiting)
 
     def __iter__(self) -> Iterator[Any]:
@@ -466,6 +393,7 @@ class Every(Alone):
         self.tree = tree
         self.meetings: dict[Any, Clock] = {}
         self.cells = Cells()
+        self.barriers = Barriers()
 
     def ready_list(self) -> Standing:
         return Standing(self, self.turn)

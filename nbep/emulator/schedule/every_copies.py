@@ -15,13 +15,13 @@ from typing import Any
 from ..machine.bulk import MBarrier
 from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
+from .every_barriers import Arrival, EveryBarrierThread
 from .every_loops import frames_above, is_same_turn
-from .every_seen import Cell, Entry, Reading, settled
+from .every_seen import Cell, Reading, settled
 from .every_step import Access, Step, Underway, words_of
-from .every_thread import EveryThread
 
 
-class EveryCopyThread(EveryThread):
+class EveryCopyThread(EveryBarrierThread):
     """A thread of a run of a tree.
 
     copies: loads that it has started
@@ -36,7 +36,7 @@ class EveryCopyThread(EveryThread):
         self.asked: tuple[MBarrier, int, list[tuple[FrameType, int]]] | None = None
 
     def cell_at(self, mbarrier: MBarrier) -> Cell:
-        return self.world.strategy.cells.of_mbarrier(mbarrier)
+        return self.world.strategy.cells.of_phases(mbarrier, mbarrier.phases)
 
     def access_to(self, mbarrier: MBarrier, is_store: bool) -> Access:
         return Access(words_of(("mbarrier", *self.who[:4]), mbarrier.address, 8), is_store)
@@ -50,19 +50,12 @@ class EveryCopyThread(EveryThread):
         self.make_arrival(at, mbarrier, (1, -nbytes), lambda: super(EveryCopyThread, self).arrive_at(mbarrier, nbytes))
         self.at = None
 
-    def make_arrival(self, at: int, mbarrier: MBarrier, arrival: tuple[int, int], make: Callable[[], None]) -> None:
+    def make_arrival(self, at: int, mbarrier: MBarrier, arrival: Arrival, make: Callable[[], None]) -> None:
         """A step is an arrival of threads, and of bytes."""
-        step = self.world.strategy.tree.steps[at]
         cell = self.cell_at(mbarrier)
         phase, lacks = mbarrier.phases, (mbarrier.arrivals_left, mbarrier.tx_bytes)
         make()
-        step.arrival = arrival
-        step.is_add = True
-        step.reading = Reading(self, cell, 0, "relaxed", "cta", is_old=True)
-        entry = Entry(mbarrier.phases, None, ())
-        entry.step, entry.who, entry.is_add = at, step.who, True
-        entry.phase, entry.lacks = phase, lacks
-        step.entry = cell.add(entry)
+        self.note_arrival(at, cell, phase, mbarrier.phases, lacks, arrival)
         if mbarrier.arrivals_left < 0 or (mbarrier.arrivals_left == 0 and mbarrier.tx_bytes < 0):
             cell.is_mixed = True  # more than the phase can take: in another order the next one may get it
 

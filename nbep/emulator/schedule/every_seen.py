@@ -54,7 +54,7 @@ class Entry:
     step: the number of the step, None if it was none; who: of which thread
     is_add: whether it is an add that may commute with others
     is_alone: whether the stores before it are known to come before it: it is no add, or the adds are all of its thread
-    phase: of an mbarrier, to which the store belongs: those of one phase commute
+    phase: of a barrier, to which the store belongs: those of one phase commute
     lacks: how many arrivals and bytes that phase lacked before it
     least: the least reach of a reader that hears at least what it heard from the cell before; NEVER if none does
     """
@@ -81,7 +81,7 @@ class Cell:
     """The bytes that one size of access meets, and what they held.
 
     is_mixed: others meet them with another size: then nothing commutes
-    has_phases: whether it is an mbarrier, which holds how many of its phases are over
+    has_phases: whether it is a barrier, which holds how many of its phases are over
     """
 
     __slots__ = ("allocation", "offset", "size", "entries", "is_mixed", "has_phases")
@@ -119,7 +119,7 @@ class Cells:
         self.cells: dict[tuple[int, int, int], Cell] = {}
         self.by_word: dict[Any, set[Cell]] = {}
         self.kept: list[Any] = []  # so that no other object gets an id that is in use
-        self.of_mbarriers: dict[Any, Cell] = {}
+        self.of_barriers: dict[Any, Cell] = {}
 
     def of(self, allocation: Allocation, offset: int, size: int, words: Iterable[Any]) -> Cell:
         """words: what the tree takes for its words"""
@@ -137,12 +137,13 @@ class Cells:
                         one.is_mixed = True
         return cell
 
-    def of_mbarrier(self, mbarrier: Any) -> Cell:
-        cell = self.of_mbarriers.get(mbarrier)
+    def of_phases(self, barrier: Any, phases: int) -> Cell:
+        """Of an mbarrier, or of a named one. phases: how many of them are over"""
+        cell = self.of_barriers.get(barrier)
         if cell is None:
-            cell = self.of_mbarriers[mbarrier] = Cell(mbarrier, 0, 8)
+            cell = self.of_barriers[barrier] = Cell(barrier, 0, 8)
             cell.has_phases = True
-            cell.entries.append(Entry(mbarrier.phases, None, (), is_wall=True))
+            cell.entries.append(Entry(phases, None, (), is_wall=True))
         return cell
 
 

@@ -1,7 +1,8 @@
 """A thread under the strategy `every`: it stands still before each access that is not weak, until it is chosen.
 
 Weak accesses are no choices: "checked" looks for races of theirs in every run, and a program that has none has no other
-results. Neither are barriers, shuffles and votes: they wait for all whom they name, in whatever order these come.
+results. Neither are shuffles and votes: they wait for all whom they name, in whatever order these come. Of barriers,
+see `every_barriers`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,98 @@
+"""Where a run of `every` chose who goes on, and what is known of those who could."""
+
+from __future__ import annotations
+
+from .every_seen import NEVER, Question, agree, answer
+from .every_step import Access, Step, Who, Words
+
+
+class Tried:
+    """What is known of an access from the runs in which it was made here.
+
+    commutes: nobody has asked for its old value; asked: what was asked of a load; is_exact: more than questions
+    """
+
+    def __init__(self, access: Access):
+        self.access = access
+        self.commutes = True
+        self.asked: set[Question] = set()
+        self.is_exact = False
+        self.is_mixed = True
+        self.reach = 0
+        self.who: Who | None = None
+        self.is_add = False
+        self.number: int | None = None
+        self.least = NEVER
+        self.arrival = (0, 0)
+        self.lacks: tuple[int, int] | None = None
+
+    def learn(self, step: Step) -> None:
+        """A run is over."""
+        self.commutes &= step.commutes
+        reading, cell = step.reading, step.cell
+        self.is_mixed = cell is None or cell.is_mixed
+        if reading is None:
+            self.is_exact = True
+        else:
+            self.asked.update(reading.asked)
+            self.is_exact |= reading.is_exact
+            self.reach = reading.reach
+        self.who, self.is_add, self.number, self.arrival = step.who, step.is_add, step.number, step.arrival
+        if cell is not None and self.access.is_store:
+            stored = cell.entries[step.entry]
+            self.lacks = stored.lacks
+            self.least = stored.least if stored.is_alone else NEVER
+
+    def commutes_with(self, step: Step) -> bool:
+        """Whether it makes no difference that a step comes first. If in doubt, it does."""
+        if not self.access.meets(step.access):
+            return True
+        cell, reading = step.cell, step.reading
+        if cell is None or self.is_mixed or cell.is_mixed or self.access.words != step.access.words:
+            return False
+        if self.access.is_store and step.access.is_store:
+            arrivals = self.arrival, step.arrival
+            if self.lacks in arrivals or cell.entries[step.entry].lacks in arrivals:
+                return False  # it ends the phase, and the other one is of the next
+            return self.commutes and step.commutes and reading is not None and not reading.is_open
+        if step.access.is_store:
+            before, after = cell.entries[step.entry - 1 : step.entry + 1]
+            if self.is_exact or (before.is_wall and step.entry > 1) or not after.is_alone or after.least > self.reach:
+                return False
+            return all(answer(question, before.value) == answer(question, after.value) for question in self.asked)
+        if reading is None or reading.is_exact or reading.is_open or self.number is None or self.least > reading.reach:
+            return False
+        here = cell.entries[reading.index]
+        if self.is_add and here.is_add and here.who != self.who:
+            return False
+        return agree(reading.asked, here.value + self.number if self.is_add else self.number)
+
+
+class Choice:
+    """Where a run chose; what is known of it from all runs that came here.
+
+    waiting: who stands before an access, and before which
+    parked: whose polls would fail here; of hosts, which words they would read
+    asleep: whose accesses have been tried before, and nothing since depends on them
+    failed: whose polls have failed here, in this order: they could not go on
+    chosen: who went on
+    wanted, done: who is to go on here in some run, and who has
+    """
+
+    def __init__(self, waiting: dict[Who, Access], parked: dict[Who, Words], asleep: dict[Who, Tried]):
+        self.waiting = waiting
+        self.parked = parked
+        self.asleep = asleep
+        self.failed: list[Who] = []
+        self.chosen: Who | None = None
+        self.wanted: set[Who] = set()
+        self.done: dict[Who, Tried] = {}
+
+    @property
+    def left(self) -> set[Who]:
+        return self.wanted - self.done.keys() - self.asleep.keys() - set(self.failed)
+
+    def asleep_after(self, step: Step) -> dict[Who, Tried]:
+        """Who need not go on behind a step that was made here."""
+        tried = {**self.asleep, **self.done}
+        return {who: one for who, one in tried.items() if who != step.who and one.commutes_with(step)}
