@@ -58,16 +58,25 @@ STAND_INS = "sm_75, conversions"
 CONVERSIONS = ["per_token_cast_back", "per_token_cast_to_fp8"]
 
 
-PARTS = both_parts([INSIDE_A_NODE], thorough=[STAND_INS, "sm_90"], long=[arch_name(cc) for cc in CARDS if cc != SM90])
+def room_of(name: str) -> str:
+    """What is compiled together for sm_90: each quarter of the thorough part (`--quarter`) has one room."""
+    if IBGDA in name or name == "software_nic":
+        return "sm_90, queue pairs"
+    modes = {"internode": "sm_90, between nodes", "low_latency": "sm_90, low latency"}
+    return next((room for mode, room in modes.items() if name.startswith(mode)), "sm_90, all others")
 
 
-@pytest.fixture(scope="module", params=PARTS)
+ROOMS = sorted({room_of(name) for name in KERNELS})
+OTHER_ARCHES = [arch_name(cc) for cc in CARDS if cc != SM90]
+
+
+@pytest.fixture(scope="module", params=both_parts([INSIDE_A_NODE], thorough=[*ROOMS, STAND_INS], long=OTHER_ARCHES))
 def reports(request, tmp_path_factory):
     """Kernel name -> the compiler's report for one architecture, with the PTX. One process compiles for one of them."""
     arch = request.param.partition(",")[0]
-    names = sorted(KERNELS)
-    if request.param != arch:
-        names = SHORT if request.param == INSIDE_A_NODE else CONVERSIONS
+    names = {INSIDE_A_NODE: SHORT, STAND_INS: CONVERSIONS}.get(request.param, sorted(KERNELS))
+    if request.param in ROOMS:
+        names = [name for name in names if room_of(name) == request.param]
     elif arch in LIKE_ANOTHER:
         names = [name for name in names if not name.endswith(IBGDA)]
 

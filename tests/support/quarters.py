@@ -1,10 +1,10 @@
 """`pytest --quarter K`, K from 0 to 3: a quarter of the tests that are selected, for a gate that has no time for all.
 
 The tests of a function are dealt out in turn, because they take about as long as each other. What a fixture makes for a
-whole file is made once: the tests that use such a fixture are all in one quarter. Names alone decide, not `-m` or `-k`.
+whole file is made once: the tests that use such a fixture are all in one quarter. If it has parameters, it makes
+something for each of them, and these are dealt out in turn. Names alone decide, not `-m` or `-k`.
 """
 
-from collections import Counter
 from zlib import crc32
 
 import pytest
@@ -20,18 +20,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if wanted is None:
         return
     kept, others = [], []
-    met: Counter[str] = Counter()
+    met: dict[str, list[str]] = {}
     for item in items:
-        shared = shares_a_fixture(item)
+        shared = shared_fixtures(item)
         unit = item.nodeid.partition("::" if shared else "[")[0]
-        quarter = (crc32(unit.encode()) + met[unit]) % 4
-        met[unit] += not shared
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        one = repr([params[name] for name in shared if name in params]) if shared else item.nodeid
+        of_unit = met.setdefault(unit, [])
+        if one not in of_unit:
+            of_unit.append(one)
+        quarter = (crc32(unit.encode()) + of_unit.index(one)) % 4
         (kept if quarter == wanted else others).append(item)
     items[:] = kept
     config.hook.pytest_deselected(items=others)
 
 
-def shares_a_fixture(item: pytest.Item) -> bool:
-    """Does a test use what a fixture of its file or folder makes for more than one test?"""
-    fixtures = item._fixtureinfo.name2fixturedefs.values()
-    return any(each[-1].scope != "function" and each[-1].baseid for each in fixtures)
+def shared_fixtures(item: pytest.Item) -> list[str]:
+    """The fixtures of its file or folder that make something for more than one test."""
+    fixtures = item._fixtureinfo.name2fixturedefs.items()
+    return [name for name, each in fixtures if each[-1].scope != "function" and each[-1].baseid]
