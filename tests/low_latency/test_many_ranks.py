@@ -50,8 +50,8 @@ def test_tokens_of_many_ranks_reach_their_experts_and_return(num_ranks, options)
     ("num_ranks", "options"),
     both_parts(
         [],
-        thorough=[(16, Options()), (32, ALL_AT_ONCE)],
-        long=[(32, Options()), (32, DEDUPLICATE), (64, Options())],
+        thorough=[(16, Options())],
+        long=[(32, ALL_AT_ONCE), (32, Options()), (32, DEDUPLICATE), (64, Options())],
     ),
 )
 @pytest.mark.usefixtures("between_nodes")
@@ -59,14 +59,19 @@ def test_the_same_between_nodes(num_ranks, options):
     run(few_tokens(num_ranks, hidden=512 if options.use_ue8m0 else 128), options)
 
 
-@pytest.mark.thorough
-@pytest.mark.parametrize("memory_model", ["delayed", "checked"])
-@pytest.mark.parametrize("options", [Options(), DEDUPLICATE], ids=["plain", "deduplicate"])
+@pytest.mark.parametrize(
+    ("options", "memory_model"),
+    both_parts(
+        [],
+        thorough=[(Options(), "checked"), (DEDUPLICATE, "delayed")],
+        long=[(Options(), "delayed"), (DEDUPLICATE, "checked")],
+    ),
+)
 def test_what_is_ordered_with_few_ranks_is_ordered_with_many(options, memory_model):
     run(few_tokens(34), options, memory_model=memory_model)
 
 
-@pytest.mark.parametrize("memory_model", both_parts([], thorough=["delayed"], long=["checked"]))
+@pytest.mark.parametrize("memory_model", both_parts([], thorough=[], long=["delayed", "checked"]))
 @pytest.mark.usefixtures("between_nodes")
 def test_the_same_over_nics(memory_model):
     run(few_tokens(32), memory_model=memory_model)
