@@ -114,8 +114,10 @@ def noting(error: PeerTimeout, gone: Gone) -> PeerTimeout:
 
 
 def destroyed_without(rank: int, masked: list[int]) -> str:
-    """What a rank is told that destroys a buffer while ranks are masked."""
+    """What a rank is told that destroys a buffer while ranks are masked, maybe itself."""
+    others = [other for other in masked if other != rank]
+    whom = f"destroy does not wait for {join_ranks(others)}, masked" if others else "other ranks have masked this one"
     return (
-        f"rank {rank}: destroy does not wait for {join_ranks(masked)}, masked. Nothing is given back: the buffer's "
+        f"rank {rank}: {whom}. Nothing is given back: the buffer's "
         f"memory stays allocated until the process ends, because a masked rank may still use it"
     )

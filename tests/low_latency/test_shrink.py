@@ -3,6 +3,7 @@
 A rank stops when its function returns. The emulator then lets time pass to the deadlines of those that wait for it.
 """
 
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,6 +123,34 @@ def test_experts_of_a_rank_that_stops_before_combine_are_left_out(options, memor
         if outcomes is not None:
             check_survivor(cases[0], options, rank, outcomes[0], [], [1])
             check_survivor(cases[1], options, rank, outcomes[1], [1], [1])
+
+
+def masked_by_rank_1(comm):
+    case = make_low_latency_case(1, num_tokens=4, num_topk=3, routing="everywhere")
+    buffer = make_buffer(comm, [(case, Options())], enable_shrink=True)
+    if comm.rank == 1:
+        buffer.low_latency_update_mask_buffer(0, True)
+    Trip(buffer, case, Options()).whole()
+    buffer.destroy()
+
+
+def test_a_rank_that_a_peer_has_masked_hears_of_that_peer_when_it_destroys():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        spawn(masked_by_rank_1, 2, on_deadlock="expire")
+    assert sorted(str(warning.message).partition(". ")[0] for warning in caught) == [
+        f"rank {rank}: destroy does not wait for rank {1 - rank}, masked" for rank in range(2)
+    ]
+
+
+def test_a_rank_that_a_peer_has_masked_waits_for_that_peer():
+    with pytest.raises(nbep.DeadlockError) as caught:
+        spawn(masked_by_rank_1, 2)
+    first, polls, *_ = str(caught.value).splitlines()
+    assert re.match("rank 0, kernel `low_latency_dispatch`, .*, waits for rank 1$", first)
+    assert polls.startswith("It polls `rdma_buffer` of rank 0: ")
+    assert "rank 1" in polls.partition(",")[0] + polls.partition(",")[2]
+    assert "in a circle" not in str(caught.value)
 
 
 @pytest.mark.thorough

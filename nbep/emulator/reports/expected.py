@@ -212,8 +212,10 @@ def _step(thread: Thread) -> None:
 
 @contextmanager
 def quiet(world: Any) -> Iterator[None]:
-    """Let nobody be told of what threads do meanwhile, and no launch end."""
+    """Let nobody be told of what threads do meanwhile, no launch end, and no store count as the last to a cell."""
     hooks, launches = world.hooks, list(world.launches)
+    allocations = {allocation for space in world.spaces.values() for allocation in space.segments.values()}
+    writers = [(allocation, dict(allocation.writers)) for allocation in allocations]
     deaf: Any = _Deaf()
     world.hooks = None if hooks is None else deaf
     for launch in launches:
@@ -224,6 +226,9 @@ def quiet(world: Any) -> Iterator[None]:
         world.hooks = hooks
         for launch in launches:
             launch.copies -= 1
+        for allocation, before in writers:
+            allocation.writers.clear()
+            allocation.writers.update(before)
 
 
 class _Deaf:

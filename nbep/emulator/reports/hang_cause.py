@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.memory import Allocation, Writer
 from ..machine.names import NIC_NUMBERS
-from .stores import index_of, is_atomic, kernel_of, near, rank_of, stem_of
+from .stores import index_of, is_atomic, kernel_of, named_source, near, rank_of, stem_of
 from .waiting import Group
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Waits:
         self.group_of = {thread: group for group in groups for thread in group.threads}
         self.blocks = {block.name: block for launch in world.launches for block in launch.blocks}
         self._seen_by: dict[Allocation, set[int]] = {}
+        for group in groups:
+            group.own_cells = [cell for cell in group.wait.cells if self.is_private(cell)]
         self.index = {group: None if group.cell is None else index_of(group.cell) for group in groups}
         self.indices = {group: {index_of(cell) for cell in group.wait.cells} - {None} for group in groups}
         self.has_lost_warps = {launch: _has_lost_a_warp(launch) for launch in world.launches}
@@ -172,6 +174,9 @@ class Waits:
             shifts = {(source - rank) % num_ranks for rank, source in sources.items()}
             if len(shifts) == 1 and shifts != {0}:
                 return (allocation.rank + shifts.pop()) % num_ranks
+        said = named_source(allocation, offset)
+        if said is not None and said < num_ranks:
+            return said
         is_shared = sum(allocation in space.segments.values() for space in self.world.spaces.values()) > 1
         return 1 - group.rank if num_ranks == 2 and is_shared and group.rank < 2 else None
 

@@ -32,7 +32,7 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     awaited = waits.awaited[group]
     if is_undone := _is_undone(group):  # who has stored last is not the one who is waited for
         awaited = awaited._replace(rank=None)
-    lines = [sentence(group, awaited.rank), *_calls(waits)]
+    lines = [sentence(group, awaited.rank), *(_calls(waits) or _starts(waits, group))]
     if group.cell is not None and isinstance(group.cell[0], Allocation) and not group.cell[0].freed:
         lines += _stores(waits, group, group.cell, awaited)
         lines += _network(waits, group, awaited)
@@ -302,6 +302,21 @@ def _calls(waits: Waits) -> list[str]:
             ]
             lines.append(f"Of the buffer's collective calls, {'; '.join(said)}")
     return lines
+
+
+def _starts(waits: Waits, group: Group) -> list[str]:
+    """A line if some ranks have started the kernel less often than others, but at least once."""
+    name, world = group.launch.name, waits.world
+    ranks: dict[int, list[int]] = {}
+    for rank in range(world.num_ranks):
+        ranks.setdefault(world.num_launches[rank, name], []).append(rank)
+    if len(ranks) < 2 or 0 in ranks:
+        return []
+    said = [
+        f"{'once' if number == 1 else f'{number} times'} on {_ranks(those).lower()}"
+        for number, those in sorted(ranks.items())
+    ]
+    return [f"Kernel `{name}` was started {', '.join(said)}"]
 
 
 def _rank(launch: Any) -> int:

@@ -40,6 +40,21 @@ def index_of(cell: Cell) -> tuple[int, str] | None:
     return (cell[0].rank, found[0]) if found else None
 
 
+def named_source(allocation: Allocation, offset: int) -> int | None:
+    """The rank that the name of a cell says it is for, as `count[src 1]` does, if that is so for cells next to it."""
+    said = _source_in(allocation, offset)
+    if said is None:
+        return None
+    others = [at for at in near(allocation, offset, None) if stem_of(allocation, at) == stem_of(allocation, offset)]
+    stored = [(_source_in(allocation, at), rank_of(allocation.writers[at][0])) for at in others]
+    return said if stored and all(name == rank for name, rank in stored) else None
+
+
+def _source_in(allocation: Allocation, offset: int) -> int | None:
+    found = None if allocation.describe is None else re.search(r"\b(?:src|rank) (\d+)", allocation.describe(offset))
+    return int(found[1]) if found else None
+
+
 def kernel_of(block_name: str) -> str:
     """The name of a block's kernel, from its own name."""
     return block_name.partition("`")[2].partition("`")[0]

@@ -49,6 +49,7 @@ class Group:
         chain: where, the innermost line first
         told: what the wait says when it is over time
         expected: what has to be in a cell for the wait to end, in words
+        own_cells: those of the cells that it polls that no other rank can reach
     """
 
     launch: Launch
@@ -57,6 +58,7 @@ class Group:
     threads: list[Thread] = field(default_factory=list)
     told: Told | None = None
     expected: dict[tuple[Any, int], str] = field(default_factory=dict)
+    own_cells: Sequence[Cell] = ()
 
     @property
     def rank(self) -> int:
@@ -71,6 +73,8 @@ class Group:
         cells = self.wait.cells
         if not cells:
             return None
+        if self.told is None:  # a flag of its own, such as a mask, is looked at besides
+            cells = [cell for cell in cells if cell not in self.own_cells] or cells
         named = [cell for cell in cells if is_told_of(self.told, cell)]
         compared = [cell for cell in cells if (cell[0], cell[1]) in self.expected]
         both = [cell for cell in named if (cell[0], cell[1]) in self.expected]
