@@ -173,8 +173,8 @@ def measure_on_gpu(options: argparse.Namespace, dist: Any) -> Iterator[Row]:
         meet()
         del verbs
         buffer.destroy()
-        if is_nbep:
-            yield from _between_nodes(options, front, module, group, meet)
+    for front, name in FRONTS.items():
+        yield from _between_nodes(options, front, import_module(name), group, meet)
 
 
 def _between_nodes(
