@@ -105,10 +105,12 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
     After a PeerTimeout, or a num_worst_tokens that was too small, every call but destroy raises the same again.
 
     Streams:
-        Kernels run on the buffer's comm stream. They start after all that the current stream holds when the call is
-        made, or after previous_event alone, if there is one. The current stream's allocator could then hand out memory
-        that earlier work there still uses. So the outputs take memory of the comm stream, with allocate_on_comm_stream
-        or without, and torch is told that the current stream uses them; on other streams call record_stream.
+        Kernels start after all that the current stream holds when the call is made, or after previous_event alone, if
+        there is one. With async_finish or previous_event they run on the buffer's comm stream; without, where the GPU
+        is this rank's own, on the current stream, which would wait for them anyway. Calls run one behind the other,
+        whatever their streams. Behind an event the current stream's allocator could hand out memory that earlier work
+        there still uses. So the outputs take memory of the comm stream then, with allocate_on_comm_stream or without,
+        and torch is told that the current stream uses them; on other streams call record_stream.
         CuPy and Numba cannot be told, so with their arrays the kernels wait for the current stream too, and so they do
         in a CUDA graph unless allocate_on_comm_stream is given.
         A call keeps its arrays alive: a blocking one until it returns, an asynchronous one until the stream that was

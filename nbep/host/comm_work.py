@@ -14,22 +14,44 @@ from nbep.host.target.streams import Event, PastEvent, Stream
 
 
 class CommWork:
-    """What is launched on the comm stream."""
+    """Where the calls of a buffer run, one behind the other.
+
+    A call runs on the comm stream. One that holds the caller's current stream back anyway runs on that stream itself,
+    where it is the rank's own: then no event has to lead to the comm stream and back.
+
+    stream: of the call under way
+    """
 
     runtime: Runtime
     comm_stream: Stream
     check_faults: Callable[[], None]
+    stream: Stream
     latest_event: Event | None = None  # at the end of the latest call, where the host reads arrays
+    _last_stream: Stream | None = None  # of the call before
+    _last_end: Event | None = None  # of the call before, if that was on the caller's stream
     _previous: EventHandle | None = None  # what the call under way comes behind
+
+    def _choose_stream(self, order: Ordered) -> bool:
+        """Set `stream`, whose next work comes behind the call before. Returns whether it is the caller's own."""
+        runtime = self.runtime
+        is_callers = runtime.has_own_stream and order.previous_event is None and not order.async_finish
+        stream = self.stream = runtime.current_stream if is_callers else self.comm_stream
+        last = self._last_stream
+        if last is not stream and not runtime.is_capturing:  # the order of a graph's calls is the caller's
+            if last is not None and last.key != stream.key:
+                stream.wait(last.record() if self._last_end is None else self._last_end)
+            self._last_stream, self._last_end = stream, None
+        return is_callers
 
     @contextmanager
     def allocations(self, order: Ordered, like: Array) -> Iterator[Empty]:
-        """Allocate arrays like `like` for the next kernels to write; after it the comm stream is ordered.
+        """Allocate arrays like `like` for the next kernels to write; after it `stream` is ordered.
 
         It comes behind previous_event, or else behind the current stream. That may still use memory that an allocator
         hands out. So behind an event alone the memory is the comm stream's own, if its library minds other streams;
         if not, the comm stream comes behind the current one after all.
         """
+        is_callers = self._choose_stream(order)
         previous = self._previous = handle_of(order.previous_event)
         if previous is not None and not isinstance(previous.event, PastEvent):
             self.comm_stream.wait(previous.event)
@@ -42,7 +64,7 @@ class CommWork:
         is_own = previous is not None and (order.allocate_on_comm_stream or not self.runtime.is_capturing)
         with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
             yield empty
-        if not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
+        if not is_callers and not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
             self.comm_stream.wait_current_stream()
 
     def allocate(
@@ -51,7 +73,8 @@ class CommWork:
         """As `allocations`, for calls that seldom have an event to come behind. make: of what is wanted"""
         if order.previous_event is None:
             made: tuple[list[Array], list[Any]] = ([], []) if make is None else make(like)
-            self.comm_stream.wait_current_stream()
+            if not self._choose_stream(order):
+                self.comm_stream.wait_current_stream()
             return made
         with self.allocations(order, like) as empty:
             arrays = [empty(shape, dtype) for shape, dtype in wanted]
@@ -59,8 +82,13 @@ class CommWork:
 
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
-        stream = self.comm_stream
-        end = stream.record() if async_finish else stream.hand_over()
+        stream = self.comm_stream if async_finish else self.stream
+        if stream is not self.comm_stream:
+            end = stream.mark()
+            if stream is self._last_stream and not end.is_of_graph:
+                self._last_end = end
+        else:
+            end = stream.record() if async_finish else stream.hand_over()
         if self.runtime.host_reads_arrays:
             self.latest_event = end
         previous, self._previous = self._previous, None
@@ -71,6 +99,12 @@ class CommWork:
         if not async_finish:
             event.check()
         return EventOverlap(event)
+
+    def synchronize_calls(self) -> None:
+        """Block until the calls so far are done, which may be on a stream of the caller."""
+        self.comm_stream.synchronize()
+        if self._last_stream is not None and self._last_stream is not self.comm_stream:
+            self._last_stream.synchronize()
 
     def wait(self) -> None:
         """Block until all work of the comm stream is done.

@@ -48,12 +48,12 @@ def get_dispatch_layout(
     if plan is None:
         plan = _checked_plan(memory, topk_idx, num_experts, previous_event)
         memory.plans.keep(key, plan)
-    order = Order(previous_event, allocate_on_comm_stream)
+    order = Order(previous_event, async_finish, allocate_on_comm_stream)
     arrays, addresses = memory.allocate(order, topk_idx, plan.outputs, plan.make)
     if memory.num_nodes == 1:  # all ranks are peers: a count of the node would say nothing new
         arrays.insert(1, None)
         addresses.insert(1, 0)
-    plan.launch.launch(memory.comm_stream, (*addresses, *arguments), (topk_idx, *arrays))
+    plan.launch.launch(memory.stream, (*addresses, *arguments), (topk_idx, *arrays))
     return (*arrays, memory.finish(async_finish))
 
 

@@ -34,6 +34,8 @@ class Ordered(Protocol):
     @property
     def previous_event(self) -> EventOverlap | None: ...
     @property
+    def async_finish(self) -> bool: ...
+    @property
     def allocate_on_comm_stream(self) -> bool: ...
 
 
@@ -41,6 +43,7 @@ class Order(NamedTuple):
     """That alone."""
 
     previous_event: EventOverlap | None
+    async_finish: bool
     allocate_on_comm_stream: bool
 
 
@@ -60,6 +63,7 @@ class Node(Protocol):
     timeout_ms: float
     identity: Identity
     comm_stream: Stream
+    stream: Stream  # of the call under way
     symmetric: SymmetricMemory
     transport: Transport
     counters: Counters

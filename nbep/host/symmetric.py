@@ -214,7 +214,7 @@ class NodeMemory(CommWork):
             return memory
 
         runtime, handle_type = self.runtime, sizes.handle_type
-        self.comm_stream = runtime.create_stream("comm")
+        self.stream = self.comm_stream = runtime.create_stream("comm")
         undo.callback(self.comm_stream.close)
         num_bytes = self.num_nvl_bytes + TRAILER_BYTES + sizes.num_zero_copy_bytes
         self._signal_table: Memory | None = None  # in the symmetric memory, unless that is the host's
@@ -341,7 +341,7 @@ class NodeMemory(CommWork):
 
     def _synchronize(self) -> bool:
         """Wait for the work of this rank. Returns `is_shown`."""
-        self.comm_stream.synchronize()
+        self.synchronize_calls()
         if self.low_latency is not None:
             self.low_latency.synchronize()
         if self.direct is not None:

@@ -48,18 +48,23 @@ def test_no_attribute_of_a_tensor_passes_through_a_mode_of_torch(front):
 
 @pytest.fixture
 def dispatched(monkeypatch):
-    """What a low-latency dispatch of nbep.deep_ep returns on a GPU that is none."""
+    """A low-latency dispatch of nbep.deep_ep that returns its handle, and a combine, on a GPU that is none."""
     torch = fake_gpu.install(monkeypatch)
     buffer = no_gpu.make_buffer(fake_gpu.NUM_RANKS, RDMA_BYTES, front=deep_ep.Buffer)
     x, topk_idx = torch.Tensor((NUM_TOKENS, HIDDEN), torch.bfloat16), torch.Tensor((NUM_TOKENS, 4), torch.int64)
     weights = torch.Tensor((NUM_TOKENS, 4), torch.float32)
     rows = torch.Tensor((NUM_EXPERTS // fake_gpu.NUM_RANKS, fake_gpu.NUM_RANKS * NUM_TOKENS, HIDDEN), torch.bfloat16)
-    handle = buffer.low_latency_dispatch(x, topk_idx, NUM_TOKENS, NUM_EXPERTS)[2]
-    return handle, lambda given: buffer.low_latency_combine(rows, topk_idx, weights, given)
+
+    def dispatch():
+        return buffer.low_latency_dispatch(x, topk_idx, NUM_TOKENS, NUM_EXPERTS)[2]
+
+    return dispatch, lambda given: buffer.low_latency_combine(rows, topk_idx, weights, given)
 
 
 def test_arrays_of_a_handle_are_made_when_somebody_reads_them(dispatched):
-    handle, combine = dispatched
+    dispatch, combine = dispatched
+    combine(dispatch())  # which checks all
+    handle = dispatch()
     combine(handle)
     parts = handle.made.arrays
     assert parts._arrays is None
@@ -73,7 +78,7 @@ def test_arrays_of_a_handle_are_made_when_somebody_reads_them(dispatched):
 
 
 def test_a_handle_is_a_tuple_for_whoever_asks(dispatched):
-    handle, _ = dispatched
+    handle = dispatched[0]()
     assert isinstance(handle, tuple)
     assert len(handle) == 5
     assert handle[2:] == (NUM_TOKENS, HIDDEN, NUM_EXPERTS)

@@ -217,11 +217,6 @@ def test_events_that_nobody_holds_are_used_again_but_for_those_of_a_graph(gpu, m
     for _ in range(3):
         buffer.dispatch(x, handle)
     assert set(destroyed) == numbers
-    stream = buffer._memory.comm_stream
-    for event in (
-        stream._handed_over,
-        stream._behind_current,
-        *stream._in_flight,
-        *(overlap.event.event for overlap in held),
-    ):
+    made_here = [buffer._memory._last_stream._handed_over, *(overlap.event.event for overlap in held)]
+    for event in made_here:
         event.event = None  # none to destroy without the driver that made it

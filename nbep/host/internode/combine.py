@@ -68,7 +68,7 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     launch_cached_notify(memory, rings, heads, num_combined_tokens, handle.send_nvl_head.shape[0], call)
     num_warps = mode.num_warps(config.num_threads, mode.most_combine_warps)
     runtime.launch(
-        memory.comm_stream,
+        memory.stream,
         mode.kernel(mode.combine_kernel),
         config.num_sms,
         32 * num_warps,

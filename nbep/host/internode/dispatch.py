@@ -150,7 +150,7 @@ def _notify(
     counters = moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter
     num_threads = runtime.notify_threads
     runtime.launch(
-        memory.comm_stream,
+        memory.stream,
         mode.kernel(internode_notify_dispatch),
         1 + num_ranks + num_nodes,
         num_threads,
@@ -196,7 +196,7 @@ def launch_cached_notify(
     runtime, mode = memory.runtime, checks.mode_of(memory)
     num_channels = rings.nvl.num_channels
     runtime.launch(
-        memory.comm_stream,
+        memory.stream,
         mode.kernel(internode_cached_notify),
         1 if heads is NO_HEADS else 1 + num_channels,
         runtime.notify_threads,
@@ -232,7 +232,7 @@ def _launch(
     num_warps = mode.num_warps(config.num_threads)
     prefixes = known.prefixes
     runtime.launch(
-        memory.comm_stream,
+        memory.stream,
         mode.kernel(internode_dispatch),
         config.num_sms,
         32 * num_warps,

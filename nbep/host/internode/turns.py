@@ -28,7 +28,7 @@ def check_turn(memory: Node, verb: str) -> None:
 
 
 def take_turn(memory: Node, verb: str) -> None:
-    """Let what comes next on the comm stream have the RDMA buffer."""
+    """Let what comes next on the stream of the call have the RDMA buffer."""
     mode = memory.low_latency
-    if mode is not None and mode.give_way(verb, memory.comm_stream) and mode.sends_from_buffer:
-        prepare_clean(memory, mode).launch(memory.comm_stream)
+    if mode is not None and mode.give_way(verb, memory.stream) and mode.sends_from_buffer:
+        prepare_clean(memory, mode).launch(memory.stream)

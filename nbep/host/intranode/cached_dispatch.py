@@ -158,7 +158,7 @@ def _direct_ways(
 def _launch(
     memory: Node, plan: Plan, arguments: Sequence[Any], handle: DispatchHandle, request: DispatchRequest
 ) -> tuple[Array, MaybeArray]:
-    direct, stream = memory.direct, memory.comm_stream
+    direct = memory.direct
     x, scales = request.x if isinstance(request.x, tuple) else (request.x, None)
     way = plan.ways[direct.next_half if direct is not None and len(plan.ways) > 1 else 0]
     if way.places is not None and direct is not None:
@@ -171,13 +171,14 @@ def _launch(
         if scales is not None:
             size, dtype = plan.outputs[1]
             recv_x_scales = direct.array(way.places.scales, way.places.num_rows, size, dtype, scales, lease)
-        plan.notify.launch(stream)
-        way.launch.launch(stream, (0, *arguments, 0, 0), (x, scales, handle, recv_x, recv_x_scales))
+        plan.notify.launch(memory.stream)
+        way.launch.launch(memory.stream, (0, *arguments, 0, 0), (x, scales, handle, recv_x, recv_x_scales))
         return recv_x, recv_x_scales
     (recv_x, *rest), (rows, *scale_rows) = memory.allocate(request, x, plan.outputs, plan.make)
     recv_x_scales = rest[0] if rest else None
     memory.compare(plan.call, handle)
     memory.ring_shape = plan.shape  # type: ignore[assignment]
+    stream = memory.stream
     plan.notify.launch(stream)
     outputs = rows, scale_rows[0] if rest else 0, *NO_LISTS
     way.launch.launch(stream, (*outputs, *arguments, 0, 0), (x, scales, handle, recv_x, recv_x_scales))

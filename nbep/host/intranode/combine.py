@@ -71,10 +71,10 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
         validate.zero_copy(memory).begin_combine(way.places, way.shape)
     else:
         memory.ring_shape = way.shape
-    way.notify.launch(memory.comm_stream)
+    way.notify.launch(memory.stream)
     if topk_weights is None:
         of_outputs.append(0)
-    way.combine.launch(memory.comm_stream, (*of_outputs, *arguments), (given, outputs, handle))
+    way.combine.launch(memory.stream, (*of_outputs, *arguments), (given, outputs, handle))
     return outputs[0], None if topk_weights is None else outputs[1], memory.finish(request.async_finish)
 
 

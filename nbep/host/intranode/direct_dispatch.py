@@ -62,7 +62,7 @@ def dispatch_counted(
     lease = direct.begin_dispatch(places, shape)
     exchange_counts(memory, direct.peers, CELL_WORDS, request, routes, call)
     runtime.launch(
-        memory.comm_stream,
+        memory.stream,
         number_tokens,
         num_channels,
         min(256, 32 * num_ranks),
@@ -80,7 +80,7 @@ def dispatch_counted(
     num_threads = config.num_threads or runtime.ring_threads(num_ranks)
     sizes = tokens.num_tokens, num_recv_tokens, num_worst_tokens, request.num_experts // num_ranks
     runtime.launch(
-        memory.comm_stream,
+        memory.stream,
         dispatch_kernel,
         config.num_sms,
         num_threads,

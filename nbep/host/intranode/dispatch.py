@@ -90,7 +90,7 @@ def _dispatch_counted(
     runtime = memory.runtime
     num_threads = config.num_threads or runtime.ring_threads(num_ranks)
     runtime.launch(
-        memory.comm_stream,
+        memory.stream,
         dispatch_kernel,
         config.num_sms,
         num_threads,

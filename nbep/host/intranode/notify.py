@@ -41,7 +41,7 @@ def exchange_counts(
     if polled:
         memory.counters.reset()
     runtime.launch(
-        memory.comm_stream,
+        memory.stream,
         memory.kernel(notify_dispatch),
         1 + memory.num_ranks,
         runtime.notify_threads,

@@ -6,7 +6,9 @@ from abc import ABC, abstractmethod
 
 
 class Event(ABC):
-    """A point in a stream."""
+    """A point in a stream. is_of_graph: of one that was being captured; eager work cannot wait for it"""
+
+    is_of_graph = False
 
     @property
     @abstractmethod
@@ -46,6 +48,10 @@ class Stream(ABC):
         event = self.record()
         event.current_stream_wait()
         return event
+
+    def mark(self) -> Event:
+        """An event at the present end of a stream of the caller, on which later work comes behind it anyway."""
+        return self.record()
 
     @abstractmethod
     def wait(self, event: Event) -> None:

@@ -17,7 +17,9 @@ from nbep.host.target.streams import Event, PastEvent, Stream
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-ONLY_HERE = 3  # references to an event that its stream and a variable hold; sys.getrefcount counts its own, too
+# References to an event that its stream and a variable hold, and sys.getrefcount itself. One more is of a buffer, for
+# the order of its calls; see CommWork.
+ONLY_HERE = 3
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 
 
@@ -165,17 +167,27 @@ class CudaStream(Stream):
             return super().hand_over()
         self.unrecorded = []  # what the current stream does with their memory comes after the event
         capturing = is_capturing(self.handle)
+        event = self._record_again(capturing, ONLY_HERE)
+        order("cuStreamWaitEvent", cu.cuStreamWaitEvent(current_stream_handle(), event.event, 0))
+        if self._in_flight and not capturing:
+            self._let_go_of_the_past()
+        return event
+
+    def mark(self) -> Event:
+        return self._record_again(is_capturing(self.handle), ONLY_HERE + 1)
+
+    def _record_again(self, capturing: bool, most_references: int) -> CudaEvent:
+        """An event at the end: the latest one of these, unless somebody else holds it, who may wait for it yet."""
         event = self._handed_over
-        if event is None or capturing or getrefcount(event) > ONLY_HERE:  # whoever holds it may wait for it yet
-            event = CudaEvent(self.handle, None, self._idle_events)
-            if not capturing:
+        if event is None or capturing or getrefcount(event) > most_references:
+            event = CudaEvent(self.handle, self._host_wait, self._idle_events)
+            if capturing:
+                event.is_of_graph = True
+            else:
                 event.use_again()
                 self._handed_over = event
         else:
             event.record(self.handle)
-        order("cuStreamWaitEvent", cu.cuStreamWaitEvent(current_stream_handle(), event.event, 0))
-        if self._in_flight and not capturing:
-            self._let_go_of_the_past()
         return event
 
     def _let_go_of_the_past(self) -> None:
