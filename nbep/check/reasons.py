@@ -79,6 +79,9 @@ REASONS = {
     "low_latency.deduplicated_dispatch.send_to_ranks: wait_send_area": PLACE,
     "low_latency.deduplicated_combine.send_sums: wait_send_area": PLACE,
     "low_latency.coordinator.wait_send_area: syncwarp": TOGETHER,
+    "low_latency.coordinator.end_send_phase: wait_coordinator": (
+        "no launch receives in the half that the one before has received in: the hook launches one in between"
+    ),
     "low_latency.update_mask_buffer: acquire and release of mask": FLAG,
     "low_latency.update_mask_buffer: scope of the acquire and release of mask": FLAG,
     "waits.report_fault: acquire and release of claim": FLAG,

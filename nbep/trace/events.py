@@ -75,7 +75,7 @@ class Launch(NamedTuple):
     block: int
     shape: RingShape | None  # of the rings that it was given; between nodes of the NVL rings
     half: int = -1  # in low-latency mode: of the buffer
-    phases: str = ""  # in low-latency mode: "send", "receive" or "send and receive"
+    phases: str = ""  # in low-latency mode: "send", "receive", "send and receive", or "free" behind a receive
 
     rdma_shape: RingShape | None = None  # between nodes: of the RDMA rings
     num_nvl_ranks: int = 0  # between nodes: ranks of a node

@@ -28,8 +28,13 @@ from nbep.trace.style import (
 )
 
 SEND_COLOR, RECEIVE_COLOR, BOTH_COLOR, OTHERS_COLOR = RANK_COLORS[0], RANK_COLORS[2], RANK_COLORS[4], FAINT
-PHASE_COLORS = {"send": SEND_COLOR, "receive": RECEIVE_COLOR, "send and receive": BOTH_COLOR}
-WORDS = {"send": "send phase", "receive": "receive phase", "send and receive": "both in one launch"}
+PHASE_COLORS = {"send": SEND_COLOR, "receive": RECEIVE_COLOR, "send and receive": BOTH_COLOR, "free": HEAD_COLOR}
+WORDS = {
+    "send": "send phase",
+    "receive": "receive phase",
+    "send and receive": "both in one launch",
+    "free": "frees the half",
+}
 UNDER_WAY_COLOR = "#dbe5f1"
 HEIGHT = 0.3
 SHORT = "low_latency_"
@@ -69,7 +74,7 @@ def _draw_rank(axes: Axes, trace: Recorder, rank: int, top: int) -> None:
             until = trace.last_step if received is None else received.begin
             axes.broken_barh([(end, max(until - end, 1))], (y - HEIGHT / 2, HEIGHT), color=UNDER_WAY_COLOR, linewidth=0)
         axes.broken_barh([(launch.begin, max(end - launch.begin, 1))], (y - HEIGHT / 2, HEIGHT), color=color)
-        if launch.phases != "receive":
+        if launch.phases not in ("receive", "free"):
             name = launch.kernel.removeprefix(SHORT)
             text = f"{name} {launch.call}" if launch.phases else name
             axes.text(launch.begin, y + HEIGHT / 2 + 0.04, text, fontsize=TINY, color=INK)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.arguments import (
     BOTH_PHASES,
+    NO_PHASE,
     RECV_PHASE,
     SEND_PHASE,
     Call,
@@ -46,7 +47,7 @@ from nbep.trace.roles import function_of
 BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"
 DISPATCH = "low_latency_dispatch"
-PHASES = {SEND_PHASE: "send", RECV_PHASE: "receive", BOTH_PHASES: "send and receive"}
+PHASES = {NO_PHASE: "free", SEND_PHASE: "send", RECV_PHASE: "receive", BOTH_PHASES: "send and receive"}
 ROLES = {
     "end_earlier_calls": "coordinator",
     "wait_coordinator": "receiver",

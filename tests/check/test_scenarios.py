@@ -38,7 +38,6 @@ def calls_in(function: ast.FunctionDef, name: str) -> list[ast.Call]:
 
 # Scenario, and what it is for: the name of a fault, or a function and its edit.
 FAULTS = {
-    "low_latency.crossed": "low_latency.coordinator.end_send_phase: wait_coordinator",
     "low_latency.sizes": (coordinator.end_earlier_calls, sizes_of_this_call),
     "low_latency.sparse": "low_latency.coordinator.wait_send_area: wait for other",
     "low_latency.differ": "low_latency.calls.compare_calls: wait_number",

@@ -3,6 +3,9 @@
 neither            send and receive, on the current stream
 async_finish       send and receive, on the comm stream; the event tells when
 return_recv_hook   send, on the current stream; the hook launches receive on the stream that is current then
+
+Peers may fill the half of a received call again once this rank's next launch has begun. Most often that is the next
+call's, which they need as well. If that was sent before the hook is called, none may come: the hook launches one more.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbep.device.kernels.low_latency.arguments import BOTH_PHASES, RECV_PHASE, SEND_PHASE
+from nbep.device.kernels.low_latency.arguments import BOTH_PHASES, NO_PHASE, RECV_PHASE, SEND_PHASE
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.memory import Launches, LowLatencyCall
@@ -43,7 +46,7 @@ def run_call(
     mode.begin(call)
     if return_recv_hook:
         on_current_stream(memory, launches[call.half, SEND_PHASE], arguments, arrays)
-        return EventOverlap(), _hook(memory, call, launches[call.half, RECV_PHASE], arguments, arrays)
+        return EventOverlap(), _hook(memory, call, launches, arguments, arrays)
     call.is_received = True
     both = launches[call.half, BOTH_PHASES]
     if async_finish:
@@ -77,8 +80,10 @@ def on_current_stream(
 
 
 def _hook(
-    memory: Node, call: LowLatencyCall, kernel: PreparedLaunch, arguments: Sequence[Any], arrays: Sequence[Any]
+    memory: Node, call: LowLatencyCall, launches: Launches, arguments: Sequence[Any], arrays: Sequence[Any]
 ) -> Hook:
+    mode: Any = memory.low_latency
+
     def hook() -> None:
         """Receive: the results are there for what the current stream does next.
 
@@ -93,6 +98,8 @@ def _hook(
             refuse("hook", f"that of {call} after clean_low_latency_buffer", "called before it")
         memory.check_faults()
         call.is_received = True
-        on_current_stream(memory, kernel, arguments, arrays)
+        on_current_stream(memory, launches[call.half, RECV_PHASE], arguments, arrays)
+        if not mode.is_latest(call):
+            on_current_stream(memory, launches[call.half, NO_PHASE], arguments, arrays)
 
     return hook

@@ -16,6 +16,7 @@ import numpy as np
 from nbep.device.jit import over
 from nbep.device.kernels.low_latency.arguments import (
     BOTH_PHASES,
+    NO_PHASE,
     RECV_PHASE,
     SEND_PHASE,
     Call,
@@ -220,6 +221,10 @@ class LowLatencyMemory(Identity):
         self._num_calls += 1
         self._halves[call.half] = call
 
+    def is_latest(self, call: LowLatencyCall) -> bool:
+        """Whether no call has been made after this one."""
+        return call.number == self._num_calls - 1
+
     @property
     def next_half(self) -> int:
         return self._num_calls % NUM_HALVES
@@ -281,7 +286,7 @@ class LowLatencyMemory(Identity):
         return {
             (half, phases): self.runtime.prepare(
                 kernel,
-                self.num_blocks,
+                1 if phases == NO_PHASE else self.num_blocks,
                 num_threads,
                 smem_bytes,
                 self.call_type(num_bytes, self.share_bytes, recv_begin(num_bytes, half), half, phases, *more),
@@ -292,7 +297,7 @@ class LowLatencyMemory(Identity):
                 sizes,
             )
             for half in range(NUM_HALVES)
-            for phases in (SEND_PHASE, RECV_PHASE, BOTH_PHASES)
+            for phases in (NO_PHASE, SEND_PHASE, RECV_PHASE, BOTH_PHASES)
         }
 
     def check_size(self, shape: LowLatencyShape) -> None:

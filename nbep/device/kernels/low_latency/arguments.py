@@ -9,6 +9,7 @@ from nbep.device.network.seam import Place, own_ptr
 from nbep.device.protocols.arrivals import tell
 from nbep.device.types import I32, I64, Sym
 
+NO_PHASE = 0  # it only ends the launch before: see coordinator.py
 SEND_PHASE = 1
 RECV_PHASE = 2
 BOTH_PHASES = SEND_PHASE | RECV_PHASE
@@ -26,7 +27,7 @@ class Workspace(NamedTuple):
 
 
 class Call(NamedTuple):
-    """Which half a call uses, and which of its phases a launch runs: SEND_PHASE, RECV_PHASE or both."""
+    """Which half a call uses, and which of its phases a launch runs: SEND_PHASE, RECV_PHASE, both or neither."""
 
     num_rdma_bytes: I64
     share_bytes: I64  # of them, for what one rank puts in a half

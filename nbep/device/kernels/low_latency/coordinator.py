@@ -24,6 +24,7 @@ The journal lies on the device, so that a CUDA graph replays the right steps.
  send phase in half h    takes the credits of h, one of each peer        the next launch counts the use of h,
                          and slots of h                                  and zeroes the slots
  receive phase in half h empties the counts of h                         the next launch zeroes them and gives a credit
+ neither                                                                 (where no call may come: see host/low_latency)
 
 DeepEP zeroes the counts of the other half in every send phase. That is enough as long as a rank receives each call
 before it sends the next: what it allows. With credits two calls may be on their way, one in each half.
