@@ -111,6 +111,7 @@ def test_bulk_store_without_a_proxy_fence_is_an_error(launch):
         launch(unfenced, np.zeros(4, np.int32), smem_bytes=64)
 
 
+@pytest.mark.parametrize("way", ["stored, then copied out", "loaded, then overwritten", "stored, then overwritten"])
 @pytest.mark.parametrize("num_threads", [32, 64])
 @pytest.mark.parametrize(
     ("fences_before", "fences_behind", "is_enough"),
@@ -118,19 +119,30 @@ def test_bulk_store_without_a_proxy_fence_is_an_error(launch):
      ("bystander", "none", False), ("none", "writer", False)],
 )  # fmt: skip
 def test_checked_decides_by_order_whether_a_proxy_fence_is_in_the_right_place(
-    launch, num_threads, fences_before, fences_behind, is_enough
+    launch, num_threads, fences_before, fences_behind, is_enough, way
 ):
-    """The last thread stores, thread 0 starts the copy, and they meet in between."""
+    """The last thread stores or loads, thread 0 starts the copy, and they meet in between."""
     names = {0: "issuer", 1: "bystander", num_threads - 1: "writer"}
 
     def fence(t, who):
         if who == "all" or names.get(t.thread_idx) == who:
             t.fence_proxy_async()
 
-    def copy(y):
+    def copy(x, y):
         t = current_thread()
+        if t.thread_idx == 0:
+            t.mbarrier_init(64, 1)
+            if way.startswith("loaded"):
+                t.bulk_load(0, x, 16, 64)
+                t.mbarrier_arrive_expect_tx(64, 16)
+        t.barrier(0, t.block_dim)
         if t.thread_idx == t.block_dim - 1:
-            t.store_shared(0, "v4", (1, 2, 3, 4), "weak")
+            if way.startswith("loaded"):
+                while not t.mbarrier_try_wait(64, 0):
+                    pass
+                t.load_shared(0, "v4", "weak")
+            else:
+                t.store_shared(0, "v4", (1, 2, 3, 4), "weak")
         fence(t, fences_before)
         if t.block_dim == 32:
             t.syncwarp(0xFFFFFFFF)
@@ -138,16 +150,23 @@ def test_checked_decides_by_order_whether_a_proxy_fence_is_in_the_right_place(
             t.barrier(0, 64)
         fence(t, fences_behind)
         if t.thread_idx == 0:
-            t.bulk_store(y, 0, 16)
-            t.bulk_commit_group()
-            t.bulk_wait_group(0)
+            if way.endswith("out"):
+                t.bulk_store(y, 0, 16)
+                t.bulk_commit_group()
+                t.bulk_wait_group(0)
+            else:
+                t.bulk_load(0, x, 16, 64)
+                t.mbarrier_arrive_expect_tx(64, 16)
+                while not t.mbarrier_try_wait(64, int(way.startswith("loaded"))):
+                    pass
 
     found = 0
+    x, y = np.zeros(4, np.int32), np.zeros(4, np.int32)
     for seed in SEEDS:
         try:
-            launch(copy, np.zeros(4, np.int32), smem_bytes=64, block=num_threads, seed=seed, memory_model="checked")
-        except ProxyFence:
-            found += 1
+            launch(copy, x, y, smem_bytes=72, block=num_threads, seed=seed, memory_model="checked")
+        except ProxyFence as error:
+            found += f"byte 0 was {way.partition(',')[0]} by thread {num_threads - 1}" in str(error)
     assert found == (0 if is_enough else len(SEEDS))
 
 

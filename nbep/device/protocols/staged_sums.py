@@ -6,14 +6,15 @@
  rows[i]          see sums.py                                 the warp      ld_shared, after syncwarp
    their bytes    see the kernel                              copy engine   tma_load_1d, after a proxy fence (2)
 
- (1) A half is loaded again after the syncwarp behind the warp's loads from it. A warp that has sent from its stage
-     before has waited for that (tma_store_wait_all).
+ (1) A half is loaded again after the proxy fence and the syncwarp behind the warp's loads from it. A warp that has
+     sent from its stage before has waited for that (tma_store_wait_all).
  (2) The lanes that start the copies fence after the syncwarp that follows the acquire.
 
 While a warp adds up one half, the engine fills the other. A load by bulk copies takes no registers, so a warp has up to
 8 KB on its way; sum_rows, whose lanes load for themselves, has 4.
 
-Source: PTX ISA, cp.async.bulk
+Source: PTX ISA, cp.async.bulk; DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1 (the proxy fence before a
+stage is free again)
 """
 
 from typing import NamedTuple
@@ -165,6 +166,7 @@ def sum_rows_staged(dst, rows, num_bytes, stage, parities, lane):
         parities ^= 1 << half
         data = stage.data + HALF_BYTES * half
         add_piece(dst + offset, data, rows.number, min(stride, num_bytes - offset), stride, lane)
+        ptx.fence_proxy_async_shared()
         ptx.syncwarp(ptx.FULL_MASK)  # all lanes have read the half: it may be loaded again
         offset = ahead
         half = 1 - half

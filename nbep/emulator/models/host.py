@@ -59,7 +59,7 @@ class CheckedHost(Cpu):
         self.last_store = 0  # its number
 
     def wait(self, known: Knowledge) -> None:
-        self.knowledge = join_two(self.knowledge, Knowledge(known.stores, {}, known.loads, {}))
+        self.knowledge = join_two(self.knowledge, Knowledge(known.stores, {}, known.loads, {}, {}))
 
     def read(self, allocation: Allocation, offset: int, size: int, count: int, polls: bool) -> None:
         """Stop the run if the CPU reads `count` cells of `size` bytes, and cannot know of the stores to them.

@@ -32,6 +32,7 @@ class Knowledge(NamedTuple):
     """Of stores, what a thread knows itself, and what the copy engine knows when it starts a copy; of loads.
 
     engine, shared: of global and of shared memory, what was known at a proxy fence that the thread knows of
+    read: of shared memory, which loads were known at such a fence
 
     Those who know the same have the same object where that is cheap: what they know together is found sooner then.
     """
@@ -40,6 +41,7 @@ class Knowledge(NamedTuple):
     engine: Numbers
     loads: Numbers
     shared: Numbers
+    read: Numbers
 
     def with_loads(self, loads: Numbers) -> Knowledge:
         """The same but for the loads."""
@@ -107,7 +109,7 @@ class Signalled:
     """What the signals of a thread tell of.
 
     number: of the first signal of its thread that tells of it
-    proxy_fences: the signals at its thread's proxy fences for this kind of memory
+    proxy_fences: the signals at its thread's proxy fences for this kind of memory; of a load, if that is shared
     """
 
     __slots__ = ("owner", "number", "proxy_fences")
@@ -279,4 +281,4 @@ def later(a: Numbers, b: Numbers) -> Numbers:
     return {**{clock: number for clock, number in a.items() if number > known}, **new} if known else {**a, **new}
 
 
-NOTHING = Knowledge({}, {}, {}, {})
+NOTHING = Knowledge({}, {}, {}, {}, {})

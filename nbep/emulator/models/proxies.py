@@ -1,10 +1,13 @@
-"""What the copy engine may read, for `checked`: proxy fences count by order, never by time.
+"""What the copy engine may read and overwrite, for `checked`: proxy fences count by order, never by time.
 
 A store by a thread and a load by the copy engine, on behalf of a thread of the same block, need a proxy fence on the
 way from the one to the other: by the one who stored, before the two meet; or by the one who starts the copy, after
 that; or by a third one of that block that has met the first and that the other meets.  A fence before the meeting by
 one who has not stored is none.  If another block has stored, only a fence counts that a thread of the block that starts
 the copy makes once it knows of the store: what a message from another block tells is no fence.
+
+A load or a store of shared memory by a thread, and a store by the copy engine that brings the next bytes there, need
+the same.  Of global memory only what the copy engine reads is checked, not what it overwrites.
 
 Source: PTX ISA, membar/fence: a fence.proxy.async takes effect within its thread, and its effect "composes with other
 forms of synchronization"; github.com/NVlabs/mixedproxy, alloy/ptx.als, proxy_preserved_cause_base, "Proxy fence for
@@ -47,7 +50,8 @@ class ProxyThread(RememberingThread):
     def fence_proxy_async(self) -> None:
         super().fence_proxy_async()
         self.shared_fences.append(self.fence_proxy())
-        self.knowledge = self.knowledge._replace(shared=self.known_stores())
+        known, own = self.known_stores(), {self.owner.clock: self.warp_known}
+        self.knowledge = self.knowledge._replace(shared=known, read=later(self.knowledge.loads, own))
 
     def fence_proxy_async_global(self) -> None:
         super().fence_proxy_async_global()
@@ -66,23 +70,24 @@ class ProxyThread(RememberingThread):
     def known_stores(self) -> Numbers:
         return later(self.knowledge.stores, {self.owner.clock: self.warp_known})
 
-    def is_hidden(self, allocation: Allocation, store: Access) -> bool:
-        """Whether no proxy fence is between a store that this thread knows of and the copy engine."""
-        if store.owner.block == self.owner.block and store.order == "bulk":  # no change of proxy
+    def is_hidden(self, allocation: Allocation, access: Access) -> bool:
+        """Whether no proxy fence is between an access that this thread knows of and the copy engine."""
+        if access.owner.block == self.owner.block and access.order == "bulk":  # no change of proxy
             return False
-        return self.is_unfenced(allocation, store) and all(
-            self.is_unfenced(allocation, one) for one in store.observations()
-        )
+        if access.verb == "load":
+            return self.is_unfenced(self.knowledge.read, access)
+        known = self.knowledge.shared if allocation is self.shared else self.knowledge.engine
+        return self.is_unfenced(known, access) and all(self.is_unfenced(known, one) for one in access.observations())
 
-    def is_unfenced(self, allocation: Allocation, one: Signalled) -> bool:
-        """The same of a store, or of one who has read its value."""
+    def is_unfenced(self, known: Numbers, one: Signalled) -> bool:
+        """The same of an access, or of one who has read a store's value. known: at proxy fences"""
         if one.owner.block == self.owner.block:
             here = bisect_left(one.proxy_fences, one.number)
             if here < len(one.proxy_fences) and (
                 one.owner is self.owner or self.knows(one.owner, one.proxy_fences[here])
             ):
                 return False
-        return one.is_beyond(self.knowledge.shared if allocation is self.shared else self.knowledge.engine)
+        return one.is_beyond(known)
 
     def knows(self, owner: Owner, signal: int) -> bool:
         stores = self.knowledge.stores
@@ -90,12 +95,12 @@ class ProxyThread(RememberingThread):
             return True
         return owner.clock == self.owner.clock and signal <= self.warp_known
 
-    def no_proxy_fence(self, access: Access, store: Access) -> EmulatorError:
-        byte = max(access.begin, store.begin)
-        message = (
-            f"bulk store of {access.end - access.begin} bytes at shared byte {access.begin}: byte {byte} was stored"
-        )
+    def no_proxy_fence(self, access: Access, earlier: Access) -> EmulatorError:
+        byte = max(access.begin, earlier.begin)
+        copy = "bulk store" if access.verb == "load" else "bulk load"
+        done = "loaded" if earlier.verb == "load" else "stored"
+        message = f"{copy} of {access.end - access.begin} bytes at shared byte {access.begin}: byte {byte} was {done}"
         message += (
-            f" by thread {store.owner.thread_idx}, with no fence.proxy.async between the two: by that thread before"
+            f" by thread {earlier.owner.thread_idx}, with no fence.proxy.async between the two: by that thread before"
         )
         return error_at(self, ProxyFence, f"{message} they meet, or by one that has met it")

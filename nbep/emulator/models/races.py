@@ -37,6 +37,8 @@ class CheckingThread(SignallingThread):
         site, now = site_of(sys._getframe(2)), self.world.history.now
         load = Access(self.owner, "load", offset, offset + nbytes, order, scope, site, time=now)
         load.serving = self.serving
+        if allocation is self.shared:
+            load.proxy_fences = self.shared_fences
         self.check(allocation, load)
         if order == "nc":
             self.check_constant(allocation, load)
@@ -89,7 +91,8 @@ class CheckingThread(SignallingThread):
             return
         stores, loads = allocation.last_stores, allocation.last_loads
         is_store = access.verb == "store"
-        is_proxys = access.order == "bulk" and not is_store
+        # The copy engine reads what was stored, or overwrites shared memory that was read or stored to.
+        is_proxys = access.order == "bulk" and (not is_store or allocation is self.shared)
         for granule in access.granules:
             for store in stores.get(granule, ()):
                 is_new = self.is_new(store)
@@ -99,8 +102,11 @@ class CheckingThread(SignallingThread):
                     raise self.no_proxy_fence(access, store)
             if is_store and granule in loads:
                 for load in loads[granule].values():
-                    if self.is_new(load) and self.may_not_meet(access, load):
-                        raise self.world.error_of(Race(self, allocation, access, load))
+                    is_new = self.is_new(load)
+                    if (is_new or (is_proxys and self.is_hidden(allocation, load))) and self.may_not_meet(access, load):
+                        if is_new:
+                            raise self.world.error_of(Race(self, allocation, access, load))
+                        raise self.no_proxy_fence(access, load)
 
     def may_not_meet(self, access: Access, earlier: Access) -> bool:
         return (

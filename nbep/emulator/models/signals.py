@@ -114,7 +114,7 @@ class SignallingThread(ProxyThread):
         needed = 0 if message is None else distance(message.owner, self.owner)
         said = NOTHING if message is None or reach < needed else message.heard(needed)
         if needed > SCOPES["cta"]:  # a proxy fence of another block says nothing to this block's copy engine
-            said = said._replace(engine=NOTHING.engine, shared=NOTHING.shared)
+            said = said._replace(engine=NOTHING.engine, shared=NOTHING.shared, read=NOTHING.read)
         if order in ACQUIRES:
             self.knowledge = join_two(self.knowledge, said)
             for near in range(1, reach + 1) if self.heard else ():

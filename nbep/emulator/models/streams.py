@@ -64,7 +64,7 @@ class CheckedOrder(Order):
         stream = launch.stream
         point = self.point(stream, queued)
         stores, loads = without_parts(point.stores), without_parts(later(point.loads, point.stores))
-        launch.known = Knowledge(stores, stores, loads, stores)  # the start of a kernel is a proxy fence as well
+        launch.known = Knowledge(stores, stores, loads, stores, loads)  # the start of a kernel is a proxy fence as well
         launch.learned = launch.known
         launch.place = Place(stream.name, self.clock_of(stream), launch.title, launch.queued_as, launch.known)
 
@@ -75,7 +75,7 @@ class CheckedOrder(Order):
         place = launch.place
         place.end = self.world.signals
         self.points[launch.stream] = with_signals(
-            Knowledge(launch.learned.stores, {}, launch.learned.loads, {}), {place.clock: place.end}
+            Knowledge(launch.learned.stores, {}, launch.learned.loads, {}, {}), {place.clock: place.end}
         )
 
     def record(self, mark: Mark, queued: Knowledge) -> None:
@@ -90,4 +90,4 @@ class CheckedOrder(Order):
 
     def run_over(self) -> None:
         everything = {ALL_CLOCKS: self.world.signals}
-        self.world.cpu.wait(Knowledge(everything, {}, everything, {}))
+        self.world.cpu.wait(Knowledge(everything, {}, everything, {}, {}))

@@ -63,6 +63,8 @@ def put_row(ctx, place, row, stage, parity):
         to = further(place, offset)
         if sends_from_buffer(ctx.network) and row != own_ptr(ctx.network, place.src):  # with zero_copy it lies there
             keep_message(ctx.network, to.src, stage.data, part, ctx.lane)
+            if ptx.has_tma():
+                ptx.fence_proxy_async_shared()  # the lanes have read the stage: the engine may fill it again
         put_nbi_warp(ctx.network, to, stage.data, part, ctx.lane)
         ptx.syncwarp(ptx.FULL_MASK)
         offset += part
