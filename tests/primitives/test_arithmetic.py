@@ -19,6 +19,7 @@ from nbep.device.primitives import (
     u32_div,
     u32_mod,
 )
+from nbep.emulator import EmulatorError, World
 
 
 @pytest.mark.parametrize(
@@ -52,6 +53,28 @@ def test_float32_constants_round_to_nearest_even():
 def test_unsigned_division_is_that_of_naturals(a, b):
     assert u32_div(a, b) * b + u32_mod(a, b) == a
     assert 0 <= u32_mod(a, b) < b
+
+
+@pytest.mark.parametrize("function", [u32_div, u32_mod])
+@pytest.mark.parametrize(("a", "b"), [(-1, 3), (3, -1), (1 << 32, 3), (3, 1 << 32), (3, 0), (np.int32(-1), 3)])
+def test_what_a_gpu_would_divide_otherwise_is_refused(function, a, b):
+    with pytest.raises(ValueError, match=rf"{function.__name__}\({a}, {b}\): both must be 0 to 2\*\*32 - 1, and"):
+        function(a, b)
+
+
+def test_a_kernel_that_divides_a_negative_number_stops_at_its_line():
+    def divide(out):
+        u32_mod(out - out - 1, 4)
+
+    world = World(1, 0)
+
+    def host():
+        stream = world.ranks[0].create_stream("main")
+        stream.launch(divide, (5,), 1, 32)
+        stream.synchronize()
+
+    with pytest.raises(EmulatorError, match=r"u32_mod\(-1, 4\)(?s:.*)test_arithmetic.py:\d+ \(divide\)"):
+        world.run([host])
 
 
 @pytest.mark.parametrize(

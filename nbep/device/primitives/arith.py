@@ -8,7 +8,18 @@ import math
 
 import numpy as np
 
+from nbep.emulator import EmulatorError, current_thread
+from nbep.emulator.machine.faults import error_at
+
 from ..jit import primitive
+
+
+def _check_u32(name, a, b):
+    """A GPU takes the low 32 bits of each, and gives anything for a division by 0: here all that is an error."""
+    if (a | b) >> 32 != 0 or b == 0:
+        message = f"{name}({a}, {b}): both must be 0 to 2**32 - 1, and the second one not 0"
+        thread = current_thread()
+        raise ValueError(message) if thread is None else error_at(thread, EmulatorError, message)
 
 
 @primitive("", "s32", "s32", emit="same", effect="pure")
@@ -38,12 +49,14 @@ def f32(x):
 @primitive("", "u32", ("u32", "u32"), emit="udiv", effect="pure")
 def u32_div(a, b):
     """a // b for 0 <= a, b < 2**32 and b > 0: one third of the instructions of a 64-bit division."""
+    _check_u32("u32_div", a, b)
     return a // b
 
 
 @primitive("", "u32", ("u32", "u32"), emit="urem", effect="pure")
 def u32_mod(a, b):
     """a % b for 0 <= a, b < 2**32 and b > 0."""
+    _check_u32("u32_mod", a, b)
     return a % b
 
 
