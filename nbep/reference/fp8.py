@@ -16,7 +16,7 @@ def _scales_of(amax: np.float32, round_scale: bool) -> tuple[np.float32, np.floa
     amax = max(amax, AMAX_FLOOR)
     if np.isinf(amax):
         return np.float32(0), np.float32(np.inf)
-    scale, scale_inv = E4M3_MAX / amax, amax / E4M3_MAX
+    scale, scale_inv = E4M3_MAX / amax, amax * (1 / E4M3_MAX)  # DeepEP, and torch on a GPU, multiply by a constant
     if round_scale:
         mantissa, exponent = np.frexp(scale_inv)  # scale_inv = mantissa * 2 ** exponent, 0.5 <= mantissa < 1
         log2_ceil = int(exponent) - 1 if mantissa == 0.5 else int(exponent)

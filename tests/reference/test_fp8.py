@@ -19,7 +19,7 @@ def test_constant_blocks_round_trip_integers_exactly(value):
 def test_zeros_stay_zeros_under_the_floor_of_amax():
     x_fp8, scales = reference.per_token_cast_to_fp8(np.zeros((1, 128), BF16))
     assert np.all(x_fp8.astype(np.float32) == 0)
-    assert scales[0, 0] == np.float32(1e-4) / np.float32(448)
+    assert scales[0, 0] == np.float32(1e-4) * np.float32(1 / 448)
 
 
 def test_each_group_of_128_columns_has_its_own_scale():
@@ -46,3 +46,12 @@ def test_cast_and_back_is_off_by_at_most_half_a_step(seed, exponent, round_scale
     allowed = np.abs(exact) * (2.0**-4 + 2.0**-8) + scales * 2.0**-10
     assert np.all(np.abs(back - exact) <= allowed)
     assert np.all(np.isfinite(x_fp8.astype(np.float32)))
+
+
+def test_scales_have_the_bits_of_a_product_with_a_constant_as_in_deep_ep():
+    amax = np.random.default_rng(1).uniform(1, 100, 400).astype(BF16)
+    x = np.repeat(amax[:, None], 128, axis=1)
+    _, scales = reference.per_token_cast_to_fp8(x)
+    expected = amax.astype(np.float32) * np.float32(1 / 448)
+    assert np.array_equal(scales[:, 0], expected)
+    assert (expected != amax.astype(np.float32) / np.float32(448)).mean() > 0.3

@@ -115,7 +115,7 @@ def cast(x: np.ndarray, options: Options) -> tuple[np.ndarray, np.ndarray, np.nd
         return x, np.zeros((num_tokens, 0), np.float32), x
     blocks = x.astype(np.float32).reshape(num_tokens, hidden // 128, 128)
     largest = np.maximum(np.abs(blocks).max(axis=2), reference.AMAX_FLOOR)
-    scales, inverse = reference.E4M3_MAX / largest, largest / reference.E4M3_MAX
+    scales, inverse = reference.E4M3_MAX / largest, largest * (1 / reference.E4M3_MAX)
     if options.round_scale:
         mantissa, exponent = np.frexp(inverse)
         exponent = np.where(mantissa == 0.5, exponent - 1, exponent)

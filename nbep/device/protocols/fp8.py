@@ -1,6 +1,6 @@
 """FP8 (e4m3) scaling of 128 columns: by one warp, four columns a lane, or by half a warp, eight columns a lane.
 
- amax = max |x|, at least MARGIN        scale_inv = amax / 448 (what travels)        x_fp8 = round(x * scale)
+ amax = max |x|, at least MARGIN      scale_inv = amax * (1 / 448) (what travels)      x_fp8 = round(x * scale)
 
 With round_scale, scale_inv is the next power of two, so that its exponent byte (UE8M0) says it all.
 
@@ -36,7 +36,7 @@ def pow2(n):
 def fp8_scales(amax, round_scale):
     """(scale, scale_inv) for values of at most amax."""
     amax = ptx.f32_max(amax, ptx.f32(MARGIN))
-    scale_inv = ptx.f32_div_rn(amax, ptx.f32(E4M3_MAX))
+    scale_inv = ptx.f32_mul_rn(amax, ptx.f32(1 / E4M3_MAX))  # as DeepEP: a division has other bits
     scale = ptx.f32_div_rn(ptx.f32(E4M3_MAX), amax)
     if round_scale != 0:
         exponent = log2_ceil(scale_inv)
