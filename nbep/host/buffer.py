@@ -81,6 +81,8 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
               handle is of, at no cost: all ranks replay a CUDA graph, or none. Ranks of one process are compared in any
               case. None: environment variable NBEP_CHECK_CALLS, 0 or 1, or True on the emulator, False on GPUs. Only
               the keyword is taken
+              low_latency_num_sms most SMs that a low-latency call takes, each with one block; 0: all of the card. With
+              fewer the others are left for kernels of other streams; see docs/debugging.md. Only the keyword is taken
               nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
               ("seed=3,max_delay_ns=500"), or NicOptions(). A real NIC is reached with transport="nvshmem" only
     Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 20 nodes; if there are several
@@ -138,6 +140,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
         nic: NicOptions | None = None,
         num_zero_copy_bytes: int = 0,
         check_calls: bool | None = None,
+        low_latency_num_sms: int = 0,
     ):
         self._memory: NodeMemory | None = None
         self._turn = Lock()
@@ -153,7 +156,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
             )
             validate.mnnvl(allow_mnnvl, hosts_of(communicator))
             compares = _check_calls(runtime.target, check_calls)
-            modes = bool(low_latency_mode), bool(enable_shrink), compares
+            modes = bool(low_latency_mode), bool(enable_shrink), compares, low_latency_num_sms
             given = Sizes(num_nvl_bytes, handle_type, num_rdma_bytes, num_zero_copy_bytes, *modes)
             sizes = validate.sizes(runtime, given)
             options = chosen_options(

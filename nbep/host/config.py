@@ -38,6 +38,7 @@ class Sizes(NamedTuple):
     low_latency_mode: bool = False
     enable_shrink: bool = False
     check_calls: bool = False
+    low_latency_num_sms: int = 0
 
 
 @dataclass(frozen=True)

@@ -247,8 +247,7 @@ class NodeMemory(CommWork):
         undo.callback(self._free, rdma.symmetric)
         self.rdma = rdma
         if sizes.low_latency_mode:
-            modes = sizes.enable_shrink, sizes.check_calls
-            self.low_latency = LowLatencyMemory(rdma, self.rank, self.num_ranks, *modes)
+            self.low_latency = LowLatencyMemory(rdma, self.rank, self.num_ranks, sizes)
             undo.callback(self.low_latency.free)
         if self.num_nodes > 1 and self.num_nvl_bytes > 0:
             self.internode = InternodeMemory(rdma, self.num_nodes, self.num_nvl_peers)

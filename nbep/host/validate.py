@@ -119,6 +119,7 @@ def sizes(runtime: Runtime, given: Sizes) -> Sizes:
     numbers: dict[str, Any] = {
         name: symmetric_memory(runtime, name, getattr(given, name), 0, given.handle_type) for name in names
     }
+    numbers["low_latency_num_sms"] = integer("low_latency_num_sms", given.low_latency_num_sms, 0)
     checked = given._replace(**numbers)
     if checked.num_zero_copy_bytes > 0:
         total = checked.num_nvl_bytes + checked.num_zero_copy_bytes
@@ -127,6 +128,8 @@ def sizes(runtime: Runtime, given: Sizes) -> Sizes:
         refuse("num_rdma_bytes", 0, "positive with low_latency_mode; see get_low_latency_rdma_size_hint")
     if checked.enable_shrink and not checked.low_latency_mode:
         refuse("enable_shrink", True, "False without low_latency_mode")
+    if checked.low_latency_num_sms > 0 and not checked.low_latency_mode:
+        refuse("low_latency_num_sms", checked.low_latency_num_sms, "0 without low_latency_mode")
     return checked
 
 

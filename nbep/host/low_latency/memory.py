@@ -49,6 +49,7 @@ from nbep.device.layout.low_latency import (
 from nbep.device.layout.low_latency_host import recv_begin, share_bytes
 from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import refuse
+from nbep.host.config import Sizes
 from nbep.host.faults import unread_error
 from nbep.host.handles import Identity
 from nbep.host.low_latency.calls import ORIGINS, Words
@@ -148,7 +149,7 @@ class LowLatencyMemory(Identity):
     Attributes: network, work: arguments of the kernels; num_blocks: of their launches
     """
 
-    def __init__(self, rdma: RdmaMemory, rank: int, num_ranks: int, enable_shrink: bool, check_calls: bool) -> None:
+    def __init__(self, rdma: RdmaMemory, rank: int, num_ranks: int, sizes: Sizes) -> None:
         super().__init__()
         self.rdma = rdma
         self.runtime = runtime = rdma.runtime
@@ -161,10 +162,11 @@ class LowLatencyMemory(Identity):
         _, num_bytes = workspace_at(0, num_ranks)
         self.workspace = runtime.allocate(num_bytes, "low-latency workspace", partial(describe_workspace, num_ranks))
         work, _ = workspace_at(self.workspace.address, num_ranks)
-        self.mask = work.mask if enable_shrink else 0
+        self.mask = work.mask if sizes.enable_shrink else 0
         self.work = work._replace(mask=self.mask)
-        self.compares_calls = check_calls
-        self.call_type: Any = ComparedCall if check_calls else Call
+        self.compares_calls = sizes.check_calls
+        self.call_type: Any = ComparedCall if sizes.check_calls else Call
+        self._num_sms = sizes.low_latency_num_sms
         self._num_calls = 0
         self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
@@ -176,7 +178,8 @@ class LowLatencyMemory(Identity):
 
     def open(self, memories: list[Any]) -> None:
         """The peers' memories are open: see RdmaMemory."""
-        self.num_blocks = self.runtime.low_latency_blocks(memories, self.transport.num_blocks_taken)
+        most = self.runtime.low_latency_blocks(memories, self.transport.num_blocks_taken)
+        self.num_blocks = min(most, self._num_sms or most)
 
     @property
     def network(self) -> Any:
