@@ -74,7 +74,9 @@ def test_each_call_takes_the_other_half_and_its_phases_share_its_number(trace):
     for rank in range(NUM_RANKS):
         for kernel, call, half in halves:
             launches = [a for a in trace.launches if (a.rank, a.kernel, a.call) == (rank, kernel, call)]
-            assert [(launch.half, launch.phases) for launch in launches] == [(half, phase) for phase in phases]
+            # Behind the hooks of dispatch, which come when the next call has been sent, a launch frees the half.
+            expected = [*phases, "free"] if hooks and kernel == "low_latency_dispatch" else phases
+            assert [(launch.half, launch.phases) for launch in launches] == [(half, phase) for phase in expected]
 
 
 def test_messages_are_put_by_senders_and_unpacked_by_receivers(trace):
