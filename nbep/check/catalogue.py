@@ -257,9 +257,9 @@ def own_kernels() -> dict[str, FunctionType]:
 
 @cache
 def own_faults() -> dict[str, Fault]:
-    """All faults of nbep's kernels by name."""
+    """All faults of nbep's kernels by name, in the order of the kernels' names, whichever is imported first."""
     own_modules()
-    functions = {f: None for kernel in own_kernels().values() for f in reached_from(kernel)}
+    functions = {f: None for _, kernel in sorted(own_kernels().items()) for f in reached_from(kernel)}
     return {fault.name: fault for function in functions for fault in faults_of_function(function)}
 
 
