@@ -290,9 +290,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
 
     def get_comm_stream(self) -> Stream:
         """The stream that this buffer's kernels run on."""
-        memory = self._usable("get_comm_stream")
-        memory.runtime.check_caller("get_comm_stream")
-        return memory.comm_stream
+        return self._usable("get_comm_stream").comm_stream
 
     @in_turn
     def get_local_buffer_tensor(
@@ -306,7 +304,6 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
         Raises: ValueError if size is no shape, or if it reaches past the buffer
         """
         memory = self._usable("get_local_buffer_tensor")
-        memory.runtime.check_caller("get_local_buffer_tensor")
         return local_buffer_tensor(memory, dtype, size, offset, use_rdma_buffer)
 
     def _usable(self, verb: str) -> NodeMemory:

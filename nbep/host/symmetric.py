@@ -53,7 +53,7 @@ from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.plans import Plans
 from nbep.host.ranks.await_ranks import end_without_mpi
 from nbep.host.ranks.call_log import Arguments, CallLog
-from nbep.host.ranks.comm import Communicator, await_all, gather_results, is_mpi_comm
+from nbep.host.ranks.comm import DESTROY, Communicator, await_all, gather_results, is_mpi_comm
 from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
@@ -199,7 +199,7 @@ class NodeMemory(CommWork):
             handles = gather_results(comm, lambda: self._allocate(sizes, zero, rdma_transport, undo))
             self._processes = [process for _, _, process in handles]
             # CUDA: memory must not be freed while another process has it open.
-            undo.callback(lambda: await_all(comm))
+            undo.callback(lambda: await_all(comm, DESTROY))
             undo.callback(self._close_peers)
             gather_results(comm, lambda: self._open_peers(handles))
             self._undo = undo.pop_all()
@@ -328,7 +328,7 @@ class NodeMemory(CommWork):
             warnings.warn(destroyed_without(self.rank, masked), RuntimeWarning, stacklevel=3)
             return
         try:
-            is_shown = any(gather_results(self.comm, self._synchronize))
+            is_shown = any(gather_results(self.comm, self._synchronize, DESTROY))
         except Exception:
             with suppress(Exception):  # a context that has failed frees nothing; the first error says why
                 self._give_back()

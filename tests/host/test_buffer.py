@@ -128,7 +128,7 @@ def test_a_rank_that_does_not_destroy_is_named():
             buffer.destroy()
         return buffer
 
-    with pytest.raises(nbep.DeadlockError, match="allgather: rank 1 did not come"):
+    with pytest.raises(nbep.DeadlockError, match="destroy: rank 1 did not come"):
         spawn(main, 2)
 
 

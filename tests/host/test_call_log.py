@@ -280,3 +280,24 @@ def test_a_captured_call_ends_the_comparison(on_two_ranks, monkeypatch):
         return len(memory._call_log._calls)
 
     assert on_two_ranks(main) == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("num_max_dispatch_tokens_per_rank", {"num_max_dispatch_tokens_per_rank": 3}),
+        ("return_recv_hook", {"return_recv_hook": True}),
+        ("hidden size of x", {"x": tokens(BF16, 256)}),
+        ("use_fp8", {"use_fp8": True}),
+    ],
+)
+def test_arguments_of_low_latency_calls_have_the_names_of_the_caller(name, other):
+    def main(comm):
+        num_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(4, 256, 2, 4)
+        buffer = nbep.Buffer(comm, num_rdma_bytes=num_bytes, low_latency_mode=True)
+        usual = {"x": tokens(BF16), "topk_idx": np.zeros((3, 1), np.int64), "num_max_dispatch_tokens_per_rank": 4}
+        usual |= {"num_experts": 4, "use_fp8": False, **(other if comm.rank == 0 else {})}
+        buffer.low_latency_dispatch(**{key: to_target(value) for key, value in usual.items()})
+
+    with pytest.raises(ValueError, match=rf"^{name}: got .* on rank \d, .* on rank \d in low_latency_dispatch"):
+        spawn(main, 2)

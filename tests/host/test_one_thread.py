@@ -39,13 +39,21 @@ def test_a_thread_that_is_not_the_ranks_is_refused_wherever_it_comes_in():
         buffer = make_low_latency_buffer(comm)
         x, topk_idx = np.zeros((2, 128), nbep.reference.BF16), np.zeros((2, 1), np.int64)
         hook = buffer.low_latency_dispatch(x, topk_idx, 2, 2, return_recv_hook=True)[4]
+        weights, handle = np.ones((2, 1), np.float32), object()
         for name, call in {
             "hook": hook,
+            "get_dispatch_layout": lambda: buffer.get_dispatch_layout(topk_idx, 2),
+            "dispatch": lambda: buffer.dispatch(x, handle=handle),
+            "combine": lambda: buffer.combine(x, handle),
+            "low_latency_dispatch": lambda: buffer.low_latency_dispatch(x, topk_idx, 2, 2),
+            "low_latency_combine": lambda: buffer.low_latency_combine(x, topk_idx, weights, handle),
+            "clean_low_latency_buffer": lambda: buffer.clean_low_latency_buffer(2, 128, 2),
             "Buffer": lambda: make_low_latency_buffer(comm),
             "comm.barrier": comm.barrier,
             "destroy": buffer.destroy,
         }.items():
             assert raised_in_a_thread(call).startswith(f"{name}: called in another thread"), name
+            assert "start a process for each rank, with mpiexec or torchrun" in raised_in_a_thread(call)
         assert raised_in_a_thread(lambda: NodeMemory.create(comm, 128)).startswith("Buffer: called in another thread")
         hook()
         buffer.destroy()

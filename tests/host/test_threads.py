@@ -133,7 +133,10 @@ def test_an_emulated_rank_in_another_thread_says_so():
         buffer.destroy()
         return errors
 
-    message = "get_comm_stream: called in another thread; emulated ranks run in the thread that called spawn"
+    message = (
+        "get_comm_stream: called in another thread; emulated ranks run in the thread that called spawn: to call from "
+        "several threads, start a process for each rank, with mpiexec or torchrun"
+    )
     assert spawn(main, 2) == [[message]] * 2
 
 

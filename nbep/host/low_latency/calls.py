@@ -16,7 +16,15 @@ from nbep.host.arguments import refuse
 
 DISPATCH, COMBINE = range(2)
 VERBS = ("low_latency_dispatch", "low_latency_combine")  # the lowest bit of both words
-MAX_TOKENS = "num_max_dispatch_tokens_per_rank"
+MAX_TOKENS, HOOK = "num_max_dispatch_tokens_per_rank", "return_recv_hook"
+# What a combine's shape has from its handle, by the names of LowLatencyShape
+NAMES_IN_HANDLE = {
+    "num_experts": "handle.num_experts",
+    "num_max_tokens": f"handle.{MAX_TOKENS}",
+    "hidden": "handle.hidden",
+    "num_topk": "handle.num_topk",
+    "deduplicate": "deduplicate of the handle's dispatch",
+}
 
 Words = tuple[int, int]
 

@@ -15,7 +15,7 @@ from nbep.host import validate
 from nbep.host.arguments import flags, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
-from nbep.host.low_latency.calls import COMBINE, ORIGINS, Words, words_of
+from nbep.host.low_latency.calls import COMBINE, HOOK, NAMES_IN_HANDLE, ORIGINS, Words, words_of
 from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
@@ -105,7 +105,8 @@ def low_latency_combine(
 
 def _alike(return_recv_hook: bool, shape: LowLatencyShape, handle: LowLatencyHandle) -> dict[str, object]:
     """What all ranks must pass alike."""
-    return {**shape._asdict(), "hook": return_recv_hook, "handle": handle.origin}
+    of_shape = {NAMES_IN_HANDLE.get(name, name): value for name, value in shape._asdict().items()}
+    return {**of_shape, HOOK: return_recv_hook, "handle": handle.origin}
 
 
 def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:

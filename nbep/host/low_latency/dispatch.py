@@ -21,7 +21,7 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
-from nbep.host.low_latency.calls import DISPATCH, Words, words_of
+from nbep.host.low_latency.calls import DISPATCH, HOOK, MAX_TOKENS, Words, words_of
 from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
@@ -121,8 +121,8 @@ def low_latency_dispatch(
 
 def _alike(options: tuple[Any, ...], hidden: int) -> dict[str, object]:
     """What all ranks must pass alike."""
-    of_plan = dict(zip(DispatchRequest._fields[FIRST_OPTION:END_OF_ALIKE], options, strict=False))
-    return {**of_plan, "hidden": hidden, "hook": options[-1]}
+    names = MAX_TOKENS, *DispatchRequest._fields[FIRST_OPTION + 1 : END_OF_ALIKE]
+    return {**dict(zip(names, options, strict=False)), "hidden size of x": hidden, HOOK: options[-1]}
 
 
 # Validate

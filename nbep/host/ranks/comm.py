@@ -21,6 +21,9 @@ from nbep.host.target.base import Runtime
 Result = TypeVar("Result")
 
 
+BUFFER, DESTROY = "Buffer", "destroy"  # what all ranks call
+
+
 class Communicator(Protocol):
     """The methods of a communicator that nbep calls. Objects are anything that the communicator can carry."""
 
@@ -94,36 +97,36 @@ class InProcessComm:
 
     def allgather(self, sendobj: Any) -> list[Any]:
         """What every rank sent, by rank."""
-        return self._meet("allgather", sendobj)
+        return self.meet("allgather", sendobj)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """What every rank sent, by rank, at root; None elsewhere."""
         self._check_root(root)
-        everything = self._meet(f"gather to {root}", sendobj)
+        everything = self.meet(f"gather to {root}", sendobj)
         return everything if self.rank == root else None
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """What root sent, at every rank."""
         self._check_root(root)
-        return self._meet(f"bcast from {root}", obj if self.rank == root else None)[root]
+        return self.meet(f"bcast from {root}", obj if self.rank == root else None)[root]
 
     def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] | None = None) -> Any:
         """The sum over ranks, or the fold with op(a, b), in the order of the ranks."""
-        total, *others = self._meet("allreduce", sendobj)
+        total, *others = self.meet("allreduce", sendobj)
         for value in others:
             total = total + value if op is None else op(total, value)
         return total
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-        self._meet("barrier", None)
+        self.meet("barrier", None)
 
     Barrier = barrier
 
     def Split(self, color: int = 0, key: int = 0) -> InProcessComm | None:  # noqa: N802
         """A communicator of the ranks with the same color, ordered by (key, rank); None where color is negative."""
         number = self._num_calls
-        everyone = self._meet("Split", (color, key))
+        everyone = self.meet("Split", (color, key))
         if color < 0:
             return None
         members = sorted((k, rank) for rank, (c, k) in enumerate(everyone) if c == color)
@@ -135,7 +138,8 @@ class InProcessComm:
         if not 0 <= root < self.size:
             raise ValueError(f"root: got {root}; must be a rank below {self.size}")
 
-    def _meet(self, verb: str, brought: Any) -> list[Any]:
+    def meet(self, verb: str, brought: Any) -> list[Any]:
+        """What every rank brings to a meeting of that name, by rank."""
         self.runtime.check_caller(f"comm.{verb}")
         meetings = self._group.meetings
         number, self._num_calls = self._num_calls, self._num_calls + 1
@@ -189,8 +193,10 @@ class TorchComm:
         self.allgather(None)
 
 
-def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Result]:
+def gather_results(comm: Communicator, make: Callable[[], Result], where: str = BUFFER) -> list[Result]:
     """What make() returned on every rank, by rank. Collective; make itself must not wait for a peer without a bound.
+
+    where: what all ranks call, for reports
 
     Raises: on every rank if make failed on one, with the ranks that failed and their errors: ValueError or
             NotImplementedError if all of them are that, else RuntimeError
@@ -202,7 +208,8 @@ def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Resul
         if getattr(caught, "role", "") == MISSED_MEETING:
             raise  # they find out themselves
         error = caught
-    outcomes = gather_objects(comm, (result, None if error is None else (_kind(error), str(error) or repr(error))))
+    failure = None if error is None else (_kind(error), str(error) or repr(error))
+    outcomes = gather_objects(comm, (result, failure), where)
     failures: dict[str, list[int]] = {}
     kinds: set[type[Exception]] = set()
     for rank, (_, failure) in enumerate(outcomes):
@@ -216,17 +223,19 @@ def gather_results(comm: Communicator, make: Callable[[], Result]) -> list[Resul
     return [result for result, _ in outcomes]
 
 
-def gather_objects(comm: Communicator, value: Any) -> list[Any]:
+def gather_objects(comm: Communicator, value: Any, where: str = BUFFER) -> list[Any]:
     """What every rank passes, by rank. Collective. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
+    if isinstance(comm, InProcessComm):
+        return comm.meet(where, value)
     if not is_mpi_comm(comm):
         return comm.allgather(value)
     return await_ranks.gather_objects(comm, value, 2 * timeout_ns())
 
 
-def await_all(comm: Communicator) -> None:
+def await_all(comm: Communicator, where: str = BUFFER) -> None:
     """A barrier. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
     if not is_mpi_comm(comm):
-        comm.barrier()
+        gather_objects(comm, None, where)
         return
     await_ranks.await_all(comm, 2 * timeout_ns())
 

@@ -110,16 +110,17 @@ class Runtime(ABC):
     array_kinds: str
     has_own_stream = False
     is_failing = False
-    num_forks: int  # behind the process that made it
+    num_forks: int  # behind the process that made it; verbs ask check_caller if there are others now
+    _made_after: int
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)
-        self.num_forks = forks.num_forks
+        self.num_forks = self._made_after = forks.num_forks
         return self
 
     def check_caller(self, verb: str) -> None:
         """Raises: RuntimeError if the rank cannot be used where this is called: in a child made by fork"""
-        if self.num_forks != forks.num_forks:
+        if self._made_after != forks.num_forks:
             raise RuntimeError(
                 f"{verb}: called in a child made by fork, which has neither the threads nor the GPU of its parent; "
                 f'start processes with the method "spawn", and make a Buffer in each'

@@ -284,12 +284,16 @@ class EmulatorRuntime(Runtime):
         self._current_stream: EmulatedStream | None = None
         self._in_flight: list[tuple[Any, list[Any]]] = []  # launches and the arrays that they use
         self._thread = threading.get_ident()
+        self.num_forks = -1  # so that each verb asks check_caller
 
     def check_caller(self, verb: str) -> None:
         """Raises: RuntimeError as Runtime's, in another thread than the ranks', after its run, in a backward pass"""
         super().check_caller(verb)
         if threading.get_ident() != self._thread:
-            raise RuntimeError(f"{verb}: called in another thread; emulated ranks run in the thread that called spawn")
+            raise RuntimeError(
+                f"{verb}: called in another thread; emulated ranks run in the thread that called spawn: to call from "
+                f"several threads, start a process for each rank, with mpiexec or torchrun"
+            )
         if self.world.is_over:
             raise RuntimeError(f"{verb}: called after the end of the spawn that this rank was part of")
         if in_backward_pass():
