@@ -407,7 +407,7 @@ def _address_of(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
 
 
-def _extent(array: np.ndarray) -> tuple[int, int]:
+def extent(array: np.ndarray) -> tuple[int, int]:
     """Machine addresses of the lowest byte of an array and of the end of its highest element."""
     start = _address_of(array)
     reach = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
@@ -424,7 +424,7 @@ def _span(array: np.ndarray) -> tuple[memoryview, int]:
     """The bytes from the lowest to the highest element, and where element 0 is; padded below to keep alignment."""
     if array.size == 0:
         return memoryview(bytearray()), 0
-    low, high = _extent(array)
-    low -= (low - _extent(_owner(array))[0]) % 256
+    low, high = extent(array)
+    low -= (low - extent(_owner(array))[0]) % 256
     bytes_there = (ctypes.c_uint8 * (high - low)).from_address(low)
     return memoryview(bytes_there).cast("B"), _address_of(array) - low

@@ -91,6 +91,8 @@ def low_latency_combine(
     of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
     memory.compare_call(VERB, _alike, return_recv_hook, shape, handle)
     mode.rdma.shape, call.words = shape, plan.words
+    if return_recv_hook and runtime.host_reads_arrays and validate.may_read(memory, None):
+        call.watch = runtime.watch(VERB, "behind its hook", {"topk_idx": given[1], "topk_weights": given[2]})
     event, hook = run_call(
         memory,
         call,

@@ -97,6 +97,9 @@ def _hook(
         if call.is_forgotten:
             refuse("hook", f"that of {call} after clean_low_latency_buffer", "called before it")
         memory.check_faults()
+        if call.watch is not None:
+            call.watch()
+            call.watch = None
         call.is_received = True
         on_current_stream(memory, launches[call.half, RECV_PHASE], arguments, arrays)
         if not mode.is_latest(call):

@@ -109,10 +109,11 @@ class LowLatencyCall:
     """One dispatch or combine: `is_received` once its receive phase is launched.
 
     `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with; `words`
-    are those of calls.py, set when it begins. `choices`, where the host reads arrays: a copy of a dispatch's topk_idx
+    are those of calls.py, set when it begins. `choices`, where the host reads arrays: a copy of a dispatch's topk_idx.
+    `watch`: see Runtime.watch
     """
 
-    __slots__ = ("choices", "half", "is_forgotten", "is_received", "number", "owner", "verb", "words")
+    __slots__ = ("choices", "half", "is_forgotten", "is_received", "number", "owner", "verb", "watch", "words")
     words: Words
 
     def __init__(self, owner: LowLatencyMemory, verb: str, number: int, half: int):
@@ -123,6 +124,7 @@ class LowLatencyCall:
         self.is_received = False
         self.is_forgotten = False
         self.choices: Any = None
+        self.watch: Any = None
 
     def __str__(self) -> str:
         return f"{self.verb} (low-latency call {self.number})"

@@ -219,6 +219,10 @@ class Runtime(ABC):
         """The array, as the caller gets it who may use it until a `lent.Lease` ends. The emulator finds later uses."""
         return array
 
+    def watch(self, reader: str, until: str, arrays: dict[str, Array]) -> Callable[[], None] | None:
+        """What raises if arrays are changed between now and its call; None where nobody looks."""
+        return None
+
     @abstractmethod
     def dtype_like(self, dtype: str, like: Array) -> Any:
         """The dtype of that name, as the library of an array has it."""

@@ -19,7 +19,7 @@ from nbep.device.kernels.shared_cells import shared_cells
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
-from nbep.emulator.machine.memory import OFFSET_MASK
+from nbep.emulator.machine.memory import OFFSET_MASK, extent
 from nbep.host.faults import read_report
 from nbep.host.target.base import Array, Kernel, NicDevice, PreparedLaunch, Runtime
 from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, in_backward_pass, is_torch_dtype, own_grad_mode
@@ -38,8 +38,10 @@ from nbep.host.target.memory import (
 from nbep.host.target.new_arrays import Parts, PartsLayout
 from nbep.host.target.streams import Event, Stream
 from nbep.host.target.views import NO_ARRAY, View
+from nbep.host.target.watched import Span, Watched, is_over
 
 WARP = 32
+AFTER_EVENT = "behind the event that the call returns, or not at all"
 UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32
 
 
@@ -282,7 +284,8 @@ class EmulatorRuntime(Runtime):
         self.rank = rank
         self._context = world.ranks[rank]
         self._current_stream: EmulatedStream | None = None
-        self._in_flight: list[tuple[Any, list[Any]]] = []  # launches and the arrays that they use
+        # Launches, the arrays that they use, and where those lie that they write
+        self._in_flight: list[tuple[Any, list[Any], list[Span]]] = []
         self._thread = threading.get_ident()
         self.num_forks = -1  # so that each verb asks check_caller
 
@@ -405,12 +408,17 @@ class EmulatorRuntime(Runtime):
         spec = spec_of(kernel)
         leaves = check_launch(self, spec, grid, block, smem_bytes, args)
         mappings = []
+        inputs, written = [], []
         for i, param in enumerate(spec.params):
             if isinstance(leaves[i], np.ndarray) or CpuTensors.is_array(leaves[i]):
                 check(leaves[i])
-                name = param.path.rpartition(".")[2]
-                mappings.append(self.space.map_array(self.contents(leaves[i]), name, writable=param.type.is_writable))
+                name, array = param.path.rpartition(".")[2], self.contents(leaves[i])
+                mappings.append(self.space.map_array(array, name, writable=param.type.is_writable))
                 leaves[i] = mappings[-1].address
+                if param.type.is_writable:
+                    written.append(extent(array))
+                elif mappings[-1].number >= 0:  # peers may write symmetric memory
+                    inputs.append((name, array))
 
         flat = unflatten_args(kernel, leaves)
         describe = shared_cells(spec.name, flat, block, self.has_tma)
@@ -418,7 +426,27 @@ class EmulatorRuntime(Runtime):
         launch = stream.stream.launch(
             kernel, flat, grid, block, smem_bytes, spec.name, describe_shared=describe, starts_together=together
         )
-        self._in_flight.append((launch, mappings))
+        if self.is_checked:
+            others = sum((spans for other, _, spans in self._in_flight if not other.done), written)
+            for name, array in inputs:
+                if not is_over(array, others):
+                    launch.callbacks.append(Watched(name, array, self.rank, spec.name, AFTER_EVENT).check)
+        self._in_flight.append((launch, mappings, written))
+
+    def watch(self, reader: str, until: str, arrays: dict[str, Array]) -> Callable[[], None] | None:
+        if not self.is_checked:
+            return None
+        watched = [Watched(name, self.contents(array), self.rank, reader, until) for name, array in arrays.items()]
+
+        def check_all() -> None:
+            for each in watched:
+                each.check()
+
+        return check_all
+
+    @property
+    def is_checked(self) -> bool:
+        return self.world.memory_model == "checked"
 
     def prepare(self, kernel: Kernel, grid: int, block: int, smem_bytes: int, *last_args: Any) -> PreparedLaunch:
         return EmulatedPreparedLaunch(self, (kernel, grid, block, smem_bytes), last_args)
@@ -446,12 +474,12 @@ class EmulatorRuntime(Runtime):
         """Give up the arrays of launches that are done. The host does it, so that only one thread maps and unmaps."""
         in_flight = self._in_flight
         self._in_flight = []
-        for launch, mappings in in_flight:
+        for launch, mappings, written in in_flight:
             if launch.done:
                 for mapping in mappings:
                     self.space.unmap(mapping)
             else:
-                self._in_flight.append((launch, mappings))
+                self._in_flight.append((launch, mappings, written))
 
     def ring_threads(self, num_ranks: int) -> int:
         return max(2 * WARP, num_ranks * WARP)
