@@ -28,7 +28,9 @@ def lanes_of(mask: int) -> list[int]:
 class Collective:
     """One collective that some lanes have reached: what they pass, by lane, and who they are, in order of arrival."""
 
-    __slots__ = ("name", "mask", "site", "missing", "threads", "values", "result", "knowledge", "known", "brought")
+    __slots__ = (
+        "name", "mask", "site", "missing", "threads", "values", "result", "knowledge", "signals", "known", "brought",
+    )  # fmt: skip
 
     def __init__(self, name: str, mask: int, site: Site | None):
         self.name = name
@@ -38,7 +40,9 @@ class Collective:
         self.threads: list[Thread] = []
         self.values: dict[int, Any] = {}
         self.result: Any = None  # computed by the first lane that goes on
-        self.knowledge: list[Any] = []  # what the lanes know, and what all know then; see `checked`
+        # For `checked`: what the lanes know and have signalled, and what all know then.
+        self.knowledge: list[Any] = []
+        self.signals: dict[int, int] = {}
         self.known: Any = None
         self.brought: int | None = None  # once a lane has come with news: the lanes that it has brought here
 

@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 
 
 class ProxyThread(RememberingThread):
-    """A thread whose proxy fences are numbered like its other signals."""
+    """A thread whose proxy fences are numbered like its other signals.
 
-    __slots__ = ("knowledge", "warp_known", "shared_fences", "global_fences")
+    warp_known: the last signal of its warp that it knows besides; lanes_known: of single threads of it
+    """
+
+    __slots__ = ("knowledge", "warp_known", "lanes_known", "shared_fences", "global_fences")
     knowledge: Knowledge
     warp_known: int
+    lanes_known: Numbers
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
@@ -68,7 +72,21 @@ class ProxyThread(RememberingThread):
         return self.shared_fences if allocation is self.shared else self.global_fences
 
     def known_stores(self) -> Numbers:
-        return later(self.knowledge.stores, {self.owner.clock: self.warp_known})
+        return later(self.knowledge.stores, self.known_of_warp())
+
+    def known_of_warp(self) -> Numbers:
+        """What it knows of its warp, by clock. Without clocks of single threads that is more than it knows."""
+        owner, lanes = self.owner, self.lanes_known
+        if not owner.own:
+            return {owner.clock: max(self.warp_known, *lanes.values()) if lanes else self.warp_known}
+        first = owner.own - owner.thread_idx
+        return {owner.clock: self.warp_known} | {first + lane: number for lane, number in lanes.items()}
+
+    def has_met(self, owner: Owner, signal: int) -> bool:
+        """Whether it knows of a signal because it has met a thread of its own warp."""
+        if owner.clock != self.owner.clock:
+            return False
+        return signal <= self.warp_known or signal <= self.lanes_known.get(owner.thread_idx, 0)
 
     def is_hidden(self, allocation: Allocation, access: Access) -> bool:
         """Whether no proxy fence is between an access that this thread knows of and the copy engine."""
@@ -93,7 +111,7 @@ class ProxyThread(RememberingThread):
         stores = self.knowledge.stores
         if signal <= latest(stores, owner.clock) or (owner.own and signal <= stores.get(owner.own, 0)):
             return True
-        return owner.clock == self.owner.clock and signal <= self.warp_known
+        return self.has_met(owner, signal)
 
     def no_proxy_fence(self, access: Access, earlier: Access) -> EmulatorError:
         byte = max(access.begin, earlier.begin)

@@ -17,6 +17,7 @@ from .knowledge import (
     Access,
     Knowledge,
     Message,
+    Numbers,
     Owner,
     Signalled,
     distance,
@@ -48,7 +49,8 @@ class SignallingThread(ProxyThread):
         clock = place.clock + block.serial * MAX_WARPS + self.warp
         self.owner = Owner(self.rank, launch.name, block.serial, clock, block.index, thread_idx, launch.number, place)
         self.knowledge: Knowledge = launch.known
-        self.warp_known = 0  # the last signal of its warp that it knows besides
+        self.warp_known = 0
+        self.lanes_known = {}
         # What a store takes along that no release orders: what was known at the last fence of each reach, and at this
         # thread's last release of each reach to the same cell.
         self.fences: dict[int, Knowledge] = {}
@@ -140,7 +142,7 @@ class SignallingThread(ProxyThread):
         if owner is own:
             return False
         is_store = access.verb == "store"
-        if owner.clock == own.clock and access.number <= self.warp_known:
+        if owner.clock == own.clock and self.has_met(owner, access.number):
             return False
         if is_store:
             return access.is_beyond(self.knowledge.stores) and not self.has_observed(access)
@@ -162,24 +164,40 @@ class SignallingThread(ProxyThread):
     def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         if name == "syncwarp":
             self.signal(True)
+        signal = self.world.signals
         collective = super().converge(name, mask, value, site)
+        collective.signals[self.thread_idx] = signal
         if not collective.knowledge or collective.knowledge[-1] is not self.knowledge:
             collective.knowledge.append(self.knowledge)
         if not collective.missing:
             self.remember_collective(collective)
-            collective.known = join(collective.knowledge), self.world.signals
+            collective.known = join(collective.knowledge), *self.known_of_lanes(collective)
         return collective
+
+    def known_of_lanes(self, collective: Collective) -> tuple[int, Numbers]:
+        """What lanes that meet know of their warp: of all threads, and besides of single ones."""
+        lanes = self.warp_state.lanes
+        if collective.mask == (1 << len(lanes)) - 1:
+            return self.world.signals, {}
+        there = [lane for lane in lanes if collective.mask >> lane.lane & 1]
+        known = dict(collective.signals)
+        for lane in there:
+            for other, number in lane.lanes_known.items():
+                known[other] = max(known.get(other, 0), number)
+        return max(lane.warp_known for lane in there), known
 
     def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         collective = super().collect(name, mask, value, site)
         if name == "syncwarp":  # a vote or a shuffle orders no memory
-            self.knowledge, self.warp_known = collective.known
+            self.knowledge, self.warp_known, self.lanes_known = collective.known
         return collective
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         self.signal(True)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
-        barrier.signals[self.owner.clock] = self.world.signals
+        # A warp that waits does nothing before its last lane is there.
+        clock = self.owner.clock if wait or not self.owner.own else self.owner.own
+        barrier.signals[clock] = self.world.signals
         if not barrier.knowledge or barrier.knowledge[-1] is not self.knowledge:
             barrier.knowledge.append(self.knowledge)
         if barrier.is_full:
@@ -190,5 +208,5 @@ class SignallingThread(ProxyThread):
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
         barrier = super().meet(barrier_id, num_threads, predicate)
         self.knowledge = barrier.known
-        self.warp_known = latest(self.knowledge.stores, self.owner.clock)
+        self.warp_known, self.lanes_known = latest(self.knowledge.stores, self.owner.clock), {}
         return barrier

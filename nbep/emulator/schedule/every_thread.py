@@ -18,7 +18,7 @@ from ..machine.orders import ACQUIRES, SCOPES
 from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
 from ..models.checked import CheckedThread
-from ..models.knowledge import OF_THREAD, Knowledge, Numbers, Signalled, latest
+from ..models.knowledge import OF_THREAD, Knowledge, Numbers, Signalled, later, latest
 from ..models.knowledge import Access as CheckedAccess
 from .every_loops import MANY_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested
 from .every_order import join
@@ -279,7 +279,8 @@ class EveryThread(LoopingThread, CheckedThread):
     def latest_of(self, numbers: Numbers) -> Numbers:
         owner = self.owner
         of_warp = max(latest(numbers, owner.clock), self.warp_known)
-        return {**numbers, owner.clock: of_warp, owner.own: self.world.signals}
+        told = {**numbers, owner.clock: of_warp, owner.own: self.world.signals}
+        return later(told, self.known_of_warp()) if self.lanes_known else told
 
     def earliest(self, cell: Cell) -> int:
         """The entry before which this thread cannot have read a cell."""
