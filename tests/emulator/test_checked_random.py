@@ -15,7 +15,7 @@ from parts import both_parts
 from nbep.emulator import DataRace, World, current_thread
 from nbep.emulator.machine.orders import ACQUIRES, RELEASES, SCOPES
 from nbep.emulator.models.checked import CheckedThread
-from nbep.emulator.models.knowledge import GRANULE_BITS, distance
+from nbep.emulator.models.knowledge import distance
 
 CELLS, FLAGS, STARTED = 0, 64, 128
 ALL_LANES = 0xFFFFFFFF
@@ -59,25 +59,29 @@ class ComparedThread(CheckedThread):
         self.known[self.owner] = self.known_loads[self.owner] = self.known.get(self.owner, 0) + 1
 
     def check(self, allocation, access):
-        """Count whether `checked` says that the access is a race, and whether it is one; go on in either case."""
+        """Count whether `checked` says that the access is a race, and whether it is one; go on in either case.
+
+        What comes behind a race on some bytes is not compared: `checked` would have ended the run.
+        """
         self.step()
-        granule = access.begin >> GRANULE_BITS
-        earlier = [*allocation.last_stores.get(granule, ()), *allocation.last_loads.get(granule, {}).values()]
-        is_race = any(self.is_unordered(access, one, *self.world.when[one]) for one in earlier)
-        self.world.when[access] = self.owner, self.known[self.owner]
+        accesses = self.world.accesses.setdefault((allocation, access.begin), [])
+        is_race = any(self.is_unordered(access, one, owner, number) for one, owner, number in accesses)
+        accesses.append((access, self.owner, self.known[self.owner]))
         try:
             super().check(allocation, access)
         except DataRace:
-            self.world.outcomes[is_race, True] += 1
+            is_alarm = True
         else:
-            self.world.outcomes[is_race, False] += 1
+            is_alarm = False
+        if (allocation, access.begin) not in self.world.raced:
+            self.world.outcomes[is_race, is_alarm] += 1
+        if is_race:
+            self.world.raced.add((allocation, access.begin))
 
     def is_unordered(self, access, earlier, owner, number):
         return (
             owner is not self.owner
             and "store" in (earlier.verb, access.verb)
-            and earlier.begin < access.end
-            and access.begin < earlier.end
             and (self.known_loads if earlier.verb == "load" else self.known).get(owner, 0) < number
             and min(earlier.reach, access.reach) < distance(owner, self.owner)
             and not any(self.known.get(by, 0) >= step for by, step in self.world.observed_by.get(earlier, ()))
@@ -213,7 +217,7 @@ def run_random_program(seed, lanes):
     num_ranks = choose.choice([1, 2, 3])
     world = World(num_ranks, seed, memory_model="checked")
     world.thread_class = ComparedThread
-    world.when, world.written, world.met, world.observed_by = {}, {}, {}, {}
+    world.accesses, world.raced, world.written, world.met, world.observed_by = {}, set(), {}, {}, {}
     world.outcomes = Counter()
     memory = world.ranks[0].space.allocate(256, "memory", zero=True)
     shapes = [(rank, choose.choice([1, 2]), choose.choice([lanes, 64])) for rank in range(num_ranks)]
@@ -266,4 +270,4 @@ def test_alarms_are_races_and_with_one_thread_a_warp_races_are_alarms(seeds, lan
         outcomes += run_random_program(seed, lanes)
     assert outcomes[False, True] == 0
     assert outcomes[True, False] == 0 or lanes > 1
-    assert min(outcomes[True, True], outcomes[False, False]) > 4 * len(seeds), "programs that say little"
+    assert min(outcomes[True, True], outcomes[False, False]) > 2 * len(seeds), "programs that say little"

@@ -163,6 +163,70 @@ def relaxed_adds_that_one_has_waited_for():
     return [(0, add, 2, 1), (1, add, 2, 1), (1, reset, 1, 1), (2, read, 1, 1)]
 
 
+def flag_that_others_have_overwritten():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 3, "relaxed", "sys")
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+
+    def overwrite(t, memory):
+        wait_for(memory + FLAG_2)
+        t.store(memory + FLAG, "s32", 2, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 2, "release", "sys")
+
+    def reset(t, memory):
+        wait_for(memory + FLAG_2, at_least=2)
+        put(t, memory + FLAG, 0)
+
+    return [(0, write, 1, 1), (1, overwrite, 1, 1), (2, reset, 1, 1)]
+
+
+def flag_that_is_read_before_it_is_overwritten():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+
+    def overwrite(t, memory):
+        wait_for(memory + FLAG, "relaxed")
+        t.store(memory + FLAG, "s32", 2, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG_2)
+        t.load(memory + FLAG, "s32", "weak", "cta")
+
+    return [(0, write, 1, 1), (1, overwrite, 1, 1), (2, read, 1, 1)]
+
+
+def polls_that_are_over_before_a_reset():
+    def poll(t, memory):
+        t.load(memory + FLAG, "s32", "relaxed", "sys")
+        t.atomic("add", memory + FLAG_2, "s32", 1, "relaxed", "sys")
+
+    def write(t, memory):
+        wait_for(memory + FLAG_2, "relaxed", at_least=70)
+        t.store(memory + FLAG, "s32", 1, "release", "sys")
+
+    def reset(t, memory):
+        wait_for(memory + FLAG)
+        put(t, memory + FLAG, 0)
+
+    return [(0, poll, 2, 35), (1, write, 1, 1), (2, reset, 1, 1)]
+
+
+def many_heads_before_a_reset():
+    def move(t, memory):
+        for head in range(200):
+            t.store(memory + FLAG, "s32", head + 1, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 1, "release", "sys")
+
+    def reset(t, memory):
+        wait_for(memory + FLAG, "relaxed", at_least=10)
+        wait_for(memory + FLAG_2)
+        put(t, memory + FLAG, 0)
+
+    return [(0, move, 1, 1), (1, reset, 1, 1)]
+
+
 def first_of_two_bulk_groups():
     def write(t, memory):
         for i in range(16):
@@ -276,6 +340,10 @@ PATTERNS = [
     flag_that_a_thread_of_the_block_has_read,
     flag_that_a_lane_of_the_warp_has_read,
     relaxed_adds_that_one_has_waited_for,
+    flag_that_others_have_overwritten,
+    flag_that_is_read_before_it_is_overwritten,
+    polls_that_are_over_before_a_reset,
+    many_heads_before_a_reset,
     bulk_load_of_what_the_block_has_stored_in_bulk,
     consumers_that_wait_for_their_producers_copy,
     halves_that_two_warps_fill_and_empty,

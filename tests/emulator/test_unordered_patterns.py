@@ -183,6 +183,81 @@ def what_was_stored_before_a_relaxed_flag_that_is_passed_on():
     return [(0, write, 1, 1), (1, pass_on, 1, 1), (2, read, 1, 1)], "both too weak"
 
 
+def first_of_two_flags_in_a_cell():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 1, "relaxed", "sys")
+
+    def overwrite(t, memory):
+        wait_for(memory + FLAG_2, "relaxed")
+        t.store(memory + FLAG, "s32", 2, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 2, "release", "sys")
+
+    def read(t, memory):
+        wait_for(memory + FLAG_2, at_least=2)
+        t.load(memory + FLAG, "s32", "weak", "cta")
+
+    return [(0, write, 1, 1), (1, overwrite, 1, 1), (2, read, 1, 1)], "releases? (and acquire )?nothing, and no fence"
+
+
+def head_of_which_the_last_value_alone_was_read():
+    def move(t, memory):
+        for head in range(100):
+            t.store(memory + FLAG, "s32", head + 1, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 1, "relaxed", "sys")
+
+    def reset(t, memory):
+        wait_for(memory + FLAG_2, "relaxed")
+        wait_for(memory + FLAG, "relaxed", at_least=100)
+        put(t, memory + FLAG, 0)
+
+    return [(0, move, 1, 1), (1, reset, 1, 1)], "are both too weak to order one store"
+
+
+def weak_reset_below_a_flag():
+    def write(t, memory):
+        put(t, memory + FLAG, 3)
+        t.store(memory + FLAG, "s32", 1, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 1, "relaxed", "sys")
+
+    def poll(t, memory):
+        wait_for(memory + FLAG_2, "relaxed")
+        t.load(memory + FLAG, "s32", "acquire", "sys")
+
+    return [(0, write, 1, 1), (1, poll, 1, 1)], "are both too weak to order the store"
+
+
+def narrow_store_below_a_wide_one():
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "relaxed", "gpu")
+        t.store(memory + FLAG_2, "s32", 1, "relaxed", "gpu")
+
+    def overwrite(t, memory):
+        wait_for(memory + FLAG_2, "relaxed", "gpu")
+        t.store(memory + FLAG, "s32", 2, "relaxed", "sys")
+        t.store(memory + FLAG_2, "s32", 2, "release", "sys")
+
+    def poll(t, memory):
+        wait_for(memory + FLAG_2, at_least=2)
+        t.load(memory + FLAG, "s32", "relaxed", "sys")
+
+    return [(0, write, 1, 1), (0, overwrite, 1, 1), (1, poll, 1, 1)], "too small: gpu"
+
+
+def poll_below_a_flag():
+    def poll(t, memory):
+        t.load(memory + FLAG, "s32", "relaxed", "sys")
+
+    def write(t, memory):
+        t.store(memory + FLAG, "s32", 1, "release", "sys")
+
+    def reset(t, memory):
+        wait_for(memory + FLAG)
+        put(t, memory + FLAG, 0)
+
+    return [(0, poll, 1, 1), (1, write, 1, 1), (2, reset, 1, 1)], "is too weak: weak, but another thread loads it"
+
+
 def copy_that_nobody_waits_for():
     def read(t, memory):
         wait_for(memory + FLAG)
@@ -277,6 +352,11 @@ PATTERNS = [
     flag_that_is_passed_on_without_a_release,
     flag_that_is_passed_on_before_it_was_read,
     what_was_stored_before_a_relaxed_flag_that_is_passed_on,
+    first_of_two_flags_in_a_cell,
+    head_of_which_the_last_value_alone_was_read,
+    weak_reset_below_a_flag,
+    narrow_store_below_a_wide_one,
+    poll_below_a_flag,
     copy_that_nobody_waits_for,
     copy_that_another_warp_waits_for,
     mbarrier_that_another_warp_has_made,

@@ -70,6 +70,7 @@ class Allocation:
         pending: 16-byte granule -> stores on their way; see `delayed`
         versions: 16-byte granule -> the latest stores in memory, oldest first; see `delayed`
         last_stores, last_loads: 16-byte granule -> who stored last, and who has loaded since; see `checked`
+        overwritten: 16-byte granule -> what strong stores have stored over; likewise
         messages: offset -> what the last store to a cell tells; see `checked`
         parts: number of bytes -> its beginning, see `part`
     """
@@ -77,7 +78,7 @@ class Allocation:
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
         "watchers", "writers", "lost", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads", "pending",
-        "versions", "last_stores", "last_loads", "messages", "on_host", "signals", "parts",
+        "versions", "last_stores", "last_loads", "overwritten", "messages", "on_host", "signals", "parts",
     )  # fmt: skip
 
     def __init__(
@@ -118,6 +119,7 @@ class Allocation:
         self.versions: dict[int, list[Any]] = {}
         self.last_stores: dict[int, list[Any]] = {}
         self.last_loads: dict[int, dict[Any, Any]] = {}
+        self.overwritten: dict[int, Any] = {}
         self.messages: dict[int, Any] = {}
         self.parts: dict[int, Allocation] = {}
 
@@ -212,14 +214,15 @@ class Allocation:
         self.stores = {}
         self.memory = memoryview(b"")
         self.shadow = None
-        self.last_stores, self.last_loads, self.messages, self.versions = {}, {}, {}, {}
+        self.last_stores, self.last_loads, self.overwritten, self.messages, self.versions = {}, {}, {}, {}, {}
 
 
 class History(NamedTuple):
-    """Who accessed an array: the last_stores, last_loads and messages of an allocation. It ends with the array."""
+    """Who accessed an array: these attributes of an allocation. It ends with the array."""
 
     last_stores: dict[int, list[Any]]
     last_loads: dict[int, dict[Any, Any]]
+    overwritten: dict[int, Any]
     messages: dict[int, Any]
     owner: Any
 
@@ -359,8 +362,9 @@ class AddressSpace:
         key = id(owner), low
         history = self._histories.get(key)
         if history is None:
-            history = self._histories[key] = History({}, {}, {}, ref(owner, lambda _: self._histories.pop(key, None)))
-        allocation.last_stores, allocation.last_loads, allocation.messages, _ = history
+            dies = ref(owner, lambda _: self._histories.pop(key, None))
+            history = self._histories[key] = History({}, {}, {}, {}, dies)
+        allocation.last_stores, allocation.last_loads, allocation.overwritten, allocation.messages, _ = history
 
     def _inside(self, array: np.ndarray) -> Mapping | None:
         """The address that an array has already, when it is a view of one of this space's allocations."""

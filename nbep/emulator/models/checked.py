@@ -11,6 +11,9 @@ stores and loads will do, as for the head of a ring: a load has returned before 
 after it.  A vote or a shuffle orders nothing, as CUDA's programming guide says.  Two accesses of which neither is weak
 may meet without all that, if their scopes reach each other.
 
+What a strong store has stored over still counts: whoever knows of that store need not know of those before it, with
+which it may meet.  A weak one has been checked against all of them.
+
 What a thread knows is a `Knowledge`: how far it knows the signals of each warp.  Signals are numbered in the order in
 which they happen.  A store is known to whoever knows its warp up to its thread's first release after it, a load to
 whoever knows it up to the first signal of any kind.  That is not exact, so some races are not found: who hears of one

@@ -117,7 +117,7 @@ class CopyCheckingThread(CheckingThread):
         for access in (load, store):
             access.owner, access.number, access.time = self.engine, NOT_WAITED, self.world.history.now
         self.remember_load(read, load)
-        remember_store(written, store)
+        remember_store(written, store, self.is_new)
         return load, store
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:

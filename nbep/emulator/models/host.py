@@ -86,7 +86,7 @@ class CheckedHost(Cpu):
         self.world.signals += 1
         store.number = self.last_store = self.world.signals
         self.wait(with_signals(NOTHING, {self.owner.clock: store.number}))
-        remember_store(allocation, store)
+        remember_store(allocation, store, lambda load: load.is_beyond(self.knowledge.loads))
         for cell in [cell for cell in allocation.messages if store.begin <= cell < store.end]:
             del allocation.messages[cell]
             history.add(Forgotten(allocation, cell))
@@ -96,7 +96,9 @@ class CheckedHost(Cpu):
 
     def _meet_stores(self, allocation: Allocation, access: Access) -> None:
         for granule in range(access.begin >> GRANULE_BITS, (access.end - 1 >> GRANULE_BITS) + 1):
-            for store in allocation.last_stores.get(granule, ()):
+            overwritten = allocation.overwritten.get(granule)
+            gone = () if overwritten is None else overwritten.may_meet(access)
+            for store in (*allocation.last_stores.get(granule, ()), *gone):
                 self._meet(allocation, access, store)
 
     def _meet(self, allocation: Allocation, access: Access, earlier: Access) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,6 +22,7 @@ STREAM_BITS = 48  # of a clock: above them the number of the stream, below them 
 OF_THREAD = 1 << 47  # likewise, of a single thread: see `every`
 ALL_CLOCKS = 0
 MAX_BEFORE = 4  # stores to the same bytes that a report knows of
+MANY_STORES = 64  # over which others have stored: of those that are older only the last one of each thread is kept
 CPU = -1  # in place of a rank: the CPU, as `host` has it
 CPU_CLOCK = -1
 
@@ -213,18 +214,72 @@ def without_parts(numbers: Numbers) -> Numbers:
     }
 
 
-def remember_store(allocation: Allocation, store: Access) -> None:
-    """Make a store the last one to its bytes, with no loads since."""
+class Overwritten:
+    """Stores to a granule over which a strong store has stored: who comes behind that one need not know of them.
+
+    by: how far they reach and where that is -> the stores, the last one last
+    """
+
+    __slots__ = ("by", "limit")
+
+    def __init__(self) -> None:
+        self.by: dict[tuple[int, int], list[Access]] = {}
+        self.limit = MANY_STORES
+
+    def add(self, store: Access) -> None:
+        stores = self.by.setdefault(where(store.owner, store.reach), [])
+        stores.append(store)
+        if len(stores) >= self.limit:
+            last = {(id(one.owner), one.begin, one.end): one for one in stores[: -MANY_STORES // 2]}
+            stores[: -MANY_STORES // 2] = last.values()
+            self.limit = max(MANY_STORES, 2 * len(stores))
+
+    def may_meet(self, access: Access) -> Iterator[Access]:
+        """Those that an access may not meet unordered."""
+        for (reach, place), stores in self.by.items():
+            if reach == 0 or access.reach < reach or place != where(access.owner, reach)[1]:
+                yield from stores
+
+    def keep(self, store: Access, granule: int) -> bool:
+        """Forget those whose bytes a weak store takes, which knows of them. Whether some are left."""
+        for key, stores in list(self.by.items()):
+            self.by[key] = [old for old in stores if _is_left(old, store, granule)]
+        return any(self.by.values())
+
+
+def where(owner: Owner, reach: int) -> tuple[int, int]:
+    """Those for whom it is the same may meet if both reach so far."""
+    return reach, (0, owner.block, owner.rank, 0)[reach]
+
+
+def remember_store(allocation: Allocation, store: Access, is_new: Callable[[Access], bool]) -> None:
+    """Make a store the last one to its bytes. is_new: whether who stores cannot know of an access
+
+    Who races with what is there before races with a weak store, too. With a strong one it may do what it may not do
+    with others: so those stay, and loads that its thread does not know of, or whose scope is smaller.
+    """
     for granule in store.granules:
         stores = allocation.last_stores.get(granule)
         loads = allocation.last_loads.pop(granule, None)
+        if not store.reach and granule in allocation.overwritten:
+            if not allocation.overwritten[granule].keep(store, granule):
+                del allocation.overwritten[granule]
         if not stores and not loads:
             allocation.last_stores[granule] = [store]
             continue
         stores, loads = stores or [], loads or {}
-        left = [old for old in stores if _is_left(old, store, granule)]
-        remaining = {key: load for key, load in loads.items() if _is_left(load, store, granule)}
-        if len(left) < len(stores) and len(remaining) == len(loads):
+        left, remaining, is_read = [], {}, False
+        for old in stores:
+            if _is_left(old, store, granule):
+                left.append(old)
+            elif store.reach:
+                allocation.overwritten.setdefault(granule, Overwritten()).add(old)
+        for key, load in loads.items():
+            is_left = _is_left(load, store, granule)
+            is_read |= not is_left
+            if is_left or (store.reach and (is_new(load) or not is_covered(load, store))):
+                remaining[key] = load
+        if len(left) < len(stores) and not is_read:
             old = next(old for old in stores if old not in left)
             store.before = old, *old.before[: MAX_BEFORE - 1]
             old.before = ()
@@ -232,6 +287,13 @@ def remember_store(allocation: Allocation, store: Access) -> None:
         allocation.last_stores[granule] = left
         if remaining:
             allocation.last_loads[granule] = remaining
+
+
+def is_covered(earlier: Access, later: Access) -> bool:
+    """Whether all that races with a load also races with a later access, by a thread that knows of the load."""
+    is_wider = later.begin <= earlier.begin and earlier.end <= later.end
+    is_as_weak = later.reach == 0 or (later.reach <= earlier.reach and later.owner.rank == earlier.owner.rank)
+    return is_wider and is_as_weak
 
 
 def _is_left(old: Access, store: Access, granule: int) -> bool:

@@ -11,6 +11,7 @@ from .knowledge import (
     GRANULE_BITS,
     Access,
     distance,
+    is_covered,
     remember_store,
 )
 from .signals import SignallingThread
@@ -69,7 +70,7 @@ class CheckingThread(SignallingThread):
             if (old.begin, old.end) == (offset, store.end) and not self.may_not_meet(store, old):
                 old.successor = store
         self.stores.append(store)
-        remember_store(allocation, store)
+        remember_store(allocation, store, self.is_new)
         return store
 
     def remember_load(self, allocation: Allocation, load: Access) -> None:
@@ -77,7 +78,7 @@ class CheckingThread(SignallingThread):
             loads = allocation.last_loads.get(granule)
             if loads is None:
                 loads = allocation.last_loads[granule] = {}
-            key = id(load.owner), load.begin, load.end
+            key = id(load.owner), load.begin, load.end, load.reach
             if (before := loads.get(key)) is not None:
                 load.before = before.before or (before,)
             loads[key] = load
@@ -100,6 +101,10 @@ class CheckingThread(SignallingThread):
                     if is_new or allocation is not self.shared:
                         raise self.world.error_of(Race(self, allocation, access, store))
                     raise self.no_proxy_fence(access, store)
+            if granule in allocation.overwritten:
+                for store in allocation.overwritten[granule].may_meet(access):
+                    if self.is_new(store) and self.may_not_meet(access, store):
+                        raise self.world.error_of(Race(self, allocation, access, store))
             if is_store and granule in loads:
                 for load in loads[granule].values():
                     is_new = self.is_new(load)
@@ -114,10 +119,3 @@ class CheckingThread(SignallingThread):
             and access.begin < earlier.end
             and min(access.reach, earlier.reach) < distance(access.owner, earlier.owner)
         )
-
-
-def is_covered(earlier: Access, later: Access) -> bool:
-    """Whether all that races with a load also races with a later one, by a thread that knows of the first."""
-    is_wider = later.begin <= earlier.begin and earlier.end <= later.end
-    is_as_weak = later.reach == 0 or (later.reach <= earlier.reach and later.owner.rank == earlier.owner.rank)
-    return is_wider and is_as_weak
