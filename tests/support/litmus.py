@@ -4,12 +4,14 @@ from nbep.emulator import DataRace, World, current_thread
 
 DATA, FLAG, FLAG_2 = 0, 64, 96  # bytes that the patterns use
 MBARRIER = 256  # shared bytes at which load_in_bulk puts it
+STARTED = 1020
 
 
 def run_together(kernels, seed, describe=None, strategy="uniform"):
-    """Run kernels (rank, function(t, memory), grid, block) at once.
+    """Run kernels (rank, function(t, memory), grid, block) at once; all start before any goes on.
 
-    The memory is 1024 zeroed bytes of the last rank. describe: what its bytes are called
+    The memory is 1024 zeroed bytes of the last rank, of which the last four are taken. describe: what its bytes are
+    called
     """
     num_ranks = 1 + max(rank for rank, *_ in kernels)
     world = World(num_ranks, seed, memory_model="checked", strategy=strategy)
@@ -20,7 +22,11 @@ def run_together(kernels, seed, describe=None, strategy="uniform"):
         mine = memory if rank == num_ranks - 1 else world.ranks[rank].space.open(memory.handle)
 
         def kernel(address, function=function):
-            function(current_thread(), address)
+            t = current_thread()
+            if t.block_idx == 0 and t.thread_idx == 0:
+                t.atomic("add", address + STARTED, "s32", 1, "relaxed", "sys")
+            wait_for(address + STARTED, "relaxed", at_least=len(kernels))
+            function(t, address)
 
         streams.append(world.ranks[rank].create_stream("stream"))
         streams[-1].launch(kernel, (mine.address,), grid, block, 512, function.__name__)
