@@ -263,6 +263,7 @@ def copy_that_nobody_waits_for():
         wait_for(memory + FLAG)
         t.fence_proxy_async_global()
         t.store_shared(0, "s32", 0, "weak")
+        t.fence_proxy_async()
         t.mbarrier_init(MBARRIER, 1)
         t.bulk_load(0, memory + DATA, 32, MBARRIER)
         t.mbarrier_arrive_expect_tx(MBARRIER, 32)
