@@ -427,6 +427,7 @@ def test_bytes_that_come_by_bulk_are_not_there_before_the_mbarrier(launch):
     def impatient(x):
         t = current_thread()
         t.store_shared(0, "s32", 1, "weak")
+        t.fence_proxy_async()
         t.mbarrier_init(MBARRIER, 1)
         t.bulk_load(0, x, 256, MBARRIER)
         t.mbarrier_arrive_expect_tx(MBARRIER, 256)
