@@ -9,7 +9,7 @@ from typing import Any
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.node import Empty, Ordered
 from nbep.host.target.base import Array, Runtime
-from nbep.host.target.new_arrays import Make, Wanted
+from nbep.host.target.new_arrays import Make, Wanted, with_rows
 from nbep.host.target.streams import Event, PastEvent, Stream
 
 
@@ -68,16 +68,24 @@ class CommWork:
             self.comm_stream.wait_current_stream()
 
     def allocate(
-        self, order: Ordered, like: Array, wanted: Sequence[Wanted] = (), make: Make | None = None
+        self,
+        order: Ordered,
+        like: Array,
+        wanted: Sequence[Wanted] = (),
+        make: Make | None = None,
+        num_rows: int = 0,
     ) -> tuple[list[Array], list[Any]]:
-        """As `allocations`, for calls that seldom have an event to come behind. make: of what is wanted"""
+        """As `allocations`, for calls that seldom have an event to come behind.
+
+        make: of what is wanted; num_rows: of those whose first size is ROWS
+        """
         if order.previous_event is None:
-            made: tuple[list[Array], list[Any]] = ([], []) if make is None else make(like)
+            made: tuple[list[Array], list[Any]] = ([], []) if make is None else make(like, num_rows)
             if not self._choose_stream(order):
                 self.comm_stream.wait_current_stream()
             return made
         with self.allocations(order, like) as empty:
-            arrays = [empty(shape, dtype) for shape, dtype in wanted]
+            arrays = [empty(shape, dtype) for shape, dtype in with_rows(wanted, num_rows)]
         return arrays, self.runtime.arguments(arrays)
 
     def finish(self, async_finish: bool) -> EventOverlap:

@@ -13,9 +13,11 @@ from nbep.host.handles import ArraysHandle
 from nbep.host.node import Empty, Node
 from nbep.host.request import CombineRequest, Counts, DispatchRequest
 from nbep.host.target.base import Array, MaybeArray
+from nbep.host.target.new_arrays import ROWS, Wanted
 from nbep.host.target.views import View
 
 BF16_BYTES = 2
+COUNTED = "counted dispatch"  # in the key of a plan
 MAX_ROWS = (1 << 31) - 1
 
 
@@ -109,8 +111,6 @@ def check_counts(memory: Node, tokens: Tokens, request: DispatchRequest, may_rea
             validate.refuse("num_worst_tokens", num_worst_tokens, f"at most {most}")
     elif num_worst_tokens > 0:
         validate.refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
-    if num_worst_tokens == 0 and runtime.is_capturing:
-        validate.refuse("num_worst_tokens", 0, "positive in a CUDA graph, or a handle given: the CPU cannot wait there")
     if may_read:
         found = Counts(*map(runtime.contents, counts))
         validate.token_counts(found.num_tokens_per_rank, found.is_token_in_rank)
@@ -123,6 +123,35 @@ def check_counts(memory: Node, tokens: Tokens, request: DispatchRequest, may_rea
         if 0 < num_worst_tokens < num_own:
             allowed = f"at least {num_own}, the tokens that this rank sends to itself, and more for what peers send"
             validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
+
+
+def check_wait(memory: Node, request: DispatchRequest) -> None:
+    """Raises: ValueError where the CPU cannot wait for counts"""
+    if request.num_worst_tokens == 0 and memory.runtime.is_capturing:
+        validate.refuse("num_worst_tokens", 0, "positive in a CUDA graph, or a handle given: the CPU cannot wait there")
+
+
+def find_counted(memory: Node, request: DispatchRequest) -> tuple[Any, Any, list[Any]]:
+    """The key of a dispatch without a handle, its plan if there is one, and what launches take for its arrays:
+
+    x, scales, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_rank, num_tokens_per_expert, and between nodes
+    num_tokens_per_rdma_rank
+    """
+    is_pair = isinstance(request.x, tuple)
+    x = request.x if is_pair else (request.x, None)
+    counts: tuple[Any, ...] = request.is_token_in_rank, request.num_tokens_per_rank, request.num_tokens_per_expert
+    if memory.internode is not None:
+        counts += (request.num_tokens_per_rdma_rank,)
+    kinds, arguments = memory.runtime.look_at((*x, request.topk_idx, request.topk_weights, *counts))
+    if len(x) != 2:
+        kinds = None
+    options = request.expert_alignment, request.num_worst_tokens, request.config, request.num_sms
+    return *memory.plans.find(kinds, (COUNTED, is_pair, *options)), arguments
+
+
+def rows_of(*views: View) -> tuple[Wanted, ...]:
+    """Arrays for received rows of each of these that is there."""
+    return tuple(((ROWS, view.shape[1]), view.dtype_name) for view in views if view.is_array)
 
 
 def await_counts(memory: Node, request: DispatchRequest) -> Received:

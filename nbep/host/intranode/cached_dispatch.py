@@ -57,11 +57,12 @@ def dispatch_cached(memory: Node, request: DispatchRequest) -> Any:
     if request.topk_idx is not None or request.topk_weights is not None:
         validate.only_with_counts(request.topk_idx, request.topk_weights)
     runtime, x, handle = memory.runtime, request.x, request.handle
-    arrays = x if isinstance(x, tuple) else (x, None)
+    is_pair = isinstance(x, tuple)
+    arrays = x if is_pair else (x, None)
     kinds, arguments = runtime.look_at(arrays)
     key, plan = None, None
     if handle.__class__ is DispatchHandle and handle.owner is memory.identity and len(arrays) == 2:
-        key, plan = handle.plans.find(kinds, (request.config, request.zero_copy))
+        key, plan = handle.plans.find(kinds, (request.config, request.zero_copy, is_pair))
     if plan is None:
         tokens = Tokens.look_at(memory, request)
         handle = validate.handle(memory, handle, request.previous_event)

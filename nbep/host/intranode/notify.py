@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
-from nbep.device.kernels.intranode.notify_dispatch import NotifyInputs, NotifyOutputs, NotifySizes, notify_dispatch
+from nbep.device.kernels.intranode.notify_dispatch import NotifySizes, notify_dispatch
 from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Peers
 from nbep.host.intranode.handle import DispatchHandle
@@ -32,33 +32,33 @@ class Routes(NamedTuple):
         return made.owned_by(memory.identity, memory.num_dispatches)
 
 
+def prepare_counts(
+    memory: Node, peers: Peers, num_cell_words: int, request: DispatchRequest, num_channels: int, call: Call
+) -> PreparedLaunch:
+    """The launch of the kernel that exchanges counts, compares the ranks' calls, and resets so many words.
+
+    It takes the fields of NotifyOutputs and NotifyInputs.
+    """
+    runtime, num_tokens = memory.runtime, request.is_token_in_rank.shape[0]
+    sizes = NotifySizes(num_tokens, request.num_experts, num_channels, num_cell_words, request.expert_alignment)
+    grid, threads = 1 + memory.num_ranks, runtime.notify_threads
+    return runtime.prepare(memory.kernel(notify_dispatch), grid, threads, 0, peers, memory.bounds, sizes, call)
+
+
 def exchange_counts(
     memory: Node, peers: Peers, num_cell_words: int, request: DispatchRequest, routes: Routes, call: Call
 ) -> None:
-    """Launch the kernel that does it, compares the ranks' calls, and resets so many words."""
-    runtime = memory.runtime
+    """Launch that kernel."""
     polled = request.num_worst_tokens == 0
     if polled:
         memory.counters.reset()
-    runtime.launch(
-        memory.stream,
-        memory.kernel(notify_dispatch),
-        1 + memory.num_ranks,
-        runtime.notify_threads,
-        0,
-        NotifyOutputs(routes.rank_prefix_matrix, routes.channel_prefix_matrix, *memory.counters.addresses(polled)[:2]),
-        NotifyInputs(request.num_tokens_per_rank, request.num_tokens_per_expert, routes.is_token_in_rank),
-        peers,
-        memory.bounds,
-        NotifySizes(
-            routes.is_token_in_rank.shape[0],
-            request.num_experts,
-            routes.channel_prefix_matrix.shape[1],
-            num_cell_words,
-            request.expert_alignment,
-        ),
-        call,
-    )
+    outputs = routes.rank_prefix_matrix, routes.channel_prefix_matrix
+    inputs = request.num_tokens_per_rank, request.num_tokens_per_expert, routes.is_token_in_rank
+    counters, arguments = memory.counters.addresses(polled)[:2], memory.runtime.arguments
+    first = *arguments(outputs), *counters, *arguments(inputs)
+    num_channels = routes.channel_prefix_matrix.shape[1]
+    launch = prepare_counts(memory, peers, num_cell_words, request, num_channels, call)
+    launch.launch(memory.stream, first, (outputs, inputs))
 
 
 def prepare_reset(memory: Node, peers: Peers, num_cell_words: int, call: Call) -> PreparedLaunch:

@@ -17,7 +17,7 @@ import numpy as np
 
 from nbep.host.target import forks
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.new_arrays import Array, ByColumns, Make, Parts, PartsLayout, Wanted
+from nbep.host.target.new_arrays import ROWS, Array, ByColumns, Make, Parts, PartsLayout, Wanted
 from nbep.host.target.streams import Stream
 from nbep.host.target.views import View
 
@@ -25,14 +25,20 @@ MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
 
 
+LATER: Any = object()  # among the last arguments of a prepared launch: a number that each launch is told
+
+
 class PreparedLaunch(ABC):
     """A kernel with its launch size and its last arguments, which stay as they are from call to call."""
 
     @abstractmethod
-    def launch(self, stream: Stream, first: Sequence[Any] = (), keep: Sequence[Any] = ()) -> None:
+    def launch(
+        self, stream: Stream, first: Sequence[Any] = (), keep: Sequence[Any] = (), later: Sequence[Any] = ()
+    ) -> None:
         """Start the kernel with these arguments and then those that it was prepared with, as Runtime.launch.
 
         first: of its first parameters, the fields of NamedTuples one by one; for an array what `arguments` gives
+        later: what stands where LATER did, in this order
         keep: those arrays, or what holds them: they stay alive until the launch is done
         """
 
@@ -200,9 +206,11 @@ class Runtime(ABC):
     def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout], like: Array) -> Make:
         """What makes such arrays at once, for calls whose arrays are of the kind of `like`."""
 
-        def make(like: Array) -> tuple[list[Any], list[Any]]:
+        def make(like: Array, num_rows: int = 0) -> tuple[list[Any], list[Any]]:
             arrays: list[Any] = []
             for each in wanted:
+                if each[0] and not isinstance(each, PartsLayout) and each[0][0] == ROWS:
+                    each = (num_rows, *each[0][1:]), each[1]
                 empty: Any = self.empty
                 if isinstance(each, (ByColumns, PartsLayout)):
                     empty = self.empty_by_columns if isinstance(each, ByColumns) else self.empty_parts

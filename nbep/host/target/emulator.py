@@ -21,7 +21,7 @@ from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK, extent
 from nbep.host.faults import read_report
-from nbep.host.target.base import Array, Kernel, NicDevice, PreparedLaunch, Runtime
+from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime
 from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, in_backward_pass, is_torch_dtype, own_grad_mode
 from nbep.host.target.cuda.arrays import numpy_dtype
 from nbep.host.target.launches import check_launch
@@ -259,8 +259,12 @@ class EmulatedPreparedLaunch(PreparedLaunch):
         self._what = what
         self._last_leaves = flatten_args(last_args)
 
-    def launch(self, stream: Stream, first: Sequence[Any] = (), keep: Sequence[Any] = ()) -> None:
-        args = unflatten_args(self._what[0], [*first, *self._last_leaves])
+    def launch(
+        self, stream: Stream, first: Sequence[Any] = (), keep: Sequence[Any] = (), later: Sequence[Any] = ()
+    ) -> None:
+        numbers = iter(later)
+        last = [next(numbers) if leaf is LATER else leaf for leaf in self._last_leaves]
+        args = unflatten_args(self._what[0], [*first, *last])
         self._runtime.launch(stream, *self._what, *args)
 
 

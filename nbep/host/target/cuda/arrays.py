@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from nbep.host.dtypes import native_name
-from nbep.host.target.new_arrays import ByColumns
+from nbep.host.target.new_arrays import ROWS, ByColumns
 
 NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -109,11 +109,19 @@ class TorchArrays:
                 strides = strides[0], 1, max(1, shape[1])
             places.append((shape, strides, TorchArrays.dtype(dtype)))
 
-        def make(like: Any) -> tuple[list[Any], list[Any]]:
+        has_rows = any(shape[:1] == (ROWS,) for shape, _, _ in places)
+
+        def make(like: Any, num_rows: int = 0) -> tuple[list[Any], list[Any]]:
+            wanted_now = places
+            if has_rows:
+                wanted_now = [
+                    ((num_rows, *shape[1:]) if shape[0] == ROWS else shape, strides, dtype)
+                    for shape, strides, dtype in places
+                ]
             if make_one is not None and like.get_device() == current_device():
-                arrays = list(starmap(make_one, places))
+                arrays = list(starmap(make_one, wanted_now))
             else:
-                arrays = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in places]
+                arrays = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in wanted_now]
             return arrays, list(map(pointer, arrays))
 
         return make

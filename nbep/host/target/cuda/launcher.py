@@ -94,10 +94,12 @@ class ParameterBlock:
         base = ctypes.addressof(self._bytes)
         offset = 0
         addresses = []
+        self._offsets: list[int] = []
         for param in params:
             size = struct.calcsize(param.type.code)
             offset = -(-offset // size) * size
             addresses.append(base + offset)
+            self._offsets.append(offset)
             offset += size
         self._pointers = (ctypes.c_void_p * max(1, len(addresses)))(*addresses)
         self.address = ctypes.addressof(self._pointers)
@@ -108,6 +110,11 @@ class ParameterBlock:
     def packer(self, num_params: int) -> Callable[..., None]:
         """A function that takes the first parameters and packs only those; the others stay as they are."""
         return partial(struct.Struct(param_format(self._params[:num_params])).pack_into, self._bytes, 0)
+
+    def packer_of(self, index: int) -> Callable[..., None]:
+        """A function that takes one parameter and packs it; the others stay as they are."""
+        code = param_format(self._params[index : index + 1])
+        return partial(struct.Struct(code).pack_into, self._bytes, self._offsets[index])
 
 
 class SharedMemoryLimit:

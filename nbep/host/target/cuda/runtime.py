@@ -26,6 +26,7 @@ from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.protocols.staging import STAGE_STRIDE, VEC_BYTES
 from nbep.device.types import flatten_args
 from nbep.host.target.base import (
+    LATER,
     Array,
     Kernel,
     MaybeArray,
@@ -124,6 +125,8 @@ class CudaPreparedLaunch(PreparedLaunch):
         self._parameters = ParameterBlock(loaded.spec.params)
         self._start = loaded.start
         num_first = len(loaded.spec.params) - len(last)
+        self._pack_later = [self._parameters.packer_of(num_first + i) for i, leaf in enumerate(last) if leaf is LATER]
+        last = [0 if leaf is LATER else leaf for leaf in last]
         self._parameters.pack([0] * num_first + last)
         self._pack_first = self._parameters.packer(num_first)
         self._turn = threading.Lock()  # of the threads that launch
@@ -131,12 +134,17 @@ class CudaPreparedLaunch(PreparedLaunch):
         queues = loaded.queues - num_first
         self._nic = nics.get(last[queues]) if queues >= 0 else None
 
-    def launch(self, stream: Any, first: Sequence[Any] = (), keep: Sequence[Any] = ()) -> None:
+    def launch(
+        self, stream: Any, first: Sequence[Any] = (), keep: Sequence[Any] = (), later: Sequence[Any] = ()
+    ) -> None:
         config = self._configs.get(stream.handle)
         if config is None:
             config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
         with self._turn if self._nic is None else self._beside_nic(stream):
             self._pack_first(*first)
+            if later or self._pack_later:
+                for pack, number in zip(self._pack_later, later, strict=True):
+                    pack(number)
             self._start(config, self._parameters)
         if not stream.is_callers:
             stream.unrecorded += keep
