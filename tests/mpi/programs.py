@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from cases import make_case
 from intranode import Options, check, combine, dispatch, dispatch_arguments, dispatch_input, num_nvl_bytes, round_trip
+from memory_programs import arrays_that_outlive_their_buffer, windows_without_room  # noqa: F401 - called by name
 
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
@@ -424,46 +425,6 @@ def memory_is_given_back(comm):
         memory.comm_stream.synchronize()
 
 
-def show_rows(comm, buffer):
-    """Arrays that show the memory of a buffer, with what is in each of them."""
-    case = make_case(21, num_ranks=comm.size, num_tokens=4, hidden=256)
-    options = Options(zero_copy=True)
-    recv_x = dispatch(buffer, case, options, comm.rank).recv_x
-    own = buffer.get_local_buffer_tensor(np.int32)[8:24].reshape(4, 4)
-    own[:] = 7 + comm.rank
-    of_network = buffer.get_local_buffer_tensor(ml_dtypes.bfloat16, use_rdma_buffer=True)[:64]
-    of_network[:] = 3
-    arrays = [recv_x, own, of_network]
-    return arrays, [np.array(array) for array in arrays]
-
-
-def arrays_that_outlive_their_buffer(comm):
-    """The memory stays while an array shows it on any rank, and goes with the next buffer behind that."""
-    runtime = process_runtime(comm)
-    sizes = {"num_nvl_bytes": 1 << 16, "num_rdma_bytes": 1 << 18, "num_zero_copy_bytes": 1 << 17}
-    for way in ("dropped", "destroyed", "shown on rank 0"):
-        buffer = nbep.Buffer(comm, **sizes)
-        arrays, before = show_rows(comm, buffer)
-        if way == "dropped":
-            del buffer
-            gc.collect()
-        else:
-            if way == "shown on rank 0" and comm.rank != 0:
-                del arrays[:]
-            buffer.destroy()
-            buffer = None
-        for _ in range(2):  # what is made next takes other memory
-            nbep.Buffer(comm, **sizes).destroy()
-            assert len(runtime.dropped) == 1
-            for array, was in zip(arrays, before, strict=False):
-                np.testing.assert_array_equal(array, was)
-        array = None
-        del arrays[:]
-        nbep.Buffer(comm, **sizes).destroy()
-        assert runtime.dropped == {}
-        assert runtime.space.segments == {}
-
-
 def the_calls_of_the_readme(comm):
     """The same main as nbep.spawn takes."""
     num_experts = 8
@@ -493,5 +454,7 @@ def the_calls_of_the_readme(comm):
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         globals()[name](MPI.COMM_WORLD)
-        print(f"rank {MPI.COMM_WORLD.rank} is done with {name}")
-    print(f"rank {MPI.COMM_WORLD.rank} is done")
+        print(
+            f"rank {MPI.COMM_WORLD.rank} is done with {name}\n", end="", flush=True
+        )  # at once: other ranks print, too
+    print(f"rank {MPI.COMM_WORLD.rank} is done\n", end="", flush=True)

@@ -22,7 +22,7 @@ def mpiexec(num_ranks: int, *programs: str, **environment: str | None) -> str:
 
 
 # Most of what these tests cost is the start of processes: programs that leave the group as they found it share one.
-REFUSED = ("bad_targets", "bad_arguments", "one_rank_has_no_memory")
+REFUSED = ("bad_targets", "bad_arguments", "one_rank_has_no_memory", "windows_without_room")
 CALLS = ("round_trips", "one_buffer_many_calls", "the_calls_of_the_readme", "asynchronous", "calls_that_differ")
 MEMORY = ("arrays_that_outlive_their_buffer", "memory_is_given_back")  # the last one ends the ranks' world
 

@@ -32,7 +32,7 @@ import atexit
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -47,6 +47,7 @@ from nbep.host.target.base import NicDevice, Runtime
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.job_memory import JobMemory, JobNic, spread_error
 from nbep.host.target.memory import Reach, SymmetricMemory, WantedMemory
+from nbep.host.target.shared_room import lack_of_room, room_of
 
 Result = TypeVar("Result")
 
@@ -59,7 +60,11 @@ class SharedWindow(JobMemory):
 
     comm: all ranks of the buffer; node_comm: those of its node
     `handle` is a window rank; `network`: what NICs reach it through, None if they do not
+
+    Raises: RuntimeError on every rank if a host has no room for it
     """
+
+    held_bytes: ClassVar[int] = 0  # of this process, in all such windows
 
     def __init__(
         self, space: Any, comm: MPI.Intracomm, node_comm: MPI.Intracomm, wanted: WantedMemory, network_of: Any
@@ -67,7 +72,14 @@ class SharedWindow(JobMemory):
         self._node_comm = node_comm
         mapped_bytes = self.mapped_bytes(wanted.num_bytes, comm.size)
         self._window = _bounded(comm, lambda: MPI.Win.Allocate_shared(mapped_bytes, 1, comm=node_comm))
-        super().__init__(space, comm, wanted, self._open(node_comm.rank, comm.rank))
+        whole = self._open(node_comm.rank, comm.rank)
+        lack = lack_of_room(wanted.name, gather_objects(comm, room_of(whole, SharedWindow.held_bytes)))
+        SharedWindow.held_bytes += len(whole)
+        self._mapped_bytes = len(whole)
+        if lack:
+            self._free_window(comm)
+            raise RuntimeError(lack)
+        super().__init__(space, comm, wanted, whole)
         self.handle = node_comm.rank
         self._arrays: WeakValueDictionary[int, np.ndarray] = WeakValueDictionary()  # views of one keep it alive
         self.network: RemoteWindow | None = network_of(self.allocation.memory)
@@ -101,8 +113,12 @@ class SharedWindow(JobMemory):
         if self.network is not None:
             self.network.free()
         super().free()
-        _bounded(self.comm, self._window.Free)
+        self._free_window(self.comm)
+
+    def _free_window(self, comm: MPI.Intracomm) -> None:
+        _bounded(comm, self._window.Free)
         self._node_comm.Free()
+        SharedWindow.held_bytes -= self._mapped_bytes
 
 
 class RemoteWindow:
