@@ -235,7 +235,8 @@ class AccessingThread(Base):
             if offset & misfit or offset < 0 or allocation.first_unwritten(offset, misfit + 1) >= 0:
                 raise IndexError
             old = view[offset >> shift] if convert is None else convert(view, offset)
-            self.write(allocation, offset, kind, OPS[op](old, operand, compare), address)
+            new = OPS[op](old, operand, compare)
+            self.write(allocation, offset, kind, new, address)
         except FAULTS as fault:
             raise self.world.error_of(
                 AccessFault(self, address, kind, False, allocation is self.shared, fault, True)
@@ -243,11 +244,14 @@ class AccessingThread(Base):
         finally:
             if lock is not None:
                 lock.release()
-        if allocation.read(offset, kind) == old:
+        now = allocation.read(offset, kind)
+        if now == old:
             self.polled[allocation, offset] = (allocation, offset, kind, old)  # a failed compare-and-swap is a poll
         else:
             self.world.has_changed = True
-            allocation.writers[offset] = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
+            allocation.writers[offset] = writer = (self.block.name, self.thread_idx, site_of(sys._getframe(1)))
+            if kind in COUNTS and now != new:
+                allocation.wrapped.setdefault(offset, (int(new), writer))
             if allocation.watchers:
                 self.notify(allocation, offset, misfit + 1)
         return old
@@ -301,6 +305,8 @@ class AccessingThread(Base):
         """This thread is about to store to a cell with more than weak order: note who, and what is lost by it."""
         writer = self.block.name, self.thread_idx, site
         before = allocation.writers.get(offset)
+        if kind in COUNTS and isinstance(value, Integral) and (int(value) >> 8 * COUNTS[kind] - 1) not in (0, -1):
+            allocation.wrapped.setdefault(offset, (int(value), writer))
         if before is not None and kind in COUNTS and isinstance(value, Integral) and not allocation.freed:
             old = int.from_bytes(allocation.memory[offset : offset + COUNTS[kind]], sys.byteorder, signed=True)
             if value < old or (value == old and before[:2] != writer[:2]):

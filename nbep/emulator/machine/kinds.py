@@ -70,6 +70,13 @@ def wrap(value: int, kind: str) -> int:
     return value - (1 << bits) if signed and value >> (bits - 1) else value
 
 
+def range_of(kind: str) -> tuple[int, int]:
+    """The least and the largest value of an integer `kind`."""
+    size, _, signed, _, _ = KINDS[kind]
+    bits = 8 * size - signed
+    return -(signed << bits), (1 << bits) - 1
+
+
 def encode(value: Any, name: str) -> bytes:
     """The bytes that a store of kind `name` writes."""
     size, code, _, _, put = KINDS[name]

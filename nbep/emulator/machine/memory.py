@@ -63,6 +63,7 @@ class Allocation:
         loads, stores: typed views by access kind; empty once freed, `stores` empty when read-only
         watchers: 8-byte granule -> parked threads that poll a cell in it (a dict as an ordered set)
         writers: offset -> who stored last and where, for cells written with more than weak order
+        wrapped: offset -> the first value too large or too small for such a cell that was stored there, and by whom
         lost: offset -> the highest value of such a cell that a store has not left there; see `Lost`
         shared: other processes write here too; lock: what they hold during an atomic, None if they make none
         unfenced: in shared memory, 16-byte granule -> last ordinary store: by which thread, after how many proxy fences
@@ -77,8 +78,8 @@ class Allocation:
 
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
-        "watchers", "writers", "lost", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads", "pending",
-        "versions", "last_stores", "last_loads", "overwritten", "messages", "on_host", "signals", "parts",
+        "watchers", "writers", "lost", "wrapped", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads",
+        "pending", "versions", "last_stores", "last_loads", "overwritten", "messages", "on_host", "signals", "parts",
     )  # fmt: skip
 
     def __init__(
@@ -113,6 +114,7 @@ class Allocation:
         self.watchers: dict[int, dict[Any, None]] = {}
         self.writers: dict[int, Writer] = {}
         self.lost: dict[int, Lost] = {}
+        self.wrapped: dict[int, tuple[int, Writer]] = {}
         self.unfenced: dict[int, tuple[int, int]] = {}
         self.nc_reads: dict[int, tuple[Any, int]] = {}
         self.pending: dict[int, list[Any]] = {}

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..machine.kinds import KINDS
+from ..machine.kinds import KINDS, range_of
 from ..machine.memory import Allocation
 from ..models.versions import GRANULE
 
@@ -152,8 +152,9 @@ def look(threads: Sequence[Thread], cells: Sequence[Cell]) -> dict[tuple[Any, in
             if thread in thread.world.polling:
                 break
     expected = {}
+    kinds = {(allocation, offset): kind for allocation, offset, kind, _ in cells}
     for cell in dict.fromkeys(note.cell for note in notes):
-        text = _condition([note for note in notes if note.cell == cell])
+        text = _condition([note for note in notes if note.cell == cell], kinds[cell])
         if text is not None:
             expected[cell] = text
     return expected
@@ -272,15 +273,30 @@ def _entry(entry: tuple, allocation: Allocation, offset: int, notes: list[_Note]
     return view, shift, misfit, get, None, written
 
 
-def _condition(notes: list[_Note]) -> str | None:
-    """What a value has to be, in words, from the comparisons that it has not passed."""
-    wanted = []
+def _condition(notes: list[_Note], kind: str) -> str | None:
+    """What a value has to be, in words, from the comparisons that it has not passed. What no value can be is left out.
+
+    If that is all of it, the words say so.
+    """
+    wanted: list[str] = []
+    in_vain: list[str] = []
     for note in notes:
         if note.holds == notes[-1].holds:  # the last one decides; those that came out otherwise have led to it
-            text = _in_words(note.text, _NEGATED[note.sign] if note.holds else note.sign, note.other)
-            if text not in wanted:
-                wanted.append(text)
-    return " or ".join(wanted[:3]) or None
+            sign = _NEGATED[note.sign] if note.holds else note.sign
+            text = _in_words(note.text, sign, note.other)
+            (wanted if note.text is not None or can_be(kind, sign, note.other) else in_vain).append(text)
+    words = " or ".join([*dict.fromkeys(wanted)][:3])
+    if words or not in_vain:
+        return words or None
+    return f"{' or '.join([*dict.fromkeys(in_vain)][:3])}, which no {kind} can be,"
+
+
+def can_be(kind: str, sign: str, other: int) -> bool:
+    """Whether some value of a kind compares so with a number."""
+    least, most = range_of(kind)
+    if sign == "==":
+        return least <= other <= most
+    return any(_OPERATORS[sign](value, other) for value in (least, most))
 
 
 def _in_words(text: str | None, sign: str, other: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from ..machine.kinds import range_of, wrap
 from ..machine.memory import Allocation, Writer
 from ..machine.names import NIC_NUMBERS, name_of, ranges
 from ..machine.source import caller_site, describe_site
@@ -136,7 +137,7 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         lines = [f"{last} its own, at {describe_site(writer[2])}"]
     else:
         lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
-    lines += _lost(group, cell)
+    lines += _wrapped(group, cell) or _lost(group, cell)
     others = near(allocation, offset, awaited.rank)
     if not others and writer is None:  # whoever stored to a cell of the same name
         stem = stem_of(allocation, offset)
@@ -151,6 +152,21 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         value = _value(allocation, other, kind)
         lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
     return lines
+
+
+def _wrapped(group: Group, cell: Cell) -> list[str]:
+    """That the cell has counted on past the largest value that it can hold."""
+    allocation, offset, kind, seen = cell
+    if offset not in allocation.wrapped:
+        return []
+    value, writer = allocation.wrapped[offset]
+    expected = group.expected.get((allocation, offset), "" if group.told is None else "?")
+    counts_up = re.match(r"(-?\d+) or more", expected)
+    if expected and (counts_up is None or int(counts_up[1]) <= seen) and "which no" not in expected:
+        return []
+    least, most = range_of(kind)
+    held = wrap(value, kind)
+    return [f"It has wrapped: {value}, stored by {_by(writer)}, is {held} in an {kind}, which holds {least} to {most}"]
 
 
 def _lost(group: Group, cell: Cell) -> list[str]:
