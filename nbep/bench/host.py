@@ -2,13 +2,14 @@
 
     nbep bench host --ranks 2 --beside deep_ep [--json [FILE.json]]      a process for each of two GPUs
 
- in a row   calls come one after the other, as in a program that queues its work ahead: the least mean of ten series
- cold       before each call this process has gone through 64 MB of other memory, as a program does: the median
+ in a row   calls come one after the other, as in a program that queues its work ahead: the least mean of a series
+ cold       before each call this process has gone through 64 MB of other memory, as a program does: a median
  events     GPU time from one call to the next, in a row: where that is more than the kernels take, the CPU is the limit
 
-Each is measured without and with torch.set_default_device. Where there are fewer GPUs than ranks, nothing is launched:
-the driver is replaced by one that does nothing, tensors lie on the CPU and are small, and the title of the table says
-so. Then the figures are those of nbep's own steps in Python. Needs torch.
+Each is measured without and with torch.set_default_device, in three passes over all fronts; the least pass counts.
+Where there are fewer GPUs than ranks, nothing is launched: the driver is replaced by one that does nothing, tensors lie
+on the CPU and are small, and the title of the table says so. Then the figures are those of nbep's own steps in Python.
+Needs torch.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +44,7 @@ from nbep.version import __version__
 
 FRONTS = {"nbep.Buffer": "nbep", "nbep.deep_ep": "nbep.deep_ep"}
 JUNK_BYTES = 64 << 20
-SERIES, CALLS, WARM_UPS = 10, 8, 20
+SERIES, CALLS, WARM_UPS, PASSES = 12, 8, 10, 3
 COLD_CALLS, EVENTS = 20, 60
 COLUMNS = {
     "call": "verb",
@@ -151,45 +153,31 @@ def measure_on_gpu(options: argparse.Namespace, dist: Any) -> Iterator[Row]:
         dist.barrier()
         torch.cuda.synchronize()
 
+    buffers, verbs = [], {}
     for front, name in fronts.items():
-        module = import_module(name)
-        is_nbep = front in FRONTS
+        cls = import_module(name).Buffer
         num_experts = sizes.low_latency_experts
-        num_rdma_bytes = module.Buffer.get_low_latency_rdma_size_hint(
-            sizes.low_latency_tokens, sizes.hidden, options.ranks, num_experts
-        )
-        num_qps = num_experts // options.ranks
+        hint = cls.get_low_latency_rdma_size_hint(sizes.low_latency_tokens, sizes.hidden, options.ranks, num_experts)
         more: Any = {"explicitly_destroy": True}
-        if is_nbep:
-            more["num_zero_copy_bytes"] = module.Buffer.get_zero_copy_size_hint(
-                sizes.tokens, sizes.hidden, options.ranks, sizes.topk
-            )
-        buffer = module.Buffer(group, NVL_BYTES, num_rdma_bytes, True, num_qps, **more)
-        verbs = low_latency_verbs(buffer, torch, sizes, "cuda") | normal_verbs(buffer, torch, sizes, "cuda")
-        verbs |= events_verbs(buffer, torch, sizes, "cuda")
-        if is_nbep:
-            verbs |= zero_copy_verbs(buffer, torch, sizes, "cuda")
-        yield from measure(options, front, verbs, "cuda", torch.cuda.synchronize, meet)
-        meet()
-        del verbs
-        buffer.destroy()
-    for front, name in FRONTS.items():
-        yield from _between_nodes(options, front, import_module(name), group, meet)
-
-
-def _between_nodes(
-    options: argparse.Namespace, front: str, module: Any, group: Any, meet: Synchronize
-) -> Iterator[Row]:
-    """Each rank is a node."""
-    import torch
-
-    num_bytes = 1 << 30
-    buffer = module.Buffer(group, NVL_BYTES, num_bytes, num_nvl_peers=1, transport="direct", explicitly_destroy=True)
-    verbs = normal_verbs(buffer, torch, FOR_GPUS, "cuda", between_nodes=True)
-    yield from measure(options, front, verbs, "cuda", torch.cuda.synchronize, meet)
+        if front in FRONTS:
+            num_bytes = cls.get_zero_copy_size_hint(sizes.tokens, sizes.hidden, options.ranks, sizes.topk)
+            more["num_zero_copy_bytes"] = num_bytes
+        buffer = cls(group, NVL_BYTES, hint, True, num_experts // options.ranks, **more)
+        calls = low_latency_verbs(buffer, torch, sizes, "cuda") | normal_verbs(buffer, torch, sizes, "cuda")
+        calls |= events_verbs(buffer, torch, sizes, "cuda")
+        if front in FRONTS:
+            calls |= zero_copy_verbs(buffer, torch, sizes, "cuda")
+            # Each rank is a node.
+            nodes = cls(group, NVL_BYTES, NVL_BYTES, num_nvl_peers=1, explicitly_destroy=True)
+            calls |= normal_verbs(nodes, torch, sizes, "cuda", between_nodes=True)
+            buffers.append(nodes)
+        buffers.append(buffer)
+        verbs[front] = calls
+    yield from measure(options, verbs, "cuda", torch.cuda.synchronize, meet)
     meet()
-    del verbs
-    buffer.destroy()
+    verbs.clear()
+    for buffer in buffers:
+        buffer.destroy()
 
 
 # Nothing is launched
@@ -202,7 +190,7 @@ def measure_without_gpu(options: argparse.Namespace) -> Iterator[Row]:
     def nothing() -> None:
         pass
 
-    num_ranks, sizes = max(2, options.ranks), FOR_THE_CPU
+    num_ranks, sizes, verbs = max(2, options.ranks), FOR_THE_CPU, {}
     with tensors_of_the_cpu() as torch:
         for front, name in FRONTS.items():
             cls = import_module(name).Buffer
@@ -210,42 +198,52 @@ def measure_without_gpu(options: argparse.Namespace) -> Iterator[Row]:
                 sizes.low_latency_tokens, sizes.hidden, num_ranks, sizes.low_latency_experts
             )
             buffer = make_buffer(num_ranks, hint, front=cls, num_zero_copy_bytes=1 << 28)
-            verbs = low_latency_verbs(buffer, torch, sizes, "cpu") | normal_verbs(buffer, torch, sizes, "cpu")
-            verbs |= zero_copy_verbs(buffer, torch, sizes, "cpu")
+            calls = low_latency_verbs(buffer, torch, sizes, "cpu") | normal_verbs(buffer, torch, sizes, "cpu")
+            calls |= zero_copy_verbs(buffer, torch, sizes, "cpu")
             nodes = make_buffer(num_ranks, 1 << 30, 1, front=cls, low_latency_mode=False)
-            verbs |= normal_verbs(nodes, torch, sizes, "cpu", between_nodes=True)
-            yield from measure(options, front, verbs, "cpu", nothing, nothing)
+            verbs[front] = calls | normal_verbs(nodes, torch, sizes, "cpu", between_nodes=True)
+        yield from measure(options, verbs, "cpu", nothing, nothing)
 
 
 # The clocks
 
 
 def measure(
-    options: argparse.Namespace, front: str, verbs: Verbs, device: str, wait: Synchronize, meet: Synchronize
+    options: argparse.Namespace, verbs: dict[str, Verbs], device: str, wait: Synchronize, meet: Synchronize
 ) -> Iterator[Row]:
-    """A row for each verb. wait: for this rank's GPU; meet: and for all ranks"""
+    """A row for each verb of each front. wait: for this rank's GPU; meet: and for all ranks
+
+    Fronts take turns, pass by pass: a host that is slow for a while is slow for all of them.
+    """
     import numpy as np
     import torch
 
     junk = np.zeros(JUNK_BYTES // 8, np.int64)
-    for verb, call in verbs.items():
+    for verb in dict.fromkeys(verb for calls in verbs.values() for verb in calls):
+        calls = {front: of_front[verb] for front, of_front in verbs.items() if verb in of_front}
         if options.verbs not in verb:
             continue
-        found: dict[str, float | None] = {}
-        for suffix in ("", "_default"):
-            torch.set_default_device(device if suffix else None)
-            try:
-                for _ in range(WARM_UPS):
-                    call()
-                meet()
-                found["in_a_row" + suffix] = in_a_row_us(call, options.series, wait)
-                found["cold" + suffix] = cold_us(call, junk, wait)
-                meet()
-                found["events" + suffix] = events_us(call) if device == "cuda" else None
-                meet()
-            finally:
-                torch.set_default_device(None)
-        yield Row(verb, front, **found)  # type: ignore[arg-type]
+        found: dict[str, dict[str, list[float]]] = {front: {} for front in calls}
+        for _ in range(PASSES):
+            for suffix, front in product(("", "_default"), calls):
+                call, times = calls[front], found[front]
+                torch.set_default_device(device if suffix else None)
+                try:
+                    for _ in range(WARM_UPS):
+                        call()
+                    meet()
+                    series = in_a_row_us(call, -(-options.series // PASSES), wait)
+                    times.setdefault("in_a_row" + suffix, []).append(series)
+                    times.setdefault("cold" + suffix, []).append(cold_us(call, junk, wait))
+                    meet()
+                    if device == "cuda":
+                        times.setdefault("events" + suffix, []).append(events_us(call))
+                    meet()
+                finally:
+                    torch.set_default_device(None)
+        for front, times in found.items():
+            least: dict[str, Any] = {"events": None, "events_default": None}
+            yield Row(verb, front, **least | {clock: min(passes) for clock, passes in times.items()})
 
 
 def in_a_row_us(call: Callable[[], Any], series: int, wait: Synchronize) -> float:
