@@ -15,6 +15,7 @@ from collections import deque
 from types import FrameType
 from typing import Any, NamedTuple
 
+import numpy as np
 from greenlet import getcurrent
 
 from nbep.emulator import Allocation, EmulatorError, Thread, World, current_thread
@@ -24,8 +25,10 @@ from nbep.emulator.machine.names import name_of
 from nbep.emulator.machine.source import Site, describe_site, site_of
 from nbep.emulator.reports.waiting import last_writer, waiting_groups, warps_and_lanes, who
 from nbep.emulator.tracing import Atomic
+from nbep.host.target.cpu_arrays import CpuTensors
+from nbep.host.target.unwritten import unwritten_rows
 
-__all__ = ["History", "history", "save_call", "what", "where"]
+__all__ = ["History", "history", "save_call", "unwritten", "what", "where"]
 
 
 class Text(str):
@@ -138,6 +141,17 @@ def save_call(
     from nbep.check import saved_call
 
     return Text(saved_call.save(folder, rank, num_ranks, topk_idx, num_experts, config, low_latency))
+
+
+def unwritten(array: Any) -> np.ndarray:
+    """Which rows of an array that a call has returned no kernel has written: bool, without the last dimension.
+
+    On the emulator alone, in every memory model; of an array of one dimension which elements. Rows past those that
+    came are unwritten, and all of them before the event or the hook of the call.
+
+    Args:     array of NumPy, or a tensor of torch on the CPU
+    """
+    return unwritten_rows(array if isinstance(array, np.ndarray) else CpuTensors.view(array))
 
 
 def where(rank: int | None = None, kernel: str | None = None) -> Text:

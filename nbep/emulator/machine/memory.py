@@ -188,6 +188,11 @@ class Allocation:
         else:
             self.shadow[offset:end] = b"\1" * (end - offset)
 
+    def hide(self, shadow: bytearray) -> None:
+        """Count as initialised what is not 0 in a shadow, for loads through this mapping."""
+        self.shadow = shadow
+        self.loads = Views(self.memory, shadow, storing=False)
+
     def first_unwritten(self, offset: int, nbytes: int) -> int:
         """Offset of the first byte never written in a range, or -1."""
         if self.shadow is None:

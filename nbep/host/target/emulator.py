@@ -37,12 +37,12 @@ from nbep.host.target.memory import (
 )
 from nbep.host.target.new_arrays import Parts, PartsLayout
 from nbep.host.target.streams import Event, Stream
+from nbep.host.target.unwritten import Outputs
 from nbep.host.target.views import NO_ARRAY, View
 from nbep.host.target.watched import Span, Watched, is_over
 
 WARP = 32
 AFTER_EVENT = "behind the event that the call returns, or not at all"
-UNWRITTEN = 0xCC  # every byte of a new array; -1.07e8 in bf16 and in float32
 
 
 class EmulatedMemory(Memory):
@@ -290,6 +290,7 @@ class EmulatorRuntime(Runtime):
         self._current_stream: EmulatedStream | None = None
         # Launches, the arrays that they use, and where those lie that they write
         self._in_flight: list[tuple[Any, list[Any], list[Span]]] = []
+        self._outputs = Outputs()
         self._thread = threading.get_ident()
         self.num_forks = -1  # so that each verb asks check_caller
 
@@ -359,9 +360,8 @@ class EmulatorRuntime(Runtime):
         return array if isinstance(array, np.ndarray) else CpuTensors.view(array)
 
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
-        # Bytes of no meaning, but the same in every run: what a kernel leaves unwritten must not look right by chance.
         array = np.empty(shape, numpy_dtype(dtype))
-        array.reshape(-1).view(np.uint8)[:] = UNWRITTEN
+        self._outputs.add(array)
         return array if isinstance(like, np.ndarray) else CpuTensors.wrap(array, dtype)
 
     def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
@@ -422,7 +422,7 @@ class EmulatorRuntime(Runtime):
                 if param.type.is_writable:
                     written.append(extent(array))
                 elif mappings[-1].number >= 0:  # peers may write symmetric memory
-                    inputs.append((name, array))
+                    inputs.append((name, array, mappings[-1].allocation))
 
         flat = unflatten_args(kernel, leaves)
         describe = shared_cells(spec.name, flat, block, self.has_tma)
@@ -432,8 +432,9 @@ class EmulatorRuntime(Runtime):
         )
         if self.is_checked:
             others = sum((spans for other, _, spans in self._in_flight if not other.done), written)
-            for name, array in inputs:
+            for name, array, allocation in inputs:
                 if not is_over(array, others):
+                    self._outputs.hide_unwritten(array, allocation)
                     launch.callbacks.append(Watched(name, array, self.rank, spec.name, AFTER_EVENT).check)
         self._in_flight.append((launch, mappings, written))
 
