@@ -165,4 +165,4 @@ def check_faults(console: Console, what: str, num_seeds: int, jobs: int, json: P
 def print_summary(console: Console, rows: Sequence[Row]) -> None:
     found = sum(bool(row.kind) for row in rows)
     holes = sum(row.is_hole for row in rows)
-    console.print(f"{len(rows)} faults: {found} are found, {len(rows) - found - holes} need not be, {holes} are holes.")
+    console.print(f"{len(rows)} faults: {found} found, {len(rows) - found - holes} harmless, {holes} not found.")

@@ -403,7 +403,7 @@ REDUCTIONS = [
         (
             "rank 0, kernel `reduction_along_a_ring`, block 0, warp 0, lane 0",
             "polls `nvl_buffer` of rank 0: part (byte 0), expects 1 or more and sees 0",
-            "No store of more than weak order to it so far",
+            "So far only weak stores, or none, have written it",
             "Ranks 1-2 wait in the same way",
         ),
         cells={"part": 0},
@@ -415,7 +415,7 @@ REDUCTIONS = [
         (
             "rank 0, kernel `reduction_of_blocks`, block 0, warp 0, lane 0",
             "polls `nvl_buffer` of rank 0: parts (byte 0), expects 3 and sees 2",
-            "The last store of more than weak order to it is by rank 0, kernel `reduction_of_blocks`, block",
+            "The last store to it that is not weak is by rank 0, kernel `reduction_of_blocks`, block",
             "`reduction_of_blocks` of rank 0 has been left by block 0, warp 0, lane 1-31; block 1-3, warp 0",
         ),
         ("circle",),

@@ -89,7 +89,7 @@ def edited(
 
 
 NOTHING = "pass"
-NO_STORE = "No store of more than weak order to it so far"
+NO_STORE = "So far only weak stores, or none, have written it"
 ROUND = "They wait in a circle: rank 0 dispatch {} -> rank 1 dispatch {} -> rank 0 dispatch {}"
 SENDER_FIRST = ROUND.format("sender", "receiver", "sender")
 RECEIVER_FIRST = ROUND.format("receiver", "sender", "receiver")
@@ -176,7 +176,7 @@ INSIDE_A_NODE = [
         "ptx.st_release_sys_s32(ring.tail, tail - 1)",
         (
             waits(RECEIVER, FOR_1, CHUNK, TAIL + "12 or more and sees 11"),
-            "The last store of more than weak order to it is by rank 1, kernel `dispatch`, block 0, warp 0, lane 0",
+            "The last store to it that is not weak is by rank 1, kernel `dispatch`, block 0, warp 0, lane 0",
             "which has ended",
         ),
         ("circle",),
@@ -212,7 +212,7 @@ INSIDE_A_NODE = [
         "shape.num_slots - 4, wanted",
         (
             waits(SENDER, FOR_1, FREE, HEAD + "5 or more and sees 4"),
-            "The last store of more than weak order to it is by rank 1, kernel `dispatch`, block 1, warp 0, lane 0",
+            "The last store to it that is not weak is by rank 1, kernel `dispatch`, block 1, warp 0, lane 0",
             "polls `nvl_buffer` of rank 1: tail[channel 0, src 0] (byte 4376), expects 5 or more and sees 4",
             SENDER_FIRST,
         ),
@@ -226,7 +226,7 @@ INSIDE_A_NODE = [
         "+ 4 * peer, -signal)",
         (
             waits(NOTIFY, FOR_1, ARRIVAL, SIGNAL + "its value >> 24 <= 0 and sees "),
-            "The last store of more than weak order to it is its own",
+            "The last store to it that is not weak is its own",
             "rank 0 notify -> rank 1 notify",
         ),
     ),
@@ -239,7 +239,7 @@ INSIDE_A_NODE = [
         (
             "the peer's arrival at the barrier\nIt polls",
             "expects its value >> 24 <= 0 and sees ",
-            "last store of more than weak order to it is its own",
+            "last store to it that is not weak is its own",
         ),
         ("runs no kernel",),
     ),
@@ -470,7 +470,7 @@ BETWEEN_NODES = [
         (
             FORWARDER + "warp 0, lane 1) waits for rank 2: ",
             "It polls `rdma_buffer` of rank 0: tail[channel 0, node 1] (byte 21772), expects 9 and sees 8",
-            "The last store of more than weak order to it is by rank 2, kernel `internode_dispatch`, block 1, warp 3",
+            "The last store to it that is not weak is by rank 2, kernel `internode_dispatch`, block 1, warp 3",
         ),
     ),
     edited(

@@ -31,7 +31,7 @@ NODES_OVER_NICS = scenario("internode", ibgda=1)
 RDMA = "`rdma_buffer` of rank "
 NOBODY = "has no thread left that could store to it: all wait here, or for those here"
 ALIKE = " in the same way"
-LAST = "The last store of more than weak order to it is by"
+LAST = "The last store to it that is not weak is by"
 
 
 def hang(

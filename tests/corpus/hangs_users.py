@@ -159,7 +159,7 @@ FLAGS = [
         (
             "rank 1, kernel `flag_of_the_next_round`",
             "flag (byte 0), expects 3 or more and sees 2",
-            "more than weak order to it is by rank 0, kernel `flag_of_the_next_round`, block 0, warp 0, lane 0",
+            "not weak is by rank 0, kernel `flag_of_the_next_round`, block 0, warp 0, lane 0",
             "which has ended",
         ),
         ("circle",),
@@ -191,7 +191,7 @@ FLAGS = [
         lock_that_is_not_given_back,
         (
             "polls `nvl_buffer` of rank 0: lock (byte 0), expects 0 and sees",
-            "The last store of more than weak order to it is by rank",
+            "The last store to it that is not weak is by rank",
         ),
         cells={"lock": 0},
     ),
@@ -277,7 +277,7 @@ RINGS = [
         (
             "rank 0, kernel `ring_without_head`, block 0, warp 0, lane 0, waits for rank 1",
             "polls `nvl_buffer` of rank 0: head (byte 64), expects 1 or more and sees 0",
-            "No store of more than weak order to it so far",
+            "So far only weak stores, or none, have written it",
             "polls `nvl_buffer` of rank 1: tail (byte 0), expects 5 or more and sees 4",
             "They wait in a circle: rank 0 block 0, warp 0, lane 0 -> rank 1 block 0",
         ),
@@ -322,7 +322,7 @@ RINGS = [
         (
             "rank 1, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0, waits for rank 0",
             "polls `nvl_buffer` of rank 1: tail (byte 0), expects 11 or more and sees 10",
-            "more than weak order to it is by rank 0, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0",
+            "not weak is by rank 0, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0",
             "which has ended",
             "Rank 0 runs no kernel: its host has returned",
         ),

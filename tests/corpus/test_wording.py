@@ -91,12 +91,12 @@ SAID = {
     "told by another lane": (
         "flag: lanes write, no syncwarp", 0,
         """no syncwarp orders the store before the store to `memory` of rank 1: flag (byte 512): another thread of its
-        block makes that one""",
+        block does that, and nothing makes it wait""",
     ),
     "heard by another warp": (
         "block: no barrier behind the thread that waits", 2,
         """no barrier or syncwarp orders this load behind the load of `memory` of rank 1: flag (byte 512): another
-        thread of its block makes that one""",
+        thread of its block does that, and nothing makes it wait""",
     ),
     "no proxy fence": (
         "double buffer: the copy engine is not told", 0,
@@ -160,25 +160,25 @@ SAID = {
     ),
     "overwritten": (
         "ring: the sender does not wait", 4,
-        """`memory` of rank 1: data[0] (byte 0) was overwritten before this load: this thread was told of the store
-        before that one, and nothing made the later one wait""",
+        """`memory` of rank 1: data[0] (byte 0) was overwritten before this load: this thread knows only of the
+        earlier store, and the later one may come at any time""",
     ),
     "overwritten, heard": (
         "ring: the sender takes it for larger than it is", 1,
-        """`memory` of rank 1: data[1] (byte 4) was overwritten before this load: this thread was told of the store
-        before that one, and the later one did not wait for this load, but had heard of this block by `memory` of
-        rank 1: head (byte 560)""",
+        """`memory` of rank 1: data[1] (byte 4) was overwritten before this load: this thread knows only of the
+        earlier store, and the later one did not wait for this load: the last thing that its thread knew of this
+        block was `memory` of rank 1: head (byte 560)""",
     ),
     "unread": (
         "ring: the sender does not wait", 6,
-        """`memory` of rank 1: data[1] (byte 4) is overwritten, and nothing at all tells this thread that it has been
-        read: it has waited for nothing that comes after the load""",
+        """`memory` of rank 1: data[1] (byte 4) is overwritten by this store, which may come before the other thread
+        has read the old value: its thread has waited for nothing that comes after the load""",
     ),
     "unread, heard": (
         "ring: the head moves before the load", 0,
-        """`memory` of rank 1: data[1] (byte 4) is overwritten, and nothing at all tells this thread that it has been
-        read: the last that it has heard of the other block is `memory` of rank 1: head (byte 560), stored before
-        the load""",
+        """`memory` of rank 1: data[1] (byte 4) is overwritten by this store, which may come before the other thread
+        has read the old value: the last thing that its thread knows of the other block is `memory` of rank 1: head
+        (byte 560), stored before the load""",
     ),
 }  # fmt: skip
 A, B, DATA = "`a`: byte 0", "`b`: byte 0", {"order": "the load before this store", "noun": "store", "before": "load"}
@@ -199,10 +199,11 @@ WORDED = [
     ("CPU stores", (A,), {"needed": "an order, and scope sys"},
      """the CPU stores to `a`: byte 0 while the kernel runs: this store needs an order, and scope sys"""),
     ("told by another warp", (A,), {"which": "this store", "telling": "store to `a`: byte 0"},
-     """no barrier or syncwarp orders this store before the store to `a`: byte 0: another thread of its block makes
-     that one"""),
+     """no barrier or syncwarp orders this store before the store to `a`: byte 0: another thread of its block does
+     that, and nothing makes it wait"""),
     ("heard by another lane", (A,), {},
-     """no syncwarp orders this store behind the load of `a`: byte 0: another thread of its block makes that one"""),
+     """no syncwarp orders this store behind the load of `a`: byte 0: another thread of its block does that, and
+     nothing makes it wait"""),
     ("early proxy fence", (A, B), {"told": "has stored itself", "unmet": ""},
      """the copy engine is not told what this thread has stored itself: its fence.proxy.async.global before the bulk
      load of `a`: byte 0 comes too soon"""),

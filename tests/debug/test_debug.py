@@ -105,7 +105,7 @@ def test_an_address_is_told_with_its_value_its_writer_and_who_polls_it():
     polled, written, shared, beyond, freed, invented, between, last = SAID
     assert "is `nvl_buffer` of rank 0: flag (byte 0)" in polled
     assert "polled by rank 0, kernel `ask`, block 0, warp 0, lane 1 (thread 1), sees 0" in polled
-    assert "no store of more than weak order to it so far" in polled
+    assert "so far only weak stores, or none, have written it" in polled
     assert "is `nvl_buffer` of rank 0: other flag (byte 4)" in written
     assert "holds s32 5\n" in written
     assert "last written by rank 0, kernel `ask`, block 0, warp 0, lane 0, at " in written

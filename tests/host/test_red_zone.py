@@ -1,4 +1,4 @@
-"""What a caller has allocated for kernels of its own ends where it ends: nbep's cells lie behind it, out of bounds."""
+"""Memory for a caller's own kernels has exactly the size asked for: nbep's cells behind it are out of bounds."""
 
 import numpy as np
 import pytest

@@ -43,13 +43,13 @@ class Cause(NamedTuple):
 
 _NOTHING = "nothing at all orders {order} of {0}: "
 _NEITHER = "nothing at all orders the {before} and this {noun} of {0}: "
-_UNREAD = "{0} is overwritten, and nothing at all tells this thread that it has been read: "
-_OVERWRITTEN = "{0} was overwritten before this load: this thread was told of the store before that one, and "
+_UNREAD = "{0} is overwritten by this store, which may come before the other thread has read the old value: "
+_OVERWRITTEN = "{0} was overwritten before this load: this thread knows only of the earlier store, and "
 _TOO_SMALL = "is too small to order {order}: {name}, but {between}"
 _ENGINE = "the copy engine is not told what this thread {told}: "
 _RACING = "{ends} {are} too small: {scopes}, but {between}"
 _WEAK = "is too weak: {{weak}}, but another thread {does} it with {{strong}} order, as a cell that threads wait for"
-_ANOTHER = ": another thread of its block makes that one"
+_ANOTHER = ": another thread of its block does that, and nothing makes it wait"
 _TWO = "two threads store to {0}, and nothing at all orders one before the other"
 _SHUFFLE = "a {name} brings lanes together, but orders no memory"
 
@@ -138,12 +138,13 @@ SENTENCES = {
     "loader gone on": _NEITHER + "the thread that loads has gone on while {behind}",
     "neither waited": _NEITHER + "none of the two threads has waited for the other, or for its block{last}",
     # Bytes that are stored to again before they are loaded.
-    "overwritten": _OVERWRITTEN + "nothing made the later one wait",
+    "overwritten": _OVERWRITTEN + "the later one may come at any time",
     "overwritten, heard": (
-        _OVERWRITTEN + "the later one did not wait for this load, but had heard of this block by {1}"
+        _OVERWRITTEN
+        + "the later one did not wait for this load: the last thing that its thread knew of this block was {1}"
     ),
-    "unread": _UNREAD + "it has waited for nothing that comes after the load",
-    "unread, heard": _UNREAD + "the last that it has heard of the other block is {1}, stored before the load",
+    "unread": _UNREAD + "its thread has waited for nothing that comes after the load",
+    "unread, heard": _UNREAD + "the last thing that its thread knows of the other block is {1}, stored before the load",
     # Threads that are behind one that has gone on.
     "behind, polls": "thread {thread} of its block waits for {0}",
     "behind, waits": "thread {thread} of its block waits in {function}",

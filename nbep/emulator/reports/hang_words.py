@@ -125,9 +125,9 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
     """Who stored to the cell, and next to it."""
     allocation, offset, kind, _ = cell
     writer = allocation.writers.get(offset)
-    last = "The last store of more than weak order to it is"
+    last = "The last store to it that is not weak is"
     if writer is None:
-        lines = ["No store of more than weak order to it so far"]
+        lines = ["So far only weak stores, or none, have written it"]
         sources: dict[int, list[int]] = {}
         for rank, other in waits.same_cell(allocation, offset).items():
             sources.setdefault(rank_of(other[0]), []).append(rank)

@@ -236,6 +236,6 @@ def _cell(allocation: Allocation, offset: int, kind: str, value: Any) -> list[st
 def last_writer(allocation: Allocation, offset: int) -> str:
     writer = allocation.writers.get(offset)
     if writer is None:
-        return "no store of more than weak order to it so far"
+        return "so far only weak stores, or none, have written it"
     block, thread, site = writer
     return f"last written by {block}, {warps_and_lanes([thread])}, at {describe_site(site)}"
