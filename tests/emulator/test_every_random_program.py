@@ -6,10 +6,6 @@ import pytest
 from every_schedule import run_all, run_threads
 from parts import both_parts
 
-from nbep.emulator import DataRace
-from nbep.emulator.schedule.every_seen import settled
-from nbep.emulator.schedule.every_thread import EveryThread
-
 NEVER_NS = 1 << 62
 
 
@@ -197,73 +193,3 @@ def test_loops_without_a_way_out_have_the_same_outcomes(polls, seeds):
 )
 def test_a_poll_that_fails_to_the_end_has_succeeded_in_other_schedules(seed, polls):
     compare(seed, polls)
-
-
-# --- races of weak accesses ---------------------------------------------------------------------------------------
-
-
-def draw_with_data(seed):
-    """Threads, each a list of (name, flag, number, cell of data, whether it releases or acquires); flags and cells."""
-    draws = random.Random(seed)
-    num_flags, num_cells = draws.choice((1, 2)), draws.choice((1, 2))
-    names = ["store_data", "load_data", "store", "bump", "at_least", "load_if", "store_unless", "ticket"]
-    threads = [
-        [
-            (
-                draws.choice(names),
-                draws.randrange(num_flags),
-                draws.randrange(1, 4),
-                draws.randrange(num_cells),
-                draws.random() < 0.7,
-            )
-            for _ in range(draws.randint(2, 4))
-        ]
-        for _ in range(draws.choice((2, 3, 3)))
-    ]
-    return threads, num_flags, num_cells
-
-
-def finds_race(threads, num_flags, num_cells):
-    def program(strategy):
-        def thread(t, number, cells):
-            for name, flag_index, value, cell_index, is_ordered in threads[number]:
-                flag, data = cells[flag_index], cells[num_flags + cell_index]
-                load_order, store_order = ("acquire", "release") if is_ordered else ("relaxed", "relaxed")
-                if name == "store_data":
-                    t.store(data, "s32", value, "weak", "sys")
-                elif name == "load_data":
-                    t.load(data, "s32", "weak", "sys")
-                elif name == "store":
-                    t.store(flag, "s32", value, store_order, "sys")
-                elif name == "bump":
-                    t.atomic("add", flag, "s32", 1, store_order, "sys")
-                elif name == "ticket":
-                    if t.atomic("add", flag, "s32", 1, "acq_rel" if is_ordered else "relaxed", "sys") == value:
-                        t.load(data, "s32", "weak", "sys")
-                elif name == "at_least":
-                    while not t.load(flag, "s32", load_order, "sys") >= value:
-                        t.spin(NEVER_NS)
-                elif name == "load_if":
-                    if t.load(flag, "s32", load_order, "sys") >= value:
-                        t.load(data, "s32", "weak", "sys")
-                elif not t.load(flag, "s32", load_order, "sys") >= value:
-                    t.store(data, "s32", 9, "weak", "sys")
-
-        return run_threads(len(threads), num_flags + num_cells, thread, strategy)
-
-    try:
-        run_all(program)
-    except DataRace:
-        return True
-    return False
-
-
-@pytest.mark.parametrize("seeds", both_parts([range(60)], [range(60, 500)]))
-def test_no_race_is_lost_by_what_commutes(seeds, monkeypatch):
-    """With each value that is read taken for asked, adds and loads do not commute: there are as many races."""
-    seen = EveryThread.seen
-    drawn = [draw_with_data(seed) for seed in seeds]
-    found = [finds_race(*one) for one in drawn]
-    monkeypatch.setattr(EveryThread, "seen", lambda self, value, kind: settled(seen(self, value, kind)))
-    assert found == [finds_race(*one) for one in drawn]
-    assert 0 < sum(found) < len(seeds)

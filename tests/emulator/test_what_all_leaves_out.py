@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 from every_schedule import run_all, run_threads
 
-from nbep.emulator import World, current_thread
+from nbep.emulator import DataRace, World, current_thread
 
 SEEDS = range(40)
 
@@ -81,3 +81,32 @@ def test_what_else_varies_and_changes_no_access_is_not_noticed():
 
     assert run_all(program)[1] == {0}
     assert run_all(program)[1] == {1}
+
+
+def stores_without_telling(strategy, seed=0):
+    """A host stores a word while another one runs a kernel that reads it. Whether that is a race."""
+    world = World(2, seed, memory_model="checked", strategy=strategy)
+    space = world.ranks[0].space
+    cell = space.allocate(64, "cell", zero=True)
+
+    def kernel(address):
+        current_thread().load(address, "s32", "weak", "sys")
+
+    def store():
+        space.write(cell, 0, np.ones(1, np.int32))
+
+    def start():
+        stream = world.ranks[1].create_stream("main")
+        stream.launch(kernel, (world.ranks[1].space.open(cell).address,), 1, 1)
+        stream.synchronize()
+
+    try:
+        world.run([store, start])
+    except DataRace:
+        return True
+    return False
+
+
+def test_of_hosts_that_do_not_talk_one_order_is_run():
+    assert run_all(stores_without_telling)[1] == {False}
+    assert {stores_without_telling("uniform", seed) for seed in SEEDS} == {False, True}

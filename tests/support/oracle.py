@@ -66,7 +66,7 @@ class Program(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """faults: "race", "hang", "misuse"; outcomes: memory and answers of all interleavings that end without one"""
+    """faults: "race", "hang"; outcomes: memory and answers of all interleavings that end without one"""
 
     faults: set[str]
     outcomes: set[tuple]
@@ -181,7 +181,9 @@ class Oracle:
                 continue
             left += successors
             if not successors:
-                is_over = all(state.at[i] == len(thread) for i, thread in enumerate(self.threads))
+                hosts = enumerate(self.threads[self.first_host :], self.first_host)
+                is_over = all(state.at[i] == len(thread) for i, thread in hosts)
+                is_over &= all(state.places[stream] == len(tasks) for stream, tasks in self.tasks.items())
                 if is_over and not state.met:  # a barrier that somebody has left for good can never fill
                     outcomes.add((tuple(state.memory), tuple(state.answers)))
                 else:
@@ -314,7 +316,7 @@ class Oracle:
         key = (block, op.cell) if is_barrier else (block, index // 32, op.what, op.other)
         here = state.met.get(key, ())
         if any(one == i for one, _, _, waits in here):
-            raise Fault("misuse")  # nothing has made it wait for the others
+            raise Fault("hang")  # nothing has made it wait for the others, of whom some may never come
         last = state.answers[i][-1] if state.answers[i] else 0
         here = (*here, (i, (state.base[i], state.over[i]), bool(last), op.what != "arrive"))
         state.parked[i] = True

@@ -165,19 +165,44 @@ def sizes(seed: object) -> Program:
     return in_place(draw, draw.random.choice(tuple(PLACES)))
 
 
+def observed(seed: object) -> Program:
+    """Chains in which strong stores and loads of the data itself are links."""
+    draw = Draw(seed, 3)
+    first, second, third = draw.steps
+    data, flag, last = draw.random.sample(CELLS, 3)
+    first.append(Op(draw.random.choice(("st", "st", "exch")), draw.random.choice(("relaxed", "release")), data, 1))
+    if draw.random.random() < 0.6:
+        first.append(Op("st", draw.random.choice(("relaxed", "relaxed", "release")), flag, 1))
+        second.append(Op("wait", draw.random.choice(("relaxed", "relaxed", "acquire")), flag, 1))
+    if draw.random.random() < 0.6:
+        second.append(Op(draw.random.choice(("wait", "wait", "ld")), "relaxed", data, 1))
+    if draw.random.random() < 0.6:
+        second.append(draw.access(data))
+    second.append(Op("st", draw.random.choice(("release", "release", "relaxed")), last, 1))
+    third.append(Op("wait", "acquire", last, 1))
+    third.append(draw.access(data))
+    draw.changed = 0.05
+    draw.change()
+    return in_place(draw, draw.random.choice(tuple(PLACES)))
+
+
 def counters(seed: object) -> Program:
-    """Adds, exchanges and compares whose old values some ask for."""
+    """Adds, exchanges and compares whose old values some ask for, and loads."""
     draw = Draw(seed, 3)
     for steps in draw.steps:
-        for _ in range(draw.random.randint(1, 3)):
-            cell = draw.random.choice(CELLS[:2])
-            what = draw.random.choice(("add", "add", "add", "exch", "cas", "ld", "wait", "st"))
+        for _ in range(draw.random.choice((1, 2, 2, 3))):
+            what = draw.random.choice(("add", "add", "add", "ld", "ld", "exch", "cas", "st", "wait"))
             order = draw.random.choice([order for order in ORDERS[what] if order != "weak"])
+            cell = draw.random.choice((0, 0, 8))
             op = Op(what, order, cell, 1 if what == "wait" else draw.random.randint(1, 2))
-            steps.append(draw.asking(op) if what not in ("wait", "st") else op)
-    draw.message(0, 1, 16, 24)
-    draw.changed = 0.2
-    draw.change()
+            if what not in ("st", "wait"):
+                op = draw.asking(op)._replace(other=draw.random.randint(what != "cas", 3))
+            steps.append(op)
+    if draw.random.random() < 0.5:
+        a, b = draw.random.sample(range(3), 2)
+        sends, waits = draw.steps[a], draw.steps[b]
+        sends.insert(draw.random.randrange(len(sends) + 1), Op("st", "weak", 16, 1))
+        waits.insert(draw.random.randrange(len(waits) + 1), Op("ld", "weak", 16))
     return of_blocks(draw)
 
 
@@ -261,27 +286,20 @@ def streams(seed: object) -> Program:
 
 
 def hosts(seed: object) -> Program:
-    """Hosts of one or two ranks that store and poll words while kernels run."""
-    draw = Draw(seed, 4)  # the last two are hosts
+    """A host that stores and polls words while kernels run in two streams."""
+    draw = Draw(seed, 3)  # the last one is the host
     for _ in range(draw.random.choice((1, 2, 2))):
-        a, b = draw.random.sample(range(4), 2)
-        data, flag = draw.random.sample(CELLS, 2)
-        draw.message(a, b, data, flag)
+        a, b = draw.random.choice(((0, 2), (1, 2), (2, 0), (2, 1), (0, 1)))
+        draw.message(a, b, *draw.random.sample(CELLS, 2))
     draw.change()
-    number = draw.random.choice((1, 2))
-    threads = draw.threads()
-    kernels = tuple((k % number, (lone(thread),)) for k, thread in enumerate(threads[:2]))
-    of_hosts: list[list[Op]] = [[] for _ in range(number)]
-    for k, (rank, _) in enumerate(kernels):
-        of_hosts[rank].append(Op("launch", cell=k, value=k))
-    for k, thread in enumerate(threads[2:]):
-        for op in thread:
-            if (step := of_host(op)) is not None:
-                of_hosts[k % number].append(step)
-        if draw.random.random() < 0.3:
-            place = draw.random.randrange(len(of_hosts[k % number]) + 1)
-            of_hosts[k % number].insert(place, Op("sync", cell=k))
-    return Program(kernels, tuple(map(tuple, of_hosts)), 32)
+    *threads, steps = draw.threads()
+    kernels = tuple((0, (lone(thread),)) for thread in threads)
+    host = [step for op in steps if (step := of_host(op)) is not None]
+    for k in range(2):
+        host.insert(draw.random.randrange(min(2, len(host) + 1)), Op("launch", cell=k, value=k))
+    for _ in range(draw.random.choice((0, 0, 1))):
+        host.insert(draw.random.randrange(len(host) + 1), Op("sync", cell=draw.random.randrange(2)))
+    return Program(kernels, (tuple(host),), 32)
 
 
 def of_host(op: Op) -> Op | None:
@@ -310,7 +328,7 @@ def in_place(draw: Draw, where: str) -> Program:
 
 
 SHAPES: dict[str, Callable[[object], Program]] = {
-    one.__name__: one for one in (ranks, flags, scopes, sizes, counters, lanes, barriers, streams, hosts)
+    one.__name__: one for one in (ranks, flags, observed, scopes, sizes, counters, lanes, barriers, streams, hosts)
 }
 
 

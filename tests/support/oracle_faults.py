@@ -1,0 +1,254 @@
+"""Faults put back into nbep, one at a time, each with the shape of programs that is to find it.
+
+python tests/support/oracle_faults.py        the table of docs/every_schedule.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+from unittest import mock
+
+from oracle_programs import SHAPES
+from oracle_runs import difference
+
+from nbep.emulator.models import knowledge, races, signals
+from nbep.emulator.models.knowledge import ALL_CLOCKS, Knowledge, Overwritten
+from nbep.emulator.models.streams import CheckedOrder
+from nbep.emulator.schedule.every_barriers import EveryBarrierThread
+from nbep.emulator.schedule.every_choice import Choice, Tried
+from nbep.emulator.schedule.every_hosts import EveryOrder
+from nbep.emulator.schedule.every_step import Step
+
+MOST = 3000  # programs until a fault must have been found
+
+
+class Fault(NamedTuple):
+    """words: what nbep does with it; shape: of the programs"""
+
+    words: str
+    shape: str
+    patch: Callable[[], Any]
+
+
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], Any]:
+    """A patch that puts make(the original) in its place."""
+    return lambda: mock.patch.object(owner, name, make(getattr(owner, name)))
+
+
+def both(*patches: Callable[[], Any]) -> Callable[[], Any]:
+    @contextmanager
+    def together() -> Iterator[None]:
+        with ExitStack() as stack:
+            for patch in patches:
+                stack.enter_context(patch())
+            yield
+
+    return together
+
+
+def start_with_all(start: Any) -> Any:
+    def start_launch(self: Any, launch: Any, queued: Any) -> None:
+        start(self, launch, queued)
+        numbers = {ALL_CLOCKS: self.world.signals}
+        launch.known = launch.learned = launch.known._replace(stores=numbers, loads=numbers)
+
+    return start_launch
+
+
+def end_without_learning(end: Any) -> Any:
+    def end_launch(self: Any, launch: Any) -> None:
+        launch.learned = launch.known
+        end(self, launch)
+
+    return end_launch
+
+
+def keep_last_load(remember: Any) -> Any:
+    def remember_load(self: Any, allocation: Any, load: Any) -> None:
+        remember(self, allocation, load)
+        for granule in load.granules:
+            loads = allocation.last_loads[granule]
+            same = [
+                key
+                for key, one in loads.items()
+                if (one.owner, one.begin, one.end) == (self.owner, load.begin, load.end)
+            ]
+            for key in same:
+                if loads[key] is not load:
+                    del loads[key]
+
+    return remember_load
+
+
+def vote_as_syncwarp(collect: Any) -> Any:
+    def collect_all(self: Any, name: str, mask: int, value: Any, site: Any) -> Any:
+        if name.startswith("vote"):
+            self.signal(True)
+        collective = collect(self, name, mask, value, site)
+        if name.startswith("vote"):
+            self.knowledge, self.warp_known, self.lanes_known = collective.known
+        return collective
+
+    return collect_all
+
+
+def fence_without_acquire(fence: Any) -> Any:
+    def release_only(self: Any, order: str, scope: str) -> None:
+        self.heard.clear()
+        fence(self, order, scope)
+
+    return release_only
+
+
+def wake_at_first_value(commutes_with: Any) -> Any:
+    def is_commuting(self: Any, step: Any) -> bool:
+        if step.access.is_store and not self.access.is_store and step.cell is not None and step.entry == 1:
+            return False
+        return commutes_with(self, step)
+
+    return is_commuting
+
+
+FAULTS = (
+    Fault(
+        "a kernel that starts knows all that others have done so far",
+        "ranks",
+        replaced(CheckedOrder, "start", start_with_all),
+    ),
+    Fault(
+        "a kernel knows what its host knows when it starts, not when it was queued",
+        "streams",
+        replaced(
+            CheckedOrder,
+            "point",
+            lambda point: lambda self, stream, _: point(self, stream, CheckedOrder.queued(self, stream)),
+        ),
+    ),
+    Fault(
+        "a kernel does not know what those before it have acquired",
+        "ranks",
+        replaced(CheckedOrder, "end", end_without_learning),
+    ),
+    Fault(
+        "a stream that waits for an event knows nothing of it",
+        "streams",
+        replaced(CheckedOrder, "wait", lambda wait: lambda self, stream, mark, queued: None),
+    ),
+    Fault(
+        "the order of arrival at a barrier is not tried",
+        "barriers",
+        replaced(
+            EveryBarrierThread,
+            "arrive",
+            lambda _: lambda self, *args, **options: super(EveryBarrierThread, self).arrive(*args, **options),
+        ),
+    ),
+    Fault(
+        "what a thread has observed does not go on with its releases",
+        "observed",
+        replaced(
+            signals.SignallingThread,
+            "has_observed",
+            lambda _: lambda self, store: any(one.owner is self.owner for one in store.observations()),
+        ),
+    ),
+    Fault(
+        "stores that a strong one has overwritten are forgotten",
+        "observed",
+        replaced(Overwritten, "add", lambda _: lambda self, store: None),
+    ),
+    Fault(
+        "so are loads",
+        "observed",
+        both(
+            replaced(
+                races,
+                "remember_store",
+                lambda remember: lambda allocation, store, _: remember(allocation, store, lambda load: False),
+            ),
+            replaced(knowledge, "is_covered", lambda _: lambda earlier, later: True),
+        ),
+    ),
+    Fault(
+        "of a thread's loads of a cell the last one alone is kept",
+        "flags",
+        replaced(races.CheckingThread, "remember_load", keep_last_load),
+    ),
+    Fault(
+        "a relaxed store releases",
+        "flags",
+        lambda: mock.patch.object(signals, "RELEASES", frozenset(("release", "acq_rel", "relaxed"))),
+    ),
+    Fault("no load acquires", "flags", lambda: mock.patch.object(signals, "ACQUIRES", frozenset())),
+    Fault(
+        "every scope reaches everybody",
+        "scopes",
+        both(
+            replaced(races, "distance", lambda _: lambda a, b: 1),
+            replaced(signals, "distance", lambda _: lambda a, b: 1),
+        ),
+    ),
+    Fault(
+        "an atomic passes nothing on",
+        "flags",
+        replaced(
+            signals.SignallingThread,
+            "send",
+            lambda send: lambda self, allocation, store, modifies: send(self, allocation, store, False),
+        ),
+    ),
+    Fault("a fence does not acquire", "flags", replaced(signals.SignallingThread, "fence", fence_without_acquire)),
+    Fault(
+        "lanes that meet know all that their warp has done",
+        "lanes",
+        replaced(
+            signals.SignallingThread, "known_of_lanes", lambda _: lambda self, collective: (self.world.signals, {})
+        ),
+    ),
+    Fault("a vote orders memory", "lanes", replaced(signals.SignallingThread, "collect", vote_as_syncwarp)),
+    Fault(
+        "a load is not over before its thread stores",
+        "flags",
+        replaced(Knowledge, "with_loads", lambda _: lambda self, loads: self),
+    ),
+    Fault(
+        "what is asleep stays asleep",
+        "flags",
+        replaced(
+            Choice,
+            "asleep_after",
+            lambda _: (
+                lambda self, step: {who: one for who, one in {**self.asleep, **self.done}.items() if who != step.who}
+            ),
+        ),
+    ),
+    Fault(
+        "a load wakes without a need behind the first value of a cell",
+        "counters",
+        replaced(Tried, "commutes_with", wake_at_first_value),
+    ),
+    Fault(
+        "adds commute whose old values somebody asks for",
+        "counters",
+        lambda: mock.patch.object(Step, "commutes", property(lambda self: self.is_add)),
+    ),
+    Fault(
+        "that a host asks for an event is no choice",
+        "streams",
+        replaced(EveryOrder, "is_done", lambda _: lambda self, mark: mark.done),
+    ),
+)
+
+
+def programs_until_found(fault: Fault, most: int = MOST) -> int | None:
+    """How many programs of its shape it takes; None if none of so many shows it."""
+    with fault.patch():
+        return next((number + 1 for number in range(most) if difference(SHAPES[fault.shape](number))), None)
+
+
+if __name__ == "__main__":
+    print("| what nbep does | shape | programs |\n| --- | --- | --- |")
+    for one in FAULTS:
+        print(f"| {one.words} | `{one.shape}` | {programs_until_found(one)} |", flush=True)
