@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.node import Empty, Ordered
 from nbep.host.target.base import Array, Runtime
-from nbep.host.target.new_arrays import Make, Wanted, with_rows
+from nbep.host.target.new_arrays import Make
 from nbep.host.target.streams import Event, PastEvent, Stream
 
 
@@ -44,8 +44,8 @@ class CommWork:
         return is_callers
 
     @contextmanager
-    def allocations(self, order: Ordered, like: Array) -> Iterator[Empty]:
-        """Allocate arrays like `like` for the next kernels to write; after it `stream` is ordered.
+    def _new_arrays(self, order: Ordered) -> Iterator[list[Array]]:
+        """Where arrays are made for the next kernels to write, which the list is told; after it `stream` is ordered.
 
         It comes behind previous_event, or else behind the current stream. That may still use memory that an allocator
         hands out. So behind an event alone the memory is the comm stream's own, if its library minds other streams;
@@ -56,37 +56,36 @@ class CommWork:
         if previous is not None and not isinstance(previous.event, PastEvent):
             self.comm_stream.wait(previous.event)
         outputs: list[Array] = []
-
-        def empty(shape: tuple[int, ...], dtype: str) -> Array:
-            outputs.append(self.runtime.empty(shape, dtype, like))
-            return outputs[-1]
-
         is_own = previous is not None and (order.allocate_on_comm_stream or not self.runtime.is_capturing)
         with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
-            yield empty
+            yield outputs
         if not is_callers and not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
             self.comm_stream.wait_current_stream()
 
-    def allocate(
-        self,
-        order: Ordered,
-        like: Array,
-        wanted: Sequence[Wanted] = (),
-        make: Make | None = None,
-        num_rows: int = 0,
-    ) -> tuple[list[Array], list[Any]]:
-        """As `allocations`, for calls that seldom have an event to come behind.
+    @contextmanager
+    def allocations(self, order: Ordered, like: Array) -> Iterator[Empty]:
+        """Allocate arrays like `like`, one by one, for the next kernels to write."""
+        with self._new_arrays(order) as outputs:
 
-        make: of what is wanted; num_rows: of those whose first size is ROWS
-        """
+            def empty(shape: tuple[int, ...], dtype: str) -> Array:
+                outputs.append(self.runtime.empty(shape, dtype, like))
+                return outputs[-1]
+
+            yield empty
+
+    def allocate(
+        self, order: Ordered, like: Array, make: Make | None = None, num_rows: int = 0
+    ) -> tuple[list[Array], list[Any]]:
+        """As `allocations`, all at once; num_rows: of those whose first size is ROWS."""
         if order.previous_event is None:
             made: tuple[list[Array], list[Any]] = ([], []) if make is None else make(like, num_rows)
             if not self._choose_stream(order):
                 self.comm_stream.wait_current_stream()
             return made
-        with self.allocations(order, like) as empty:
-            arrays = [empty(shape, dtype) for shape, dtype in with_rows(wanted, num_rows)]
-        return arrays, self.runtime.arguments(arrays)
+        with self._new_arrays(order) as outputs:
+            made = ([], []) if make is None else make(like, num_rows)
+            outputs += made[0]
+        return made
 
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""

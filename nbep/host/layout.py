@@ -26,7 +26,6 @@ VERB = "get_dispatch_layout"  # in the key of a plan
 class Plan(NamedTuple):
     """What depends on sizes alone."""
 
-    outputs: tuple[Wanted, ...]
     make: Make
     launch: PreparedLaunch
 
@@ -49,7 +48,7 @@ def get_dispatch_layout(
         plan = _checked_plan(memory, topk_idx, num_experts, previous_event)
         memory.plans.keep(key, plan)
     order = Order(previous_event, async_finish, allocate_on_comm_stream)
-    arrays, addresses = memory.allocate(order, topk_idx, plan.outputs, plan.make)
+    arrays, addresses = memory.allocate(order, topk_idx, plan.make)
     if memory.num_nodes == 1:  # all ranks are peers: a count of the node would say nothing new
         arrays.insert(1, None)
         addresses.insert(1, 0)
@@ -74,4 +73,4 @@ def _checked_plan(memory: Node, topk_idx: Array, num_experts: int, previous_even
     outputs: tuple[Wanted, ...] = ((num_ranks,), "int32"), *of_nodes, ((num_experts,), "int32")
     outputs += (((num_tokens, num_ranks), "bool"),)
     launch = runtime.prepare(layout_kernel, grid, block, 4 * (num_counters(sizes) + 1), workspace, sizes)
-    return Plan(outputs, runtime.prepare_empty(outputs, topk_idx), launch)
+    return Plan(runtime.prepare_empty(outputs, topk_idx), launch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from nbep.host.ranks.call_log import Arguments
 from nbep.host.ranks.processes import Gone
 from nbep.host.target.base import Array, Kernel, Runtime
 from nbep.host.target.memory import SymmetricMemory
-from nbep.host.target.new_arrays import Make, Wanted
+from nbep.host.target.new_arrays import Make
 from nbep.host.target.streams import Event, Stream
 from nbep.host.transport.base import Transport
 from nbep.host.transport.rdma import RdmaMemory
@@ -98,12 +98,7 @@ class Node(Protocol):
     def who_is_gone(self) -> Gone: ...
     def allocations(self, order: Ordered, like: Array) -> AbstractContextManager[Empty]: ...
     def allocate(
-        self,
-        order: Ordered,
-        like: Array,
-        wanted: Sequence[Wanted] = (),
-        make: Make | None = None,
-        num_rows: int = 0,
+        self, order: Ordered, like: Array, make: Make | None = None, num_rows: int = 0
     ) -> tuple[list[Array], list[Any]]: ...
     def finish(self, async_finish: bool) -> EventOverlap: ...
     def compare(self, call: Call, handle: ArraysHandle | None = None) -> None: ...

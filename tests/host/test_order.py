@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from nbep.host.comm_work import CommWork
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.node import Order
-from nbep.host.symmetric import NodeMemory
 from nbep.host.target.cuda.arrays import CupyArrays, NumbaArrays, TorchArrays
 from nbep.host.target.streams import PastEvent
 
@@ -43,37 +43,47 @@ def allocate(order: Order, library_minds_streams: bool = True, is_capturing: boo
         let_current_stream_use=let_current_stream_use,
         empty=empty,
         is_capturing=is_capturing,
+        has_own_stream=False,
     )
-    memory = SimpleNamespace(runtime=runtime, comm_stream=stream)
-    with NodeMemory.allocations(memory, order, "torch") as new:
+    memory = CommWork()
+    memory.runtime, memory.comm_stream = runtime, stream
+    with memory.allocations(order, "torch") as new:
         assert new((2, 3), "int32") == "int32 [2, 3] of torch"
+    one_by_one = log.copy()
+    log.clear()
+
+    def make(like, num_rows):
+        return [empty((num_rows, 3), "int32", like)], []
+
+    assert memory.allocate(order, "torch", make, 2) == (["int32 [2, 3] of torch"], [])
+    assert log == one_by_one
     return log
 
 
 @pytest.mark.parametrize("previous_event", NO_EVENT)
 def test_without_previous_event_a_call_waits_for_the_current_stream(previous_event):
-    assert allocate(Order(previous_event, False)) == ["allocate", "wait for current stream"]
+    assert allocate(Order(previous_event, True, False)) == ["allocate", "wait for current stream"]
 
 
 @pytest.mark.parametrize("allocate_on_comm_stream", [False, True])
 def test_behind_an_event_outputs_are_the_comm_streams_and_the_current_stream_is_not_waited_for(allocate_on_comm_stream):
     """Memory of the current stream may be in use there, by work that came after the event."""
     expected = ["wait for event", "on comm stream", "allocate", "on current stream"]
-    order = Order(AN_EVENT, allocate_on_comm_stream)
+    order = Order(AN_EVENT, True, allocate_on_comm_stream)
     assert allocate(order) == [*expected, "let current stream use ['int32 [2, 3] of torch']"]
 
 
 def test_in_a_graph_memory_changes_its_stream_only_if_the_caller_says_so():
-    assert allocate(Order(AN_EVENT, False), is_capturing=True)[-2:] == ["allocate", "wait for current stream"]
-    assert allocate(Order(AN_EVENT, True), is_capturing=True)[1] == "on comm stream"
+    assert allocate(Order(AN_EVENT, True, False), is_capturing=True)[-2:] == ["allocate", "wait for current stream"]
+    assert allocate(Order(AN_EVENT, True, True), is_capturing=True)[1] == "on comm stream"
 
 
 def test_an_event_of_before_all_work_is_not_waited_for():
-    assert allocate(Order(EventOverlap(EventHandle(PastEvent())), False))[0] == "on comm stream"
+    assert allocate(Order(EventOverlap(EventHandle(PastEvent())), True, False))[0] == "on comm stream"
 
 
 def test_a_library_that_does_not_mind_other_streams_makes_the_call_wait_after_all():
-    assert allocate(Order(AN_EVENT, True), library_minds_streams=False)[-1] == "wait for current stream"
+    assert allocate(Order(AN_EVENT, True, True), library_minds_streams=False)[-1] == "wait for current stream"
 
 
 def test_torch_is_told_of_every_array_and_the_others_cannot_be(monkeypatch):

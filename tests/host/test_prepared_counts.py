@@ -11,6 +11,7 @@ import fake_gpu
 from cuda.bindings import driver as cu
 
 import nbep
+from nbep.bench.parts import no_gpu
 from nbep.host.counters import Received
 from nbep.host.target.cuda.launcher import LoadedKernel
 
@@ -135,3 +136,13 @@ def test_a_capture_cannot_wait_for_counts_that_were_prepared_outside_of_one(gpu,
     monkeypatch.setattr(cu, "cuStreamIsCapturing", lambda stream: (fake_gpu.SUCCESS, ACTIVE))
     with pytest.raises(ValueError, match="num_worst_tokens: got 0; must be positive in a CUDA graph"):
         gpu.buffer.dispatch(**gpu.given())
+
+
+def test_a_capture_cannot_wait_for_counts_between_nodes_either(gpu, monkeypatch):
+    buffer = no_gpu.make_buffer(NUM_RANKS, 1 << 28, 2, low_latency_mode=False)
+    given = gpu.given() | {"num_tokens_per_rdma_rank": gpu.tensor("int32", 2)}
+    buffer.dispatch(**given, num_worst_tokens=64)
+    monkeypatch.setattr(cu, "cuStreamIsCapturing", lambda stream: (fake_gpu.SUCCESS, ACTIVE))
+    buffer.dispatch(**given, num_worst_tokens=64)
+    with pytest.raises(ValueError, match="num_worst_tokens: got 0; must be positive in a CUDA graph"):
+        buffer.dispatch(**given)

@@ -39,7 +39,7 @@ from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.node import Node
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.tokens import Tokens, await_counts, check_counts, empty_rows, pair
+from nbep.host.tokens import Tokens, await_counts, check_counts, check_wait, empty_rows, pair
 
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 
@@ -83,6 +83,7 @@ def dispatch(
         may_read = validate.may_read(memory, request.previous_event)
         check_counts(memory, tokens, request, may_read)
         checks.node_counts(memory, request, may_read)
+        check_wait(memory, request)
 
     def rings_of(config: Config) -> Rings:
         sizes = tokens.hidden_bytes, tokens.num_topk, tokens.num_scales

@@ -175,7 +175,7 @@ def _launch(
         plan.notify.launch(memory.stream)
         way.launch.launch(memory.stream, (0, *arguments, 0, 0), (x, scales, handle, recv_x, recv_x_scales))
         return recv_x, recv_x_scales
-    (recv_x, *rest), (rows, *scale_rows) = memory.allocate(request, x, plan.outputs, plan.make)
+    (recv_x, *rest), (rows, *scale_rows) = memory.allocate(request, x, plan.make)
     recv_x_scales = rest[0] if rest else None
     memory.compare(plan.call, handle)
     memory.ring_shape = plan.shape  # type: ignore[assignment]

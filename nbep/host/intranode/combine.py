@@ -42,8 +42,7 @@ class RingCombine(NamedTuple):
 class Plan(NamedTuple):
     """What depends on the handle, on the sizes of rows and weights, and on the config."""
 
-    outputs: tuple[tuple[tuple[int, int], str], ...]  # combined_x, and the weights if there are some
-    make: Make  # them
+    make: Make  # combined_x, and the weights if there are some
     way: RingCombine | DirectCombine
     call: Call
 
@@ -64,7 +63,7 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
         checked = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
         plan = _make_plan(memory, handle, checked, request)
         handle.plans.keep(key, plan)
-    outputs, of_outputs = memory.allocate(request, x, plan.outputs, plan.make)
+    outputs, of_outputs = memory.allocate(request, x, plan.make)
     memory.compare(plan.call, handle)
     way = plan.way
     if isinstance(way, DirectCombine):
@@ -99,7 +98,7 @@ def _make_plan(memory: Node, handle: DispatchHandle, given: CombineGiven, reques
     outputs: tuple[tuple[tuple[int, int], str], ...] = (((num_combined_tokens, hidden), "bfloat16"),)
     if num_topk > 0:
         outputs += (((num_combined_tokens, num_topk), "float32"),)
-    return Plan(outputs, runtime.prepare_empty(outputs, request.x), way, call)
+    return Plan(runtime.prepare_empty(outputs, request.x), way, call)
 
 
 def _prepare(memory: Node, handle: DispatchHandle, config: Config, shape: RingShape, call: Call) -> RingCombine:

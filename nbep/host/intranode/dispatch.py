@@ -38,12 +38,10 @@ from nbep.host.tokens import Tokens, await_counts, check_counts, check_wait, fin
 class Plan(NamedTuple):
     """What depends on sizes, dtypes and options alone: rows that come are counted in every call."""
 
-    of_routes: tuple[Wanted, ...]
     make_routes: Make
     notify: PreparedLaunch
     counters: tuple[int, int]
-    outputs: tuple[Wanted, ...]  # those of DispatchOutputs that there are
-    make: Make
+    make: Make  # those of DispatchOutputs that there are
     launch: PreparedLaunch
     shape: RingShape
     call: Call
@@ -108,14 +106,14 @@ def _dispatch_counted(memory: Node, request: DispatchRequest) -> tuple[DispatchO
     x, like = request.x, request.x[0] if isinstance(request.x, tuple) else request.x
     tokens, in_rank = arguments[:4], arguments[4]
     memory.ring_shape = plan.shape
-    routes, of_routes = memory.allocate(request, like, plan.of_routes, plan.make_routes)
+    routes, of_routes = memory.allocate(request, like, plan.make_routes)
     memory.compare(plan.call)
     if request.num_worst_tokens == 0:
         memory.counters.reset()
     of_notify = (*of_routes, *plan.counters, *arguments[5:], in_rank)
     plan.notify.launch(memory.stream, of_notify, (routes, request))
     num_recv_tokens, per_expert, _ = await_counts(memory, request)
-    made, addresses = memory.allocate(request, like, plan.outputs, plan.make, num_recv_tokens)
+    made, addresses = memory.allocate(request, like, plan.make, num_recv_tokens)
     given = x if isinstance(x, tuple) else (x, None)
     is_there = given[1] is not None, True, *(request.topk_idx is not None,) * 2, True, True
     recv = DispatchOutputs(made[0], *spread(made[1:], is_there, None))
@@ -161,11 +159,9 @@ def _make_plan(memory: Node, request: DispatchRequest) -> Plan:
     smem_bytes = dispatch_smem_bytes(num_threads, runtime.has_tma)
     last = memory.peers, memory.bounds, shape, sizes
     return Plan(
-        of_routes,
         runtime.prepare_empty(of_routes, tokens.x.array),
         prepare_counts(memory, memory.peers, num_ring_cell_words(shape), request, num_channels, call),
         memory.counters.addresses(num_worst_tokens == 0)[:2],
-        outputs,
         runtime.prepare_empty(outputs, tokens.x.array),
         runtime.prepare(dispatch_kernel, config.num_sms, num_threads, smem_bytes, *last),
         shape,

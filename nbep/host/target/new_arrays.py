@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +58,3 @@ Wanted = tuple[tuple[int, ...], str]  # an array: its shape and its dtype
 # New arrays, and Parts for a PartsLayout, of the kind of an array; and what a launch takes for each, a tuple for Parts.
 # It takes that array, and the number of rows for those whose first size is ROWS.
 Make = Callable[..., tuple[list[Any], list[Any]]]
-
-
-def with_rows(wanted: Sequence[Wanted], num_rows: int) -> list[Wanted]:
-    """The same, with so many rows."""
-    return [((num_rows, *shape[1:]), dtype) if shape[0] == ROWS else (shape, dtype) for shape, dtype in wanted]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from itertools import starmap
 from typing import Any
@@ -307,15 +307,27 @@ def as_array(address: int, num_bytes: int, dtype: Any, owner: object) -> Any:
 
 
 @contextmanager
-def on_stream(handle: int) -> Iterator[None]:
-    """Make a stream the current one of the libraries that are loaded."""
+def on_stream(handle: int, ordinal: int) -> Iterator[None]:
+    """Make a stream of a device the current one of the libraries that are loaded."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
-    with ExitStack() as stack:
-        if torch is not None and torch.cuda.is_initialized():
-            stack.enter_context(torch.cuda.stream(torch.cuda.ExternalStream(handle)))
-        if cupy is not None:
-            stack.enter_context(cupy.cuda.ExternalStream(handle))
-        yield
+    with nullcontext() if cupy is None else cupy.cuda.ExternalStream(handle):
+        if torch is None or not torch.cuda.is_initialized():
+            yield
+        elif torch.cuda.current_device() != ordinal:
+            with torch.cuda.stream(_external_stream(torch, handle, ordinal)):
+                yield
+        else:  # as torch.cuda.stream does, without a look at other devices
+            before = torch.cuda.current_stream()
+            torch.cuda.set_stream(_external_stream(torch, handle, ordinal))
+            try:
+                yield
+            finally:
+                torch.cuda.set_stream(before)
+
+
+@cache
+def _external_stream(torch: Any, handle: int, ordinal: int) -> Any:
+    return torch.cuda.ExternalStream(handle, device=ordinal)
 
 
 _torch_streams: dict[Any, tuple[Any, Any]] = {}  # how torch says which stream is current, once it uses a GPU

@@ -277,7 +277,7 @@ class CudaRuntime(Runtime):
 
     def allocating_on(self, stream: Stream) -> AbstractContextManager[None]:
         assert isinstance(stream, CudaStream)
-        return on_stream(stream.handle)
+        return on_stream(stream.handle, stream.ordinal)
 
     def let_current_stream_use(self, arrays: list[Array]) -> bool:
         return library_of(arrays[0]).let_current_stream_use(arrays)
