@@ -34,6 +34,7 @@ from nbep.host.target import forks
 from nbep.host.target.base import Array
 from nbep.host.target.memory import HandleType
 from nbep.host.target.streams import Stream
+from nbep.host.target.torch_modes import untraced
 from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, TransportName, chosen_options
 from nbep.host.transport.rdma import rdma_trailer_bytes
@@ -284,6 +285,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
     # Streams and memory
 
     @staticmethod
+    @untraced
     def capture() -> EventOverlap:
         """An event at the present end of the caller's current stream. There need be no Buffer yet."""
         return EventOverlap(EventHandle())

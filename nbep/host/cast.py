@@ -17,12 +17,14 @@ from nbep.host.arguments import flags
 from nbep.host.spawn import spawn
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.current import current_runtime
+from nbep.host.target.torch_modes import leave_alone, untraced
 
 T = TypeVar("T")
 WARP = 32
 MAX_BLOCKS = 1024
 
 
+@untraced
 def per_token_cast_to_fp8(
     x: Array, round_scale: bool = False, column_major_scales: bool = False
 ) -> tuple[Array, Array]:
@@ -40,6 +42,7 @@ def per_token_cast_to_fp8(
     return _on_a_rank(lambda runtime: _cast_to_fp8(runtime, x, round_scale, column_major_scales))
 
 
+@untraced
 def per_token_cast_back(x_fp8: Array, scales: Array) -> Array:
     """Undo per_token_cast_to_fp8, up to rounding.
 
@@ -97,6 +100,7 @@ def _launch_size(runtime: Runtime, num_groups: int) -> tuple[int, int]:
 
 
 def _on_a_rank(call: Callable[[Runtime], T]) -> T:
+    leave_alone()
     runtime = current_runtime()
     if runtime is not None:
         return call(runtime)

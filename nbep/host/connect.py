@@ -8,6 +8,7 @@ from nbep.host.ranks import hosts
 from nbep.host.ranks.comm import Communicator, InProcessComm, TorchComm, is_mpi_comm, is_torch_group
 from nbep.host.target import process
 from nbep.host.target.base import Runtime
+from nbep.host.target.torch_modes import leave_alone
 
 
 def connect(group: object | None, comm: object | None) -> tuple[Communicator, Runtime]:
@@ -16,6 +17,7 @@ def connect(group: object | None, comm: object | None) -> tuple[Communicator, Ru
     Raises: ValueError if there is none, if there are two, or if it is of an unknown kind; on every rank if the ranks
             differ in what hosts.meet compares
     """
+    leave_alone()
     if group is None and comm is None:
         raise ValueError("group: got None; pass a communicator as group or as comm")
     if group is not None and comm is not None and group is not comm:

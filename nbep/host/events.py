@@ -11,6 +11,7 @@ from nbep.host.handles import OfThisProcess
 from nbep.host.target.current import current_runtime
 from nbep.host.target.resolve import why_no_gpu
 from nbep.host.target.streams import Event, PastEvent
+from nbep.host.target.torch_modes import untraced
 
 
 class EventHandle(OfThisProcess):
@@ -38,6 +39,7 @@ class EventHandle(OfThisProcess):
             self.check()
         return is_done
 
+    @untraced
     def current_stream_wait(self) -> None:
         """Hold back the current stream until the event is done.
 
@@ -96,6 +98,7 @@ class EventOverlap(OfThisProcess):
         self.hook_after_wait: Callable[[], object] | None = None
         self._release_handle = False
 
+    @untraced
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Hold back the current stream until the event is done, then call the hook. On the emulator: wait for it.
 
@@ -125,9 +128,11 @@ class EventOverlap(OfThisProcess):
         self._release_handle = release_handle
         return self
 
+    @untraced
     def __enter__(self) -> EventOverlap:
         return self
 
+    @untraced
     def __exit__(self, *exc_info: object) -> None:
         release_handle, self._release_handle = self._release_handle, False
         if self.event is not None:

@@ -13,7 +13,7 @@ from functools import wraps
 from threading import Lock
 from typing import Any, TypeVar
 
-from nbep.host.target.torch_modes import mode_is_on, without_modes
+from nbep.host.target.torch_modes import mode_is_on, untraced, without_modes
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 
@@ -35,4 +35,4 @@ def in_turn(verb: Verb) -> Verb:
         finally:
             turn.release()
 
-    return guarded  # type: ignore[return-value]
+    return untraced(guarded)  # type: ignore[return-value]

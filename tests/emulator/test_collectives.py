@@ -1,9 +1,12 @@
 """Warps converge where the code says so, and barriers count threads; anything else is an error that names threads."""
 
+import dis
+
 import numpy as np
 import pytest
 
 from nbep.emulator import FULL_MASK, DeadlockError, Divergence, EmulatorError, current_thread
+from nbep.emulator.machine.source import is_same_call
 
 SEEDS = range(4)
 
@@ -265,3 +268,14 @@ def test_disagreeing_counts_and_bad_barriers_are_errors(launch):
         launch(lambda: current_thread().barrier(1, 40), block=64)
     with pytest.raises(EmulatorError, match="at most the block's 64"):
         launch(lambda: current_thread().barrier(1, 96), block=64)
+
+
+def test_a_call_and_the_caches_behind_it_are_one_site():
+    """Where a frame stands differs once calls are traced, by a debugger or by torch.compile, in the midst of a run."""
+    code = compile("vote(0); vote(0)", "kernel", "exec")
+    instructions = list(dis.get_instructions(code, show_caches=True))
+    first, second = [i.offset for i in instructions if i.opname.startswith("CALL")]
+    caches = [i.offset for i in instructions if i.opname == "CACHE" and first < i.offset < second]
+    assert is_same_call((code, first), (code, caches[0]))
+    assert not is_same_call((code, first), (code, second))
+    assert not is_same_call((code, first), None)

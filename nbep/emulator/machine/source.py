@@ -69,6 +69,14 @@ def site_of(frame: FrameType | None) -> Site | None:
     return None
 
 
+def is_same_call(one: Site | None, other: Site | None) -> bool:
+    """Whether sites are of one call. A frame stands at the call, or at the caches behind it once calls are traced."""
+    if one is None or other is None or one[0] is not other[0]:
+        return one == other
+    places = list(one[0].co_positions())
+    return places[one[1] // 2] == places[other[1] // 2]
+
+
 def call_chain(frame: FrameType | None, depth: int = 4) -> list[Site]:
     """The site of a frame's kernel code and of its callers up to the kernel function, innermost first."""
     sites: list[Site] = []

@@ -15,7 +15,7 @@ from . import errors
 from .block import WARP_SIZE
 from .faults import Diverged, LaneLeft, error_at
 from .names import ranges, who_have
-from .source import Site
+from .source import Site, is_same_call
 
 if TYPE_CHECKING:
     from .thread import Thread
@@ -65,7 +65,7 @@ class Warp:
         if collective is None:
             self.check_new(thread, name, mask)
             collective = self.pending[mask] = Collective(name, mask, site)
-        elif collective.name != name or collective.site != site:
+        elif collective.name != name or (collective.site != site and not is_same_call(collective.site, site)):
             raise thread.world.error_of(Diverged(thread, name, collective))
         if len(self.pending) > 1:
             self.check_others(thread, collective)

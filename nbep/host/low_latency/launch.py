@@ -11,6 +11,7 @@ call's, which they need as well. If that was sent before the hook is called, non
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from nbep.device.kernels.low_latency.arguments import BOTH_PHASES, NO_PHASE, RECV_PHASE, SEND_PHASE
@@ -19,6 +20,7 @@ from nbep.host.events import EventOverlap
 from nbep.host.low_latency.memory import Launches, LowLatencyCall
 from nbep.host.node import Node
 from nbep.host.target.base import PreparedLaunch
+from nbep.host.target.torch_modes import untraced
 
 Hook = Callable[[], None]
 
@@ -46,7 +48,7 @@ def run_call(
     mode.begin(call)
     if return_recv_hook:
         on_current_stream(memory, launches[call.half, SEND_PHASE], arguments, arrays)
-        return EventOverlap(), _hook(memory, call, launches, arguments, arrays)
+        return EventOverlap(), partial(_receive, memory, call, launches, arguments, arrays)
     call.is_received = True
     both = launches[call.half, BOTH_PHASES]
     if async_finish:
@@ -79,30 +81,27 @@ def on_current_stream(
         memory.check_faults()
 
 
-def _hook(
+@untraced
+def _receive(
     memory: Node, call: LowLatencyCall, launches: Launches, arguments: Sequence[Any], arrays: Sequence[Any]
-) -> Hook:
+) -> None:
+    """The hook of a call: the results are there for what the current stream does next.
+
+    Raises: ValueError if it was called before, the buffer was cleaned since or is destroyed; PeerTimeout as the verbs,
+            and after an earlier one
+    """
     mode: Any = memory.low_latency
-
-    def hook() -> None:
-        """Receive: the results are there for what the current stream does next.
-
-        Raises: ValueError if it was called before, the buffer was cleaned since or is destroyed; PeerTimeout as the
-                verbs, and after an earlier one
-        """
-        memory.check_open()
-        memory.runtime.check_caller("hook")
-        if call.is_received:
-            refuse("hook", f"a second call of the hook of {call}", "called once")
-        if call.is_forgotten:
-            refuse("hook", f"that of {call} after clean_low_latency_buffer", "called before it")
-        memory.check_faults()
-        if call.watch is not None:
-            call.watch()
-            call.watch = None
-        call.is_received = True
-        on_current_stream(memory, launches[call.half, RECV_PHASE], arguments, arrays)
-        if not mode.is_latest(call):
-            on_current_stream(memory, launches[call.half, NO_PHASE], arguments, arrays)
-
-    return hook
+    memory.check_open()
+    memory.runtime.check_caller("hook")
+    if call.is_received:
+        refuse("hook", f"a second call of the hook of {call}", "called once")
+    if call.is_forgotten:
+        refuse("hook", f"that of {call} after clean_low_latency_buffer", "called before it")
+    memory.check_faults()
+    if call.watch is not None:
+        call.watch()
+        call.watch = None
+    call.is_received = True
+    on_current_stream(memory, launches[call.half, RECV_PHASE], arguments, arrays)
+    if not mode.is_latest(call):
+        on_current_stream(memory, launches[call.half, NO_PHASE], arguments, arrays)

@@ -85,17 +85,23 @@ def is_torch_dtype(value: Any) -> bool:
 
 
 @contextmanager
-def own_grad_mode() -> Iterator[None]:
-    """Whether torch notes gradients is a matter of the thread; ranks that take turns in one each keep their own."""
-    torch = sys.modules.get("torch")
+def own_modes() -> Iterator[None]:
+    """Ranks that take turns in one thread each keep what torch has for a thread: gradients, and torch.compile.
+
+    Nothing is compiled meanwhile: other ranks and their kernels run.
+    """
+    torch: Any = sys.modules.get("torch")
     if not hasattr(torch, "_C"):
         yield
         return
-    is_enabled = torch.is_grad_enabled()  # type: ignore[union-attr]
+    is_enabled = torch.is_grad_enabled()
+    set_compiler = torch._C._dynamo.eval_frame.set_eval_frame if "torch._dynamo" in sys.modules else lambda _: None
+    compiler = set_compiler(None)
     try:
         yield
     finally:
-        torch._C._set_grad_enabled(is_enabled)  # type: ignore[union-attr]
+        torch._C._set_grad_enabled(is_enabled)
+        set_compiler(compiler)
 
 
 def in_backward_pass() -> bool:

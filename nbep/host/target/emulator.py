@@ -22,7 +22,7 @@ from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK, extent
 from nbep.host.faults import read_report
 from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime
-from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, in_backward_pass, is_torch_dtype, own_grad_mode
+from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, in_backward_pass, is_torch_dtype, own_modes
 from nbep.host.target.cuda.arrays import numpy_dtype
 from nbep.host.target.launches import check_launch
 from nbep.host.target.lent import check, lend
@@ -463,7 +463,7 @@ class EmulatorRuntime(Runtime):
         self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
     ) -> bool:
         self.check_caller("a wait")
-        with own_grad_mode():  # other ranks run meanwhile
+        with own_modes():  # other ranks run meanwhile
             in_time = self.world.host_wait(predicate, describe, timeout_ns)
         self._unmap_finished()
         return in_time
