@@ -196,6 +196,10 @@ WORDED = [
     ("both racing scopes", (A,), {"ends": "the scope of X and the scope of Y", "are": "are", "scopes": "cta and gpu",
       "between": "between ranks it takes sys"},
      """the scope of X and the scope of Y are too small: cta and gpu, but between ranks it takes sys"""),
+    ("mixed sizes", ("`f`: byte 0",),
+     {"accesses": "the store and this load", "before": "store", "noun": "load", "had": "bytes 0-7", "has": "bytes 0-3"},
+     """the store and this load of `f`: byte 0 overlap in part: the store has bytes 0-7, this load bytes 0-3, and PTX
+     orders only accesses of the same bytes, however strong they are"""),
     ("CPU stores", (A,), {"needed": "an order, and scope sys"},
      """the CPU stores to `a`: byte 0 while the kernel runs: this store needs an order, and scope sys"""),
     ("told by another warp", (A,), {"which": "this store", "telling": "store to `a`: byte 0"},

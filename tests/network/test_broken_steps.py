@@ -20,6 +20,7 @@ from own_network import (
     see,
     sent_by,
     wait_flag,
+    wait_wide_flag,
 )
 from parts import both_parts
 
@@ -66,7 +67,10 @@ def blocks_of_warps(network: IbgdaNetwork, num_blocks: I32, num_bytes: I32, is_w
         if is_waited != 0:
             wait_written(network, peer, 0, last)
         post_add(network, FLAGS + 8 * warp, 1, warp % 2 == 0, peer, is_waited)
-    wait_flag(network, 2 * warp, 1, lane)
+    if warp % 2 == 0:
+        wait_wide_flag(network, warp, 1, lane)
+    else:
+        wait_flag(network, 2 * warp, 1, lane)
     see(network, begin, num_blocks * num_bytes, lane)
 
 

@@ -16,6 +16,7 @@ from nbep.device.network.seam import own_ptr
 from nbep.device.primitives import (
     FULL_MASK,
     ld_acquire_sys_s32,
+    ld_acquire_sys_s64,
     ld_weak_u8,
     st_weak_u8,
     syncwarp,
@@ -48,6 +49,15 @@ def wait_flag(network, number, least, lane):
     """Wait until a flag is as large; one warp."""
     if lane == 0:
         while ld_acquire_sys_s32(own_ptr(network, FLAGS + 4 * number)) < least:
+            wait_expired(NEVER)
+    syncwarp(FULL_MASK)
+
+
+@device_function
+def wait_wide_flag(network, number, least, lane):
+    """The same of a flag of 64 bits."""
+    if lane == 0:
+        while ld_acquire_sys_s64(own_ptr(network, FLAGS + 8 * number)) < least:
             wait_expired(NEVER)
     syncwarp(FULL_MASK)
 

@@ -33,6 +33,7 @@ from .knowledge import (
     Message,
     Owner,
     Signalled,
+    is_partial,
     join_two,
     remember_store,
     with_signals,
@@ -106,7 +107,7 @@ class CheckedHost(Cpu):
             return
         known = self.knowledge.stores if earlier.verb == "store" else self.knowledge.loads
         if all(one.is_beyond(known) for one in (earlier, *earlier.observations())):
-            if min(access.reach, earlier.reach) < REACH:
+            if min(access.reach, earlier.reach) < REACH or is_partial(access, earlier):
                 raise self.world.error_of(HostRace(allocation, access, earlier))
             if earlier.verb == "store" and access.verb == "load":
                 self._observe(earlier)

@@ -239,6 +239,8 @@ class Overwritten:
         for (reach, place), stores in self.by.items():
             if reach == 0 or access.reach < reach or place != where(access.owner, reach)[1]:
                 yield from stores
+            else:
+                yield from (store for store in stores if is_partial(store, access))
 
     def keep(self, store: Access, granule: int) -> bool:
         """Forget those whose bytes a weak store takes, which knows of them. Whether some are left."""
@@ -289,11 +291,20 @@ def remember_store(allocation: Allocation, store: Access, is_new: Callable[[Acce
             allocation.last_loads[granule] = remaining
 
 
+def is_partial(one: Access, other: Access) -> bool:
+    """Whether two accesses that overlap do so in part: then they race if nothing orders them, however strong they are.
+
+    Source: PTX ISA, "Morally strong operations" (they overlap completely), "Limitations on Mixed-size Data-Races"
+    """
+    return one.begin != other.begin or one.end != other.end
+
+
 def is_covered(earlier: Access, later: Access) -> bool:
     """Whether all that races with a load also races with a later access, by a thread that knows of the load."""
-    is_wider = later.begin <= earlier.begin and earlier.end <= later.end
-    is_as_weak = later.reach == 0 or (later.reach <= earlier.reach and later.owner.rank == earlier.owner.rank)
-    return is_wider and is_as_weak
+    if later.reach == 0:
+        return later.begin <= earlier.begin and earlier.end <= later.end
+    is_as_weak = later.reach <= earlier.reach and later.owner.rank == earlier.owner.rank
+    return is_as_weak and not is_partial(earlier, later)
 
 
 def _is_left(old: Access, store: Access, granule: int) -> bool:

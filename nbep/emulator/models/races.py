@@ -12,6 +12,7 @@ from .knowledge import (
     Access,
     distance,
     is_covered,
+    is_partial,
     remember_store,
 )
 from .signals import SignallingThread
@@ -117,5 +118,7 @@ class CheckingThread(SignallingThread):
         return (
             earlier.begin < access.end
             and access.begin < earlier.end
-            and min(access.reach, earlier.reach) < distance(access.owner, earlier.owner)
+            and (
+                min(access.reach, earlier.reach) < distance(access.owner, earlier.owner) or is_partial(access, earlier)
+            )
         )

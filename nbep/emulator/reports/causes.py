@@ -87,6 +87,10 @@ SENTENCES = {
     "both racing scopes": _RACING,
     "weak store": "{which} store to {0} " + _WEAK.format(does="loads") + "{meeting}",
     "weak load": "{which} load of {0} " + _WEAK.format(does="stores to") + "{meeting}",
+    "mixed sizes": (
+        "{accesses} of {0} overlap in part: the {before} has {had}, this {noun} {has}, and PTX orders only accesses "
+        "of the same bytes, however strong they are"
+    ),
     "CPU stores": "the CPU stores to {0} while the kernel runs: this {noun} needs {needed}",
     # Threads of a block that do not meet.
     "shuffle": "no syncwarp is between {accesses} of {0}: " + _SHUFFLE,

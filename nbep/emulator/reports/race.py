@@ -5,10 +5,11 @@ from __future__ import annotations
 from ..machine import errors
 from ..machine.access import describe_thread
 from ..machine.names import name_of
+from ..machine.orders import SCOPES
 from ..machine.source import describe_site, source_line
 from ..models import races
 from ..models.host import HostRace
-from ..models.knowledge import NOT_YET, Access
+from ..models.knowledge import NOT_YET, Access, distance
 from .causes import Link, in_words
 from .chains import Race
 from .race_cause import find_causes
@@ -23,10 +24,13 @@ def race(fact: races.Race) -> errors.EmulatorError:
     error = errors.DataRace("")
     error.causes = (one.cause("unordered", one.cell),)
     with errors.explaining(error):
-        error.causes = find_causes(one)
-        missing = stream_cause(one)
-        if missing is not None and not any(cause.lines for cause in error.causes):  # else the kernels talk: too weakly
-            error.causes = (missing,)
+        if min(access.reach, earlier.reach) >= distance(access.owner, earlier.owner):
+            error.causes = (one.cause("mixed sizes", one.cell, had=_bytes_of(earlier), has=_bytes_of(access)),)
+        else:
+            error.causes = find_causes(one)
+            missing = stream_cause(one)
+            if missing is not None and not any(cause.lines for cause in error.causes):
+                error.causes = (missing,)  # else the kernels talk: too weakly
     who = "this thread" if earlier.owner is thread.owner else "another thread"
     who = "a bulk copy" if earlier.order == "bulk" else "the CPU" if earlier.owner.is_cpu else who
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
@@ -43,13 +47,20 @@ def race(fact: races.Race) -> errors.EmulatorError:
     return error
 
 
+def _bytes_of(access: Access) -> str:
+    return f"bytes {access.begin}-{access.end - 1}" if access.end - access.begin > 1 else f"byte {access.begin}"
+
+
 def host_race(fact: HostRace) -> errors.EmulatorError:
     """The error for an access by the CPU to bytes that a kernel has accessed."""
     allocation, access, earlier = fact
     owner = earlier.owner
     does = "writes" if access.verb == "store" else "polls" if access.reach else "reads"
     has_done = "loaded" if earlier.verb == "load" else "stored"
-    if access.reach and earlier.reach:
+    if min(access.reach, earlier.reach) == SCOPES["sys"]:
+        why = f"the thread's {earlier.verb} has {_bytes_of(earlier)}, the CPU's {access.verb} {_bytes_of(access)}: "
+        why += "only accesses of the same bytes are ordered, however strong they are"
+    elif access.reach and earlier.reach:
         why = f"scope {earlier.scope} does not reach the CPU: that takes scope sys"
     elif access.reach:
         needed = f"a {earlier.verb} with an order, and scope sys"
