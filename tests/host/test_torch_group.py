@@ -14,7 +14,7 @@ from processes import run_python
 
 import nbep
 from nbep.emulator.machine.memory import OFFSET_BITS, AddressSpace
-from nbep.host.ranks import mail, roll_call
+from nbep.host.ranks import mail, roll_call, torch_meeting
 from nbep.host.ranks.comm import TorchComm, is_torch_group
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.target import process
@@ -23,6 +23,7 @@ from nbep.host.target.memory import WantedMemory
 from nbep.host.target.torchrun import SharedMemory
 
 NUM_RANKS = 4
+MISSING_PROGRAM = Path(__file__).parent / "torch_missing_main.py"
 GLOO_PROGRAM = Path(__file__).parent / "gloo_main.py"
 
 
@@ -51,6 +52,7 @@ def torch_without_torch(monkeypatch):
     torch, distributed = ModuleType("torch"), ModuleType("torch.distributed")
     torch.distributed, distributed.all_gather_object = distributed, all_gather_object
     distributed.get_world_size = lambda: NUM_RANKS  # it is only compared with that of other ranks
+    monkeypatch.setattr(torch_meeting, "meet", lambda *_: None)  # it is about the store of real processes
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
 
@@ -152,6 +154,16 @@ def test_two_processes_under_gloo_agree_with_the_reference():
         *launcher, GLOO_PROGRAM, NBEP_TARGET="emulator", NBEP_TEST_TARGET="emulator", NBEP_TEST_ARRAYS="torch"
     )
     for rank in range(2):
+        assert f"rank {rank} is done" in output
+
+
+@pytest.mark.skipif(find_spec("torch") is None, reason="no torch here")
+def test_a_process_that_does_not_come_to_make_or_to_destroy_a_buffer_is_named_in_time():
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    output = run_python(*launcher, MISSING_PROGRAM, NBEP_TARGET="emulator", NBEP_TIMEOUT_MS="500")
+    for rank in range(2):
+        what = "did not come to make, or to destroy, a Buffer in 1000 ms"
+        assert output.count(f"rank {rank}: rank {1 - rank} {what} ({rank}, {1 - rank}, construction)") == 2
         assert f"rank {rank} is done" in output
 
 

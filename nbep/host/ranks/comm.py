@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
-from nbep.host.ranks import await_ranks
+from nbep.host.ranks import await_ranks, torch_meeting
 from nbep.host.ranks.timeouts import MISSED_MEETING, join_ranks, timeout_ns
 from nbep.host.target.base import Runtime
 
@@ -224,16 +224,21 @@ def gather_results(comm: Communicator, make: Callable[[], Result], where: str = 
 
 
 def gather_objects(comm: Communicator, value: Any, where: str = BUFFER) -> list[Any]:
-    """What every rank passes, by rank. Collective. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
+    """What every rank passes, by rank. Collective.
+
+    Where ranks are processes it has an end. Raises: PeerTimeout if one is missing
+    """
     if isinstance(comm, InProcessComm):
         return comm.meet(where, value)
+    if isinstance(comm, TorchComm):
+        torch_meeting.meet(comm.group, 2 * timeout_ns())
     if not is_mpi_comm(comm):
         return comm.allgather(value)
     return await_ranks.gather_objects(comm, value, 2 * timeout_ns())
 
 
 def await_all(comm: Communicator, where: str = BUFFER) -> None:
-    """A barrier. Under MPI it has an end: raises PeerTimeout if a rank is missing."""
+    """A barrier. It has an end where ranks are processes: raises PeerTimeout if one is missing."""
     if not is_mpi_comm(comm):
         gather_objects(comm, None, where)
         return

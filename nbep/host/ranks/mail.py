@@ -16,6 +16,7 @@ from typing import Any
 
 from nbep.host.ranks.comm import Communicator, InProcessComm, TorchComm, is_mpi_comm
 from nbep.host.ranks.hosts import hosts_of
+from nbep.host.ranks.torch_meeting import default_store
 
 REPORT = 1  # the tag
 
@@ -96,13 +97,6 @@ class Store(Mail):
                 if default_store().check([key]):  # to get it would wait for it
                     found[rank] = default_store().get(key).decode()
         return found
-
-
-def default_store() -> Any:
-    """torch has no public name for it; programs that need it take this one."""
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
 
 
 class Board(Mail):

@@ -17,8 +17,8 @@ nobody goes on to a collective call, which would wait for them: so there is no s
            hears 1                 hears 0: not without 2
 
 Elsewhere a rank that does not come needs no clock of ours: the emulator reports the deadlock, a virtual rank that fails
-ends the others' waits, and a process group of torch has a time-out of its own. In one process ranks that shrink write
-on a board; in a process group of torch each of them knows only whom it has masked itself.
+ends the others' waits, and processes of torch have meetings of their own: see torch_meeting. In one process ranks that
+shrink write on a board; in a process group of torch each of them knows only whom it has masked itself.
 """
 
 from __future__ import annotations
