@@ -150,6 +150,7 @@ def loads_through_two_stages(mbarrier, parity):
             while not mbarrier_try_wait_parity(MBARRIER + 8 * mbarrier(row), parity(row)):
                 pass
             ld_shared_s32(32 * stage)
+            fence_proxy_async_shared()
 
     return together((0, load_rows, 1, 1))
 
