@@ -15,12 +15,13 @@ from nbep.check.faults import NOTHING, Fault, broken
 from nbep.device.jit import kernel, over
 from nbep.device.kernels.internode.arguments import Context, Here
 from nbep.device.kernels.internode.coordinator import Column, begin_block, board_row, publish_slots
-from nbep.device.kernels.network_push import fill_stage, wait_pushed
+from nbep.device.kernels.network_push import NETWORK_PUSH, fill_stage, wait_pushed
 from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, peer_ptr, put_nbi_warp, quiet
-from nbep.device.primitives import ld_weak_s32, smem_base, st_weak_s32, thread_idx
+from nbep.device.primitives import ld_acquire_sys_s32, ld_weak_s32, smem_base, st_weak_s32, thread_idx
 from nbep.device.protocols.barrier import barrier_block, wait_signal_not_positive
 from nbep.device.protocols.board import note_progress
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.waits import Waiter, is_at_least, wait_or_report
 from nbep.device.types import I32
 from nbep.emulator import DataRace, World
 
@@ -176,7 +177,8 @@ def fill_and_tell(network: Network, bounds: Bounds, num_warps: I32, num_rows: I3
         publish_slots(context, own_ptr(network, 496), 500, num_rows, Column(board_row(0), num_warps), 0)
     elif thread_idx() == 0:
         for row in range(num_rows):
-            wait_pushed(own_ptr(network, 500), row + 1, bounds, 0, 0)
+            waiter = Waiter(NETWORK_PUSH, 0, 0)
+            wait_or_report(ld_acquire_sys_s32, own_ptr(network, 500), is_at_least, row + 1, bounds, waiter)
             for other in range(num_warps):
                 assert ld_weak_s32(own_ptr(network, 16 * (num_warps * row + other))) == row + 1
 
