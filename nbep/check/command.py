@@ -19,7 +19,7 @@ from nbep.check.faults import Fault
 from nbep.check.options import parameters_of, parser_of_check
 from nbep.check.runs import ERROR, SEARCHED, STRATEGIES, Finding, Run, World, faults_in, in_turns, option_of, perform
 from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario
-from nbep.check.search import first_finding, smallest, workers
+from nbep.check.search import first_finding, named, smallest, workers
 from nbep.device.terminal import STDOUT, console_for, progress, write_json
 from nbep.emulator.schedule.strategies import strategy_of
 
@@ -157,6 +157,10 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
             with workers(options.jobs) as each:
                 finding = first_finding(runs, each, advance)
         plain = finding
+        if finding is not None:
+            show(description="looking for the cause", total=None)
+            with workers(options.jobs if max(lengths.values()) > SHORT_RUN else 1) as each:
+                finding = named(finding, runs, each) or finding
         if finding is not None and not options.no_shrink and finding.kind != ERROR:
             show(description="making it smaller", total=None)
             with workers(options.jobs if max(lengths.values()) > SHORT_RUN else 1) as each:
@@ -165,9 +169,11 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
         write_json(options.json, as_json(len(runs), None, base))
         return nothing_found(console, base, len(runs))
     write_json(options.json, as_json(max(done.runs, 1), finding, plain.run))
-    console.print(f"Found after {max(done.runs, 1)} of {len(runs)} runs: {finding.kind}")
+    console.print(f"Found after {max(done.runs, 1)} of {len(runs)} runs: {plain.kind}")
     if finding.run != plain.run:
         console.print(f"First seen with: {plain.run.command}")
+    if finding.kind != plain.kind:
+        console.print(f"That run does not say why. Another one does: {finding.kind}")
     console.print()
     console.print(finding.message)
     console.print()

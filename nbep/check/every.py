@@ -16,10 +16,10 @@ from rich.console import Console
 
 from nbep.check.debug import debug
 from nbep.check.fewest import fewest_preemptions
-from nbep.check.runs import ERROR, Finding, Run, option_of, perform
+from nbep.check.runs import ERROR, WRONG, Finding, Run, option_of, perform
 from nbep.check.scenario import ScenarioError, load_scenario
 from nbep.check.schedule_file import FILE, model_of, read_schedule, strategy_for, write_schedule
-from nbep.check.search import made_smaller
+from nbep.check.search import LOOK_ON, made_smaller
 from nbep.device.terminal import progress, write_json
 from nbep.emulator.schedule.every import Every, OutOfTime, Redundant, Tree
 from nbep.emulator.schedule.every_loops import Endless
@@ -62,13 +62,19 @@ def check_all(
     tree: Tree | WeakTree = WeakTree() if is_weak else Tree()
     tree.end_time = time.monotonic() + 60 * (minutes or MINUTES)
     failing: Failing | None = None
-    endless = ""
+    first_kind = endless = ""
+    number = 0
     with progress(base.scenario, 1000) as show:
         try:
             while failing is None and tree.schedules + tree.redundant < limit and tree.begin():
                 if finding := one(tree, base):
+                    number = tree.schedules + 1
                     failing = Failing(finding, tree.replay, "")
                 show(completed=int(1000 * tree.share))
+            first_kind = "" if failing is None else failing.finding.kind
+            if first_kind == WRONG:
+                show(description="looking for the cause", total=None)
+                failing = named(tree, base) or failing
         except Endless as error:
             endless = str(error)
         if failing is not None and shrinks and not is_weak and failing.finding.kind != ERROR:
@@ -80,7 +86,9 @@ def check_all(
         write_schedule(finding.run, failing.replay, Path(FILE))
         what = {"kind": finding.kind, "message": finding.message, "schedule": FILE, "smaller": failing.smaller}
         write_json(to, {**told, "found": {**what, "parameters": finding.run.values}})
-        console.print(f"Found in schedule {tree.schedules + 1}: {finding.kind}")
+        console.print(f"Found in schedule {number}: {first_kind}")
+        if finding.kind != first_kind:
+            console.print(f"It does not say why. Another schedule does: {finding.kind}")
         if failing.smaller:
             console.print(failing.smaller)
         console.print(f"\n{finding.message}\n")
@@ -101,6 +109,20 @@ def check_all(
     if note is not None:
         console.print(note)
     return NOTHING_FOUND
+
+
+def named(tree: Tree | WeakTree, run: Run) -> Failing | None:
+    """One of the next schedules that says why, where the one under way ends with a wrong result, which says nothing."""
+    tree.end()
+    last = tree.schedules + LOOK_ON
+    while tree.schedules < last and tree.begin():
+        finding = one(tree, run)
+        if finding is None:
+            continue
+        if finding.kind not in (WRONG, ERROR):
+            return Failing(finding, tree.replay, "")
+        tree.end()
+    return None
 
 
 class Failing(NamedTuple):

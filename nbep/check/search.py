@@ -12,10 +12,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from nbep.check.runs import Finding, Run, perform
+from nbep.check.runs import ERROR, WRONG, Finding, Run, perform
 from nbep.check.scenario import load_scenario
 
 FIRST_RUNS = 6  # before other processes start: much that is wrong shows at once
+LOOK_ON = 60  # runs at most, for one that names the cause of a wrong result
 SHRINK_SEEDS = 2  # tried for each smaller shape, besides the failing one
 SHRINK_RUNS = 150  # at most, in all
 
@@ -68,6 +69,14 @@ def first_finding(runs: Sequence[Run], each: Workers, advance: Callable[[int], o
 
 def _later(each: Workers, runs: Sequence[Run]) -> Iterator[Finding | None]:
     yield from each(perform, runs)
+
+
+def named(finding: Finding, runs: Sequence[Run], each: Workers) -> Finding | None:
+    """One of the next runs that says why, where the finding is a wrong result and says nothing of that."""
+    if finding.kind != WRONG:
+        return None
+    later = [run for run in runs[runs.index(finding.run) + 1 :] if run.memory_model == "checked"][:LOOK_ON]
+    return next((one for one in each(perform, later) if one is not None and one.kind not in (WRONG, ERROR)), None)
 
 
 def smallest(finding: Finding, each: Workers) -> Finding:

@@ -119,6 +119,43 @@ def main(comm):
 """
 
 
+LAPS = """
+import numpy as np
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import ld_acquire_sys_s32, ld_weak_s32, st_release_sys_s32, st_weak_s32, wait_expired
+from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.device.types import I32, Out
+
+
+@kernel(max_threads=1)
+def lap(out: Out, peers: Peers, rounds: I32):
+    flag = buffer_of(peers, 1)
+    for i in range(rounds):
+        if peers.rank == 0:  # waits for nobody
+            st_weak_s32(flag + 64, i + 1)
+            st_release_sys_s32(flag, i + 1)
+        else:
+            while ld_acquire_sys_s32(flag) < i + 1:
+                wait_expired(1 << 62)
+            st_weak_s32(out + 4 * i, ld_weak_s32(flag + 64))
+
+
+def main(comm, rounds=3):
+    memory = nbep.NodeMemory.create(comm, 128)
+    comm.barrier()
+    out = np.zeros(rounds, np.int32)
+    memory.runtime.launch(memory.comm_stream, lap, 1, 1, 0, out, memory.peers, rounds)
+    memory.wait()
+    memory.close()
+    return out.tolist()
+
+
+def check(results, rounds):
+    assert results[1] == [i + 1 for i in range(rounds)]
+"""
+
+
 @pytest.fixture
 def tickets(tmp_path, monkeypatch):
     """Two ranks take tickets: each order is another schedule."""
@@ -174,6 +211,36 @@ def test_an_order_of_warps_at_a_barrier_that_hangs_is_found_and_its_file_shows_i
     assert "barrier 1" in first
     assert main(["--schedule", "schedule.json"]) == FOUND
     assert capsys.readouterr().out.strip() in first
+
+
+def test_of_a_wrong_result_a_run_is_shown_that_says_why(tmp_path, monkeypatch, capsys):
+    """A flag that laps its reader: most runs end with wrong numbers, a few with the race that they come from."""
+    monkeypatch.chdir(tmp_path)
+    Path("laps.py").write_text(LAPS)
+    assert main(["laps.py", "--seeds", "24"]) == FOUND
+    out = capsys.readouterr().out
+    assert out.startswith("Found after 1 of 48 runs: wrong result\n")
+    assert "That run does not say why. Another one does: race" in out
+    assert "DataRace: " in out
+    again = out.strip().splitlines()[-1].split()
+    assert main(again[2:]) == FOUND
+    assert "DataRace: " in capsys.readouterr().out
+
+
+def test_of_a_wrong_result_a_schedule_is_shown_that_says_why(tmp_path, monkeypatch, capsys):
+    """The reader comes too early in the first schedule, and takes what no acquire orders in the second one."""
+    monkeypatch.chdir(tmp_path)
+    wait = "            while ld_acquire_sys_s32(flag) < i + 1:\n                wait_expired(1 << 62)\n"
+    read = "            st_weak_s32(out + 4 * i, ld_weak_s32(flag + 64))"
+    if_there = f"            if ld_relaxed_sys_s32(flag) != 0:\n    {read}"
+    assert LAPS.count(wait + read) == 1
+    program = LAPS.replace(wait + read, if_there).replace("import ld_acquire", "import ld_relaxed").replace("=3", "=1")
+    Path("looks_once.py").write_text(program)
+    assert main(["looks_once.py", "--all"]) == FOUND
+    out = capsys.readouterr().out
+    assert out.startswith("Found in schedule 1: wrong result\nIt does not say why. Another schedule does: race\n")
+    assert main(["--schedule", "schedule.json"]) == FOUND
+    assert capsys.readouterr().out.strip() in out
 
 
 @pytest.mark.parametrize("fault", ["send_row: wait_at_least", "send_row: release of TAIL"])
