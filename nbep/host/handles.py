@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, ClassVar, NoReturn, Self
 from uuid import uuid4
 from weakref import WeakValueDictionary
+
+from nbep.host.plans import Plans
+
+MAX_PLANS = 64  # of a handle
 
 
 class OfThisProcess:
@@ -75,6 +80,7 @@ class ArraysHandle(Unpacks):
     owner: Identity | None = field(default=None, init=False, repr=False)
     number: int = field(default=0, init=False, repr=False)
     is_as_made: bool = field(default=False, init=False, repr=False)
+    plans: Plans[Any] = field(default_factory=partial(Plans, MAX_PLANS), init=False, repr=False)  # of calls with it
 
     def owned_by(self, owner: Identity, number: int) -> Self:
         """The same, as made by a dispatch of the buffer of this identity: the arrays need not be checked again."""
@@ -84,7 +90,7 @@ class ArraysHandle(Unpacks):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "is_as_made": False}
+        return {**vars(self), "is_as_made": False, "plans": Plans(MAX_PLANS)}  # they are for these arrays
 
     @property
     def arrays(self) -> dict[str, Any]:

@@ -5,34 +5,71 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_combine
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from nbep.device.kernels.internode.cached_notify import CachedHeads
 from nbep.device.kernels.internode.combine import (
-    InternodeCombineInputs,
-    InternodeCombineOutputs,
     InternodeCombineSizes,
     combine_smem_bytes,
 )
+from nbep.device.protocols.calls import Call
 from nbep.host import validate
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, fit_rings, nodes_config
 from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
-from nbep.host.internode.dispatch import launch_cached_notify
+from nbep.host.internode.dispatch import prepare_cached_notify
+from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings
 from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.node import Node
 from nbep.host.request import CombineRequest
-from nbep.host.target.base import Array, MaybeArray
+from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import Make, Wanted
 from nbep.host.tokens import check_combine_inputs
+
+COMBINE = "combine"  # in the key of a plan: a handle keeps those of dispatches, too
+
+
+class Plan(NamedTuple):
+    """What depends on the handle, on the sizes of rows and weights, and on the config."""
+
+    make: Make  # combined_x, and the weights if there are some
+    notify: PreparedLaunch
+    combine: PreparedLaunch
+    rings: Rings
+    call: Call
 
 
 def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
     """See Buffer.combine."""
-    runtime, mode, config = memory.runtime, checks.mode_of(memory), request.config
+    mode, handle, given = checks.mode_of(memory), request.handle, request.arrays
     memory.check_faults()
     check_turn(memory, "combine")
     validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
-    handle = checks.handle(memory, request.handle, request.previous_event)
+    kinds, arguments = memory.runtime.look_at(given)
+    key, plan = None, None
+    if type(handle) is InternodeHandle and handle.owner is memory.identity and len(given) == 4:
+        key, plan = handle.plans.find(kinds, (COMBINE, request.config))
+    if plan is None:
+        handle = checks.handle(memory, handle, request.previous_event)
+        plan = _make_plan(memory, handle, request)
+        handle.plans.keep(key, plan)
+    outputs, of_outputs = memory.allocate(request, request.x, plan.make)
+    memory.compare(plan.call, handle)
+    take_turn(memory, "combine")
+    memory.ring_shape, mode.rdma.shape = plan.rings.nvl, plan.rings.rdma
+    plan.notify.launch(memory.stream, (), (handle,))
+    if request.topk_weights is None:
+        outputs.append(None)
+        of_outputs.append(0)
+    plan.combine.launch(memory.stream, (*of_outputs, *arguments), (given, outputs, handle))
+    return outputs[0], outputs[1], memory.finish(request.async_finish)
+
+
+def _make_plan(memory: Node, handle: InternodeHandle, request: CombineRequest) -> Plan:
+    """Check what does not change, and prepare both launches."""
+    runtime, mode, config = memory.runtime, checks.mode_of(memory), request.config
     num_tokens, num_combined_tokens = handle.recv_src_meta.shape[0], handle.send_rdma_head.shape[0]
     given = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
 
@@ -49,44 +86,29 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     check_chunk(config, rings)
     check_rings(rings, *num_bytes)
     mode.rdma.transport.check_message(rings.rdma.hidden_bytes)
-
-    with memory.allocations(request, request.x) as empty:
-        combined_x = empty((num_combined_tokens, given.hidden), "bfloat16")
-        combined_topk_weights: MaybeArray = None
-        if request.topk_weights is not None:
-            combined_topk_weights = empty((num_combined_tokens, given.num_topk), "float32")
     call = combine_call(memory, given.hidden, given.num_topk, config, handle, between_nodes=True)
-    memory.compare(call, handle)
-    take_turn(memory, "combine")
-    memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
     heads = CachedHeads(
         handle.send_rdma_head,
         handle.send_nvl_head,
         handle.recv_rdma_channel_prefix_matrix,
         handle.recv_rdma_rank_prefix_sum,
     )
-    launch_cached_notify(memory, rings, heads, num_combined_tokens, handle.send_nvl_head.shape[0], call)
     num_warps = mode.num_warps(config.num_threads, mode.most_combine_warps)
-    runtime.launch(
-        memory.stream,
+    of_handle = (
+        handle.send_rdma_head,
+        handle.send_nvl_head,
+        handle.rdma_channel_prefix_matrix,
+        handle.recv_rdma_channel_prefix_matrix,
+        handle.recv_rdma_rank_prefix_sum,
+        handle.recv_gbl_channel_prefix_matrix,
+        handle.recv_gbl_rank_prefix_sum,
+    )
+    launch = runtime.prepare(
         mode.kernel(mode.combine_kernel),
         config.num_sms,
         32 * num_warps,
         combine_smem_bytes(32 * num_warps),
-        InternodeCombineOutputs(combined_x, combined_topk_weights),
-        InternodeCombineInputs(
-            request.x,
-            request.topk_weights,
-            given.bias_0,
-            given.bias_1,
-            handle.send_rdma_head,
-            handle.send_nvl_head,
-            handle.rdma_channel_prefix_matrix,
-            handle.recv_rdma_channel_prefix_matrix,
-            handle.recv_rdma_rank_prefix_sum,
-            handle.recv_gbl_channel_prefix_matrix,
-            handle.recv_gbl_rank_prefix_sum,
-        ),
+        of_handle,
         mode.network,
         memory.peers,
         mode.progress,
@@ -101,4 +123,9 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
             mode.cells,
         ),
     )
-    return combined_x, combined_topk_weights, memory.finish(request.async_finish)
+    outputs: tuple[Wanted, ...] = (((num_combined_tokens, given.hidden), "bfloat16"),)
+    if given.num_topk > 0:
+        outputs += (((num_combined_tokens, given.num_topk), "float32"),)
+    num_passed = handle.send_nvl_head.shape[0]
+    notify = prepare_cached_notify(memory, rings, heads, num_combined_tokens, num_passed, call)
+    return Plan(runtime.prepare_empty(outputs, request.x), notify, launch, rings, call)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
 
 from nbep.host.handles import ArraysHandle
-from nbep.host.plans import Plans
 from nbep.host.target.base import Array
-
-MAX_PLANS = 64  # of a handle
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +31,3 @@ class DispatchHandle(ArraysHandle):
     recv_src_idx: Array
     is_token_in_rank: Array
     send_head: Array
-    plans: Plans[Any] = field(default_factory=partial(Plans, MAX_PLANS), init=False, repr=False)  # of calls with it
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "plans": Plans(MAX_PLANS)}  # they are for these arrays
