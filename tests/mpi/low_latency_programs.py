@@ -3,8 +3,10 @@
 import os
 import signal
 import sys
+import time
 import traceback
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -69,6 +71,24 @@ def two_calls_in_flight(comm):
         buffer.destroy()
         for case, trip in zip(cases, trips, strict=True):
             check_all_ranks(comm, case, options, trip.outcome)
+
+
+def two_threads_in_another_order(comm):
+    """Each thread has a buffer of its own group. Where one thread waits, the other one goes on."""
+    cases, options = [make_case(seed, comm.size) for seed in range(2)], Options()
+    groups = [comm.Dup() for _ in cases]
+    buffers = [make_buffer(group, [(case, options)]) for group, case in zip(groups, cases, strict=True)]
+    order = [0, 1] if comm.rank == 0 else [1, 0]
+    with ThreadPoolExecutor(2) as threads:
+        trips = {}
+        for number in order:
+            trips[number] = threads.submit(Trip(buffers[number], cases[number], options).whole)
+            while not buffers[number]._turn.locked() and not trips[number].done():
+                time.sleep(1e-3)
+    for number, (buffer, group) in enumerate(zip(buffers, groups, strict=True)):
+        buffer.destroy()
+        check_all_ranks(comm, cases[number], options, trips[number].result())
+        group.Free()
 
 
 def calls_that_differ(comm):

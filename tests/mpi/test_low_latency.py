@@ -20,7 +20,7 @@ def mpiexec(num_ranks: int, *arguments: str, without: int | None = None, **optio
 
 @pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[4]))
 def test_ranks_in_processes_agree_with_the_reference(num_ranks):
-    mpiexec(num_ranks, "round_trips,two_calls_in_flight")
+    mpiexec(num_ranks, "round_trips,two_calls_in_flight,two_threads_in_another_order")
 
 
 @pytest.mark.thorough  # without processes: tests/low_latency/test_last_call.py

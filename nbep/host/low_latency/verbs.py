@@ -25,6 +25,9 @@ class LowLatencyVerbs:
         under way, one in each half; a third is refused until the hook of the first is called. All ranks make the same
         calls in the same order. What calls return lies in memory of its own, and stays for as long as it is held.
         What a call is given to write (out, stats) may not lie over its other arrays, nor in the RDMA buffer.
+    Threads:
+        Two threads of a process, each with a buffer of its own group, may call in any order if each has a current
+        stream of its own. On a GPU that is for the caller to see to: calls on one stream wait for each other there.
     CUDA graphs:
         Calls can be captured and replayed with new contents of their inputs. A graph holds an even number of calls, so
         that each replay finds the halves as the capture did; otherwise the buffer fails with a ValueError that says so.

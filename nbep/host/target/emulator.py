@@ -287,7 +287,7 @@ class EmulatorRuntime(Runtime):
         world.read_report = read_report
         self.rank = rank
         self._context = world.ranks[rank]
-        self._current_stream: EmulatedStream | None = None
+        self._current_streams: dict[int, EmulatedStream] = {}  # by thread: each is a host of its own
         # Launches, the arrays that they use, and where those lie that they write
         self._in_flight: list[tuple[Any, list[Any], list[Span]]] = []
         self._outputs = Outputs()
@@ -385,14 +385,15 @@ class EmulatorRuntime(Runtime):
 
     @property
     def current_stream(self) -> Stream:
-        if self._current_stream is None:
-            self._current_stream = self.create_stream("compute")
-        return self._current_stream
+        thread = threading.get_ident()
+        if thread not in self._current_streams:
+            self._current_streams[thread] = self.create_stream("compute")
+        return self._current_streams[thread]
 
     @property
     def busy_current_stream(self) -> EmulatedStream | None:
         """The current stream, if it has work that is not done."""
-        current = self._current_stream
+        current = self._current_streams.get(threading.get_ident())
         return current if current is not None and current.stream.is_busy else None
 
     @property
