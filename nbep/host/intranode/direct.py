@@ -32,6 +32,7 @@ from nbep.host.arguments import integer, refuse
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.lent import Lease
 from nbep.host.target.memory import SymmetricMemory
+from nbep.host.target.streams import Event
 
 MAX_ARRAYS = 256
 MAX_SMS = 256  # that a size hint has room for
@@ -121,6 +122,12 @@ class DirectMemory:
             found = self._symmetric.array(self._runtime.dtype_like(dtype, like), offset, num_rows * row)
             found = self._arrays[key] = found.reshape((num_rows, *shape[1:]))
         return found[: shape[0]]
+
+    def begin_lease(self, event: Event | None) -> None:
+        """What the latest dispatch receives is there behind an event; where the host reads arrays."""
+        lease = self._leases[(self._num_dispatches - 1) % NUM_HALVES]
+        if lease is not None:
+            lease.begins_with = event
 
     def forget(self) -> None:
         """Keep no arrays for later calls."""

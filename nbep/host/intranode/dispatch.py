@@ -55,7 +55,7 @@ def dispatch(
     validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
     if request.handle is not None:
         recv_x = dispatch_cached(memory, request)
-        return recv_x, None, None, None, None, memory.finish(request.async_finish)
+        return recv_x, None, None, None, None, _finish(memory, request)
     recv: DispatchOutputs | direct_dispatch.Received
     chosen: Any = _without_rings if request.zero_copy else _dispatch_counted
     recv, handle, counted = chosen(memory, request)
@@ -65,8 +65,15 @@ def dispatch(
         recv.recv_topk_weights,
         counted,
         handle,
-        memory.finish(request.async_finish),
+        _finish(memory, request),
     )
+
+
+def _finish(memory: Node, request: DispatchRequest) -> EventOverlap:
+    event = memory.finish(request.async_finish)
+    if request.zero_copy and request.async_finish and memory.runtime.host_reads_arrays:
+        validate.zero_copy(memory).begin_lease(memory.latest_event)
+    return event
 
 
 # Validate

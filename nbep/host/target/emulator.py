@@ -203,6 +203,11 @@ class EmulatedEvent(Event):
             self.event.tell_host()
         return is_done
 
+    @property
+    def is_past(self) -> bool:
+        """Whether it is done, without the host learning it."""
+        return self.event.mark.done
+
     def current_stream_wait(self) -> None:
         self._runtime.wait_until(lambda: self.done, lambda: f"an event of stream {self.event.stream.name}")
 

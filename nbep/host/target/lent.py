@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nbep.emulator import UseAfterFree
+from nbep.emulator import Uninitialized, UseAfterFree
 
 # What may be asked of an array that is not the caller's any more: nothing about its elements.
 ABOUT = {"base", "ctypes", "dtype", "flags", "itemsize", "nbytes", "ndim", "shape", "size", "strides"}
@@ -23,6 +23,7 @@ class Lease:
     def __init__(self, what: str):
         self.what = what
         self.ended_by = ""
+        self.begins_with: Any = None  # the event behind which it is there; None: it is there
 
     def end(self, by: str) -> None:
         self.ended_by = by
@@ -31,6 +32,14 @@ class Lease:
         """Raises: UseAfterFree if the lease has ended"""
         if self.ended_by:
             raise UseAfterFree(f"a use of {self.what} after {self.ended_by}, whose rows take its place")
+
+    def check_read(self) -> None:
+        """Raises: as `check`; Uninitialized if it is not there yet: a later call may take it, but nobody may look"""
+        self.check()
+        if self.begins_with is not None:
+            if not self.begins_with.is_past:
+                raise Uninitialized(f"a use of {self.what} before the event that its call returned")
+            self.begins_with = None
 
 
 class LentArray(np.ndarray):
@@ -78,11 +87,11 @@ def lend(value: Any, lease: Lease | None) -> Any:
 def plain(value: Any) -> Any:
     """A value, and those of a tuple or list, without a lease.
 
-    Raises: UseAfterFree if its lease has ended
+    Raises: as Lease.check_read
     """
     if isinstance(value, LentArray):
         if value._lease is not None:
-            value._lease.check()
+            value._lease.check_read()
         return np.ndarray.view(value, np.ndarray)
     if type(value) in (tuple, list):
         return type(value)(plain(item) for item in value)
