@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from kills import LONGEST_MS, NUM_RANKS, PROGRAM, last_words, who_does_not_name
 from parts import both_parts
-from processes import run_python
+from processes import ROOT, run_python, surviving_mpirun
 
 pytestmark = pytest.mark.mpi
 NUM_STEPS = 10  # two rounds of killed_main.py: a buffer is made, used and destroyed in each; later rounds are the same
@@ -26,6 +26,13 @@ def run_until_one_is_gone(victim: int, signal: str, kind: str, when: str, number
     told = last_words(output)
     assert set(range(NUM_RANKS)) - {victim} <= told.keys(), output
     return told
+
+
+def test_the_page_on_debugging_has_the_command_that_these_tests_start_ranks_with():
+    mpiexec, *rest = surviving_mpirun(4)
+    page = (ROOT / "docs" / "debugging.md").read_text()
+    options = [f"'{word}'" if " " in word else word for word in [rest[0], "-n", "4", *rest[3:]]]
+    assert f"\nmpiexec {' '.join(options)} python program.py\n" in page, mpiexec
 
 
 def check_named(victim: int, told: dict[int, str]) -> None:
