@@ -4,7 +4,7 @@
                           tails[channel, n] <--coordinator, when all slots below are filled
 
  cell                 written by          with                     read by             with
- stage of a warp      copy engine         bulk copy                network             after its mbarrier
+ stage of a warp      copy engine         bulk copy (1)            network             after its mbarrier
    its notes          lanes               st_shared                network             after a proxy fence, syncwarp
  slot[k] of (d, l)    sender              put_nbi_warp             forwarder           after tails
  board[w, d]          sender w, lane d    atom_exch_release_cta    coordinator         ld_acquire_cta
@@ -13,6 +13,8 @@
  heads[c, d]          (d, l)              amo_add, behind reads    senders, lane d     ld_acquire_sys
  sent[c, d]           coordinator, lane d st_weak                  senders (next call) ld_weak
  send_rdma_head       sender 0            st_weak                  (combine)           -
+
+ (1) If a NIC sends, the lanes have read the stage: the next copy comes after a proxy fence of each, and a syncwarp.
 
 The warps go through the same tokens of the channel and take them in turn. Each knows without asking which slot a token
 has at a node: its index there is the number of tokens before it that go there. The warps finish in any order, but the
@@ -32,7 +34,7 @@ from nbep.device.kernels.internode.arguments import rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails, wait_total_free
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
 from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
-from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.copies import Row, begin_copy
@@ -130,6 +132,8 @@ def put_part(ctx, to, offset, data, num_bytes):
         place = Place(dst, src, rank_at(ctx, node), ctx.here.channel)
         put_nbi_warp(ctx.network, place, data, num_bytes, ctx.lane)
         nodes &= nodes - 1
+    if sends_from_buffer(ctx.network) and ptx.has_tma():
+        ptx.fence_proxy_async_shared()  # the lanes have read the stage: the engine may fill it again
 
 
 @device_function
