@@ -3,6 +3,7 @@
 import re
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,9 +21,11 @@ from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols import own_sites
 from nbep.device.protocols.calls import CALLS_DIFFER, OF_NODE
 from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, OWN_SITES, SITES, FaultReport
+from nbep.host import causes
 from nbep.host.causes import fault_error
 from nbep.host.faults import destroy_error
 from nbep.host.ranks.who_waits import explain
+from nbep.host.target.memory import HostWords
 from nbep.reference import BF16
 
 
@@ -215,3 +218,14 @@ def test_explain_finds_the_rank_that_has_made_fewer_calls():
     text = explain([*log, str(destroy_error(3, [0, 1, 2], 100.0)), calls[3]])
     assert "They wait for each other: 0 and 3, 1 and 3, 2 and 3." in text, text
     assert "Collective calls so far: 2; rank 3 has made 1, the last one dispatch." in text, text
+
+
+def test_a_report_is_put_into_words_before_the_memory_goes(monkeypatch):
+    """An event may ask later, and the memory tells more than the report: who is gone, and what has come from a NIC."""
+    memory = SimpleNamespace(is_open=True)
+    monkeypatch.setattr(causes, "error_of", lambda memory, report: ValueError(f"memory open: {memory.is_open}"))
+    report = causes.KernelReport(memory, HostWords(np.ones(len(FaultReport._fields), np.int32)))
+    report.keep()
+    memory.is_open = False
+    with pytest.raises(ValueError, match="memory open: True"):
+        report.check()
