@@ -48,7 +48,7 @@ def meet_twice(comm):
     memory.close()
 
 
-@pytest.mark.parametrize(("num_ranks", "schedules", "redundant"), [(2, 2, 2), (3, 6, 25)])
+@pytest.mark.parametrize(("num_ranks", "schedules", "redundant"), [(2, 2, 2), (3, 13, 43)])
 def test_ranks_meet_twice(num_ranks, schedules, redundant):
     *_, (tree, _) = all_of(meet_twice, num_ranks)
     assert tree.is_whole

@@ -25,7 +25,7 @@ def of_one_kernel(*threads) -> Program:
 
 MISSES = {
     "hosts": "a kernel stores what a host has read before, and nothing orders the two",
-    "sizes": "accesses of two sizes to one cell may meet",
+    "sizes": "an atomic counts as having observed what one of another size has stored at the same address",
 }  # what is still missed, by the shape of programs that shows it
 CHUNKS = [range(begin, begin + 245) for begin in range(20, 1000, 245)]
 
@@ -62,6 +62,11 @@ FOUND = {
         Op("ld", "acquire", 0, asks="least", other=2),
         (Op("exch", "acq_rel", 8, 1, asks="least"), Op("add", "release", 0, 1, asks="least", other=1)),
         Op("cas", "acq_rel", 0, 1),
+    ),
+    "the same beside adds of several threads": of_one_kernel(
+        Op("add", "relaxed", 0, 1, asks="none"),
+        (Op("add", "relaxed", 0, 1, asks="late", other=1), Op("exch", "acquire", 0, 2, asks="late", other=2)),
+        Op("ld", "relaxed", 0, asks="late", other=3),
     ),
 }
 

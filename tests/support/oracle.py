@@ -1,8 +1,7 @@
 """An oracle for small programs: all interleavings, and the data-races that PTX's memory consistency model sees in them.
 
-It shares nothing with the emulator that it judges: a program is data, and this module interprets it. A state of the
-interpreter has the memory, where everybody is, and which events come before which; states that are equal are one, so
-that all interleavings of a small program are few.
+It shares nothing with the emulator that it judges: a program is data, and this module interprets it. States of the
+interpreter that are equal are one, so that all interleavings of a small program are few.
 
 Of two events the words are those of PTX: *base causality*, *observation*, *morally strong*. A set of events is an int
 with a bit for each. Hosts are one thread, the CPU; what they queue comes before the kernel that it starts.
@@ -206,11 +205,8 @@ class Oracle:
 
     def task(self, state: State, stream: tuple[int, int]) -> int | None:
         """The next task of a stream, if it has been queued."""
-        tasks, place = self.tasks[stream], state.places[stream]
-        host = self.first_host + stream[0]
-        if place < len(tasks) and tasks[place] < self.starts[host] + state.at[host]:
-            return tasks[place]
-        return None
+        left, host = self.tasks[stream][state.places[stream] :], self.first_host + stream[0]
+        return left[0] if left and left[0] < self.starts[host] + state.at[host] else None
 
     def do_task(self, state: State, stream: tuple[int, int], event: int) -> bool:
         """Whether it is done."""
@@ -351,13 +347,18 @@ class Oracle:
     # --- accesses -----------------------------------------------------------------------------------------------------
 
     def access(self, state: State, i: int, op: Op, event: int) -> Iterator[State]:
-        for write in self.sources(state, i, op) if op.what in READING else (None,):
+        sources = self.sources(state, op) if op.what in READING else [None]
+        for write in sources:
             new = state.copy()
             old = self.value(state, op, write)
             if write is not None and write >= 0 and self.is_strong(write, event):
-                new.chain[event] = 1 << write | (state.chain[write] if self.ops[write].what in ATOMIC else 0)
-                if op.asks != "none" or op.what == "wait" or not self.reads_old:
-                    new.seen[event] = new.chain[event]
+                new.seen[event] = 1 << write | (state.chain[write] if self.ops[write].what in ATOMIC else 0)
+            new.chain[event] = new.seen[event]
+            last = sources[0]  # what an atomic passes on
+            if last is not None and last >= 0 and self.is_strong(last, event):
+                new.chain[event] = 1 << last | (state.chain[last] if self.ops[last].what in ATOMIC else 0)
+            if op.asks == "none" and op.what != "wait" and self.reads_old:
+                new.seen[event] = 0
             if op.order in ACQUIRING:
                 for read in (event, *self.earlier(state, i, READING)):
                     if self.location(read) == (op.cell, op.size):
@@ -365,27 +366,31 @@ class Oracle:
             for one in bits(new.seen[event]):
                 self.learn(new, i, (0, state.overs[one] | 1 << one))
             self.happen(new, i, event)
+            if self.reads_old and self.is_forbidden(new, op, event, write):
+                continue
             self.check(new, op, event)
             new.made |= 1 << event
             if op.what == "wait" and old < op.value:
                 continue  # a look that fails is none of the events, but may be a race
             if op.what in WRITING:
                 self.check_polls(state, i, op, event)
-                self.write(new, i, op, event, old)
+                self.write(new, i, op, event, self.value(state, op, sources[0]))
             if op.what != "st" and op.what != "wait" and op.asks != "none":
                 new.answers[i] += (old if op.asks == "all" else old >= op.other,)
             self.go_on(new, i)
-            if not (self.reads_old and self.is_forbidden(new, op, event, write)):
-                yield new
+            yield new
 
-    def sources(self, state: State, i: int, op: Op) -> list[int]:
-        """The writes that it may read from: the latest one, -1 if that is none, -2 for bytes of several."""
+    def sources(self, state: State, op: Op) -> list[int]:
+        """The writes that it may read from, the latest one first: -1 if that is none, -2 for bytes of several.
+
+        An atomic that reads an older one comes earlier in coherence order, too: its answer is the same.
+        """
         now = {state.writers[byte] for byte in range(op.cell, op.cell + op.size)}
         if len(now) > 1 or any(one >= 0 and self.location(one) != (op.cell, op.size) for one in now):
             return [-2]
         order = [-1, *state.writes.get((op.cell, op.size), ())]
         found = [order[-1]]
-        if self.reads_old and op.what not in ATOMIC:
+        if self.reads_old:
             mixed = any(self.meets(op, one) and self.location(one) != (op.cell, op.size) for one in bits(state.made))
             for write in reversed(order[:-1] if not mixed else []):
                 if self.answer(state, op, write) != self.answer(state, op, order[-1]):
@@ -396,16 +401,15 @@ class Oracle:
     def is_forbidden(self, state: State, op: Op, event: int, write: int | None) -> bool:
         """Whether a later write to the cell comes before the read in causality order, or was read before: 8.10.5, 6."""
         order = [-1, *state.writes.get((op.cell, op.size), ())]
-        if op.what in WRITING or write not in order:
+        if write not in order:
             return False
         later = sum(1 << one for one in order[order.index(write) + 1 :])
         return bool(later & self.causes(state, event))
 
     def answer(self, state: State, op: Op, write: int) -> object:
         value = self.value(state, op, write)
-        if op.what == "wait":
-            return value >= op.value
-        return None if op.asks == "none" else value if op.asks == "all" else value >= op.other
+        given = {"none": None, "all": value}.get(op.asks, value >= op.other)
+        return value >= op.value if op.what == "wait" else given
 
     def value(self, state: State, op: Op, write: int | None) -> int:
         if write == -1:

@@ -17,7 +17,7 @@ from nbep.emulator.models import knowledge, races, signals
 from nbep.emulator.models.knowledge import ALL_CLOCKS, Knowledge, Overwritten
 from nbep.emulator.models.streams import CheckedOrder
 from nbep.emulator.schedule.every_barriers import EveryBarrierThread
-from nbep.emulator.schedule.every_choice import Choice, Tried
+from nbep.emulator.schedule.every_choice import Choice
 from nbep.emulator.schedule.every_hosts import EveryOrder
 from nbep.emulator.schedule.every_step import Step
 
@@ -102,15 +102,6 @@ def fence_without_acquire(fence: Any) -> Any:
     return release_only
 
 
-def wake_at_first_value(commutes_with: Any) -> Any:
-    def is_commuting(self: Any, step: Any) -> bool:
-        if step.access.is_store and not self.access.is_store and step.cell is not None and step.entry == 1:
-            return False
-        return commutes_with(self, step)
-
-    return is_commuting
-
-
 FAULTS = (
     Fault(
         "a kernel that starts knows all that others have done so far",
@@ -161,7 +152,7 @@ FAULTS = (
     ),
     Fault(
         "so are loads",
-        "observed",
+        "flags",
         both(
             replaced(
                 races,
@@ -223,11 +214,6 @@ FAULTS = (
                 lambda self, step: {who: one for who, one in {**self.asleep, **self.done}.items() if who != step.who}
             ),
         ),
-    ),
-    Fault(
-        "a load wakes without a need behind the first value of a cell",
-        "counters",
-        replaced(Tried, "commutes_with", wake_at_first_value),
     ),
     Fault(
         "adds commute whose old values somebody asks for",

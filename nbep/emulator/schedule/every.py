@@ -327,8 +327,8 @@ class Tree(Limited):
             return
         if not first.keys() <= choice.waiting.keys():  # something else than an access has let one of them come there
             choice.wanted |= choice.waiting.keys() - set(choice.failed)
-        elif not first.keys() & (choice.wanted | choice.asleep.keys()):
-            choice.wanted.add(min(first))
+        elif not first.keys() & choice.wanted and (awake := first.keys() - choice.asleep.keys()):
+            choice.wanted.add(min(awake))  # who is asleep may have come into this run without a need: see `Tried`
 
 
 class Standing(Ready):
