@@ -156,13 +156,18 @@ def test_outputs_of_a_call_behind_previous_event_belong_to_the_comm_stream(on_co
     def main(comm):
         with rank_of(comm) as rank:
             streams = []
-            empty = comm.runtime.empty
+            prepare_empty = comm.runtime.prepare_empty
 
-            def recording_empty(*arguments):
-                streams.append(torch.cuda.current_stream().cuda_stream)
-                return empty(*arguments)
+            def recording_prepare(*arguments):
+                make = prepare_empty(*arguments)
 
-            comm.runtime.empty = recording_empty
+                def recording_make(*given):
+                    streams.append(torch.cuda.current_stream().cuda_stream)
+                    return make(*given)
+
+                return recording_make
+
+            comm.runtime.prepare_empty = recording_prepare  # before a call has a plan
             rank.x.copy_(rank.real_x)
             own, of_calls = rank.current.cuda_stream, rank.buffer.get_comm_stream().cuda_stream
             behind = {"previous_event": nbep.Buffer.capture(), "allocate_on_comm_stream": on_comm_stream}
