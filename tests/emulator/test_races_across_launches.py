@@ -11,7 +11,7 @@ import pytest
 from every_schedule import run_all
 from litmus import put, take, wait_for
 
-from nbep.emulator import DataRace, World, current_thread
+from nbep.emulator import DataRace, NonCoherent, World, current_thread
 
 DATA, FLAG, FLAG_2 = 0, 64, 128
 SEEDS = range(12)
@@ -62,6 +62,10 @@ def read(base):
 
 def read_as_written(base):
     take(current_thread(), base + DATA)
+
+
+def read_constant(base):
+    current_thread().load(base + DATA, "s32", "nc", "cta")
 
 
 def fence(base):
@@ -231,6 +235,34 @@ def test_a_race_is_found_under_every_seed_and_among_all_schedules(name):
             run(RACES[name], seed=seed)
     with pytest.raises(DataRace):
         run_all(lambda strategy: run(RACES[name], strategy), 20)
+
+
+@pytest.mark.parametrize(
+    "hosts",
+    [
+        [RELEASED, kernels([await_flag("acquire"), read_constant])],
+        [RELEASED, kernels([nothing], [await_flag("acquire"), read_constant])],
+        [
+            lambda it, marks: (
+                it.launch(write, set_flag("release"), stream="comm"),
+                it.launch(await_flag("acquire"), read_constant),
+            )
+        ],
+    ],
+)
+def test_bytes_are_not_constant_that_nothing_orders_before_the_kernel(hosts):
+    for seed in SEEDS:
+        with pytest.raises(NonCoherent):
+            run(hosts, seed=seed)
+    with pytest.raises(NonCoherent):
+        run_all(lambda strategy: run(hosts, strategy), 20)
+
+
+def test_bytes_are_constant_that_an_earlier_kernel_has_acquired():
+    hosts = [RELEASED, kernels([await_flag("acquire")], [read_constant])]
+    for seed in SEEDS:
+        run(hosts, seed=seed)
+    run_all(lambda strategy: run(hosts, strategy), 20)
 
 
 # --- programs without one -------------------------------------------------------------------------------------------
