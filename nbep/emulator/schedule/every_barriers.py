@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .every_order import join
+from .every_order import joined
 from .every_seen import Cell, Entry, Reading
 from .every_step import Access, words_of
 from .every_thread import EveryThread
@@ -95,7 +95,7 @@ class EveryBarrierThread(EveryThread):
         if not mates:
             return
         for mate in mates:
-            join(self.clock, mate.clock)
+            self.clock = joined(self.clock, mate.clock)
         cell = self.world.strategy.cells.of_phases((self.block, number), 0)
         self.stand(Access(words_of(("barrier", *self.who[:4]), 4 * number, 4), True), lambda: cell)
         assert self.at is not None

@@ -27,16 +27,29 @@ def join(clock: Clock, other: Clock) -> None:
             clock[who] = at
 
 
+def joined(clock: Clock, other: Clock) -> Clock:
+    """Both, none of them changed: one of the two objects if that has all, so that those who have met share one."""
+    if clock is other or not other:
+        return clock
+    if len(clock) <= len(other) and all(other.get(who, -1) >= at for who, at in clock.items()):
+        return other
+    new = {who: at for who, at in other.items() if clock.get(who, -1) < at}
+    return {**clock, **new} if new else clock
+
+
 def races(steps: list[Step]) -> list[tuple[int, int]]:
     """Set the clocks of a run's steps. Returns pairs that depend on each other, and that nothing else orders."""
     found: list[tuple[int, int]] = []
     loads: dict[Cell, list[Step]] = {}  # those that later stores may depend on
     words: dict[tuple, list[int]] = {}  # all steps
     without_cell: dict[tuple, list[int]] = {}  # those of cells that others meet with another size, and of hosts
+    before_meeting: dict[int, Clock] = {}  # what comes before steps, by their `after`, which those who have met share
     numbers = {id(step): i for i, step in enumerate(steps)}
     for i, step in enumerate(steps):
         step.is_cut = False
-        clock = clock_before(steps, step)
+        if id(step.after) not in before_meeting:
+            before_meeting[id(step.after)] = clock_before(steps, step)
+        clock = dict(before_meeting[id(step.after)])
         known = dict(clock)
         if step.cell is None or step.cell.is_mixed:
             before = set(plain(steps, step, words))

@@ -21,7 +21,7 @@ from ..models.checked import CheckedThread
 from ..models.knowledge import OF_THREAD, Knowledge, Numbers, Signalled, later, latest
 from ..models.knowledge import Access as CheckedAccess
 from .every_loops import MANY_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested
-from .every_order import join
+from .every_order import joined
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
 from .every_step import Access, Clock, Step, name_of, words_of
 from .strategies import ALONE
@@ -378,12 +378,12 @@ class EveryThread(LoopingThread, CheckedThread):
         self.loop.forget()
         predicate = bool(predicate)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
-        join(self.meetings.setdefault(barrier, {}), self.clock)
+        self.meetings[barrier] = joined(self.meetings.get(barrier, {}), self.clock)
         return barrier
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
         barrier = super().meet(barrier_id, num_threads, predicate)
-        join(self.clock, self.meetings[barrier])
+        self.clock = joined(self.clock, self.meetings[barrier])
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
@@ -392,10 +392,10 @@ class EveryThread(LoopingThread, CheckedThread):
         if isinstance(value, Seen):
             value = bool(value) if name.startswith("vote") else value.settle()
         collective = super().converge(name, mask, value, site)
-        join(self.meetings.setdefault(collective, {}), self.clock)
+        self.meetings[collective] = joined(self.meetings.get(collective, {}), self.clock)
         return collective
 
     def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
         collective = super().collect(name, mask, value, site)
-        join(self.clock, self.meetings[collective])
+        self.clock = joined(self.clock, self.meetings[collective])
         return collective
