@@ -4,10 +4,11 @@ import gc
 import threading
 import weakref
 
+import numpy as np
 import pytest
 
 from nbep.emulator import DeadlockError, World, current_thread
-from nbep.emulator.machine import carrier
+from nbep.emulator.machine import carrier, memory
 from nbep.emulator.run import MEMORY_MODELS
 
 
@@ -142,3 +143,16 @@ def test_a_thread_of_pythons_has_carriers_of_its_own():
     thread.join()
     assert len(met) == 64
     assert others.isdisjoint(met)
+
+
+def test_names_of_arrays_that_launches_have_mapped_take_little_memory(monkeypatch):
+    """A rank that makes calls for hours maps millions of them; what it keeps of each is for reports of late uses."""
+    monkeypatch.setattr(memory, "MOST_RETIRED", 100)
+    space, array = memory.AddressSpace(0), np.zeros(4, np.int32)
+    numbers = []
+    for _ in range(250):
+        mapping = space.map_array(array, "x", writable=True)
+        numbers.append(mapping.number)
+        space.unmap(mapping)
+    assert list(space.retired) == numbers[-100:]
+    assert len({id(what) for what in space.retired.values()}) == 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Callable
 from copy import copy
 from threading import Lock
@@ -34,6 +35,7 @@ OFFSET_MASK = (1 << OFFSET_BITS) - 1
 NUMBER_BITS = 22  # segments a rank may ever have: 4 million
 _POISON = 0xCB  # what never-written bytes look like to the host
 WORD_BYTES = 8  # at most, of what the CPU stores as one
+MOST_RETIRED = 1 << 12  # some hundred steps of a training loop; more would only look like a leak
 _PAGED_BYTES = 1 << 20  # a shadow of so many bytes takes memory only where it is written
 
 # Who stored: the block's name, the thread's index, the line.  Not the Thread or the Block: an allocation may outlive
@@ -398,8 +400,8 @@ class AddressSpace:
         if number not in self.segments:
             raise EmulatorError(f"{what}: freed or closed twice")
         del self.segments[number]
-        self.retired[number] = what
-        if len(self.retired) > 1 << 16:  # the oldest lose their names
+        self.retired[number] = sys.intern(what)  # each launch maps arrays of the same names
+        if len(self.retired) > MOST_RETIRED:  # the oldest lose their names
             del self.retired[next(iter(self.retired))]
 
 
