@@ -15,7 +15,7 @@ BOTH_WAYS = {"tokens": 2, "topk": 2, "experts": 1, "blocks": 1}
 NOTIFY = ("intranode.notify", {"tokens": 1, "rounds": 1}, 1, 16)
 DISPATCH = ("intranode.dispatch", SMALL_RINGS, 4, 18)
 LOW_LATENCY = ("low_latency", BOTH_WAYS, 1, 8)
-OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 24)  # the third round uses the first one's half again
+OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 20)  # the third round uses the first one's half again
 
 
 def run_of(scenario, parameters, *faults):
