@@ -41,8 +41,11 @@ def index_of(cell: Cell) -> tuple[int, str] | None:
 
 
 def named_source(allocation: Allocation, offset: int) -> int | None:
-    """The rank that the name of a cell says it is for, as `count[src 1]` does, if that is so for cells next to it."""
-    said = _source_in(allocation, offset)
+    """The rank that the name of a cell says it is for, as `count[src 1]` does, if that is so for cells next to it.
+
+    Shared memory is its own block's alone, whatever the names say.
+    """
+    said = _source_in(allocation, offset) if allocation.number else None
     if said is None:
         return None
     others = [at for at in near(allocation, offset, None) if stem_of(allocation, at) == stem_of(allocation, offset)]
