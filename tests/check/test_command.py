@@ -140,7 +140,7 @@ def test_a_fault_of_a_users_kernel_is_found_by_name(program, capsys):
 def test_each_fault_of_a_users_file_is_broken_in_turn(program, capsys):
     status, out = run_command(capsys, "--faults", program("st_release_sys_s32"), "--seeds", "2")
     assert status == 0
-    assert "4 faults: 4 are found" in out
+    assert "4 faults: 4 found, 0 harmless, 0 not found" in out
 
 
 def test_a_fault_of_nbeps_own_is_found_by_name(capsys):

@@ -22,7 +22,7 @@ from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out
 from nbep.host.config import Sizes
 from nbep.host.symmetric import NodeMemory
-from nbep.host.target.cuda import launcher
+from nbep.host.target.cuda import cache, launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
 from nbep.host.transport import mapped_transport
@@ -228,9 +228,9 @@ def test_a_cache_that_cannot_be_written_gets_no_half_files(step, tmp_path, monke
     monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(launcher, "_compile", lambda spec, cc: b"machine code")
     if step == "replace":
-        monkeypatch.setattr(launcher.Path, "replace", fail)
+        monkeypatch.setattr(cache.Path, "replace", fail)
     else:
-        monkeypatch.setattr(launcher.os, "fdopen", lambda handle, mode: os.close(handle) or fail())
+        monkeypatch.setattr(cache.os, "fdopen", lambda handle, mode: os.close(handle) or fail())
     assert launcher.load_cubin(load_kernels()["push"], (9, 0), "key") == b"machine code"
     assert list(tmp_path.iterdir()) == []
 
