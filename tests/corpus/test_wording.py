@@ -200,8 +200,10 @@ WORDED = [
      {"accesses": "the store and this load", "before": "store", "noun": "load", "had": "bytes 0-7", "has": "bytes 0-3"},
      """the store and this load of `f`: byte 0 overlap in part: the store has bytes 0-7, this load bytes 0-3, and PTX
      orders only accesses of the same bytes, however strong they are"""),
-    ("CPU stores", (A,), {"needed": "an order, and scope sys"},
+    ("CPU under way", (A,), {"did": "stores to", "needed": "an order, and scope sys"},
      """the CPU stores to `a`: byte 0 while the kernel runs: this store needs an order, and scope sys"""),
+    ("CPU under way", (A,), {"did": "polls", "needed": "a larger scope: sys"},
+     """the CPU polls `a`: byte 0 while the kernel runs: this store needs a larger scope: sys"""),
     ("told by another warp", (A,), {"which": "this store", "telling": "store to `a`: byte 0"},
      """no barrier or syncwarp orders this store before the store to `a`: byte 0: another thread of its block does
      that, and nothing makes it wait"""),
@@ -229,9 +231,14 @@ WORDED = [
      """thread 1 of its block waits in wait_tail"""),
     ("behind, on its way", (), {"thread": 1, "site": "k.py:3 (k)"},
      """thread 1 of its block is still at k.py:3 (k)"""),
-    ("CPU after the launch", ("`x`: byte 0",), {"launch": "kernel `use`", "stream": "copies", "does": "loads"},
+    ("CPU after the launch", ("`x`: byte 0",),
+     {"launch": "kernel `use`", "stream": "copies", "did": "stores", "does": "loads"},
      """the CPU stores `x`: byte 0 after it has queued kernel `use` on stream `copies`, which loads it, and before it
      has waited for that"""),
+    ("CPU after the launch", ("`x`: byte 0",),
+     {"launch": "kernel `use`", "stream": "a", "did": "reads", "does": "stores"},
+     """the CPU reads `x`: byte 0 after it has queued kernel `use` on stream `a`, which stores it, and before it has
+     waited for that"""),
     ("streams", ("`x`: byte 0",),
      {"rank": "rank 1", "first": "kernel `fill` on stream `a`", "does": "stores", "also": "loads it",
       "second": "kernel `use` on stream `b`", "stream": "b", "other": "a",

@@ -108,8 +108,8 @@ class ComparedThread(CheckedThread):
             observed += before.observed
         self.world.written[cell] = Written(store, says, joined(loads), observed)
 
-    def receive(self, allocation, offset, order, scope):
-        super().receive(allocation, offset, order, scope)
+    def receive(self, allocation, offset, nbytes, order, scope):
+        super().receive(allocation, offset, nbytes, order, scope)
         cell, reach = (allocation, offset), SCOPES[scope]
         written = self.world.written.get(cell)
         if written is None or min(reach, written.access.reach) < distance(written.access.owner, self.owner):

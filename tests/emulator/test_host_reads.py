@@ -73,8 +73,8 @@ def test_what_is_released_before_a_polled_status_is_there(fence):
     [
         (publish("relaxed"), "has released nothing since"),
         (publish("relaxed", fence="gpu"), "released with scope sys since"),
-        (publish("release", "gpu"), "scope gpu does not reach the CPU"),
-        (publish("weak"), "that takes a store with an order"),
+        (publish("release", "gpu"), "scope gpu does not reach the CPU|this store needs a larger scope: sys"),
+        (publish("weak"), "that takes a store with an order, and scope sys|this store needs an order, and scope sys"),
         (status_first, "has released nothing since"),
     ],
     ids=["relaxed", "narrow fence", "narrow scope", "weak", "status first"],
@@ -126,7 +126,7 @@ def test_the_report_names_the_cell_the_store_and_the_hosts_line():
     with pytest.raises(DataRace) as caught:
         Machine(publish("relaxed"), "checked").poll_and_read()
     message = str(caught.value)
-    assert "the CPU reads 4 bytes that a thread has stored: nothing orders the two" in message
+    assert "the CPU reads 16 bytes that a thread has stored: nothing orders the two" in message
     assert "in `memory` of rank 0: byte 0" in message
     assert "stored with weak order by rank 0, kernel `publish`, block 0, warp 0, lane 0" in message
     assert "(store_words)" in message
@@ -171,6 +171,50 @@ def test_a_poll_that_is_too_weak_for_the_cpus_word_is_a_data_race(kernel, what):
     for seed in SEEDS:
         with pytest.raises(DataRace, match=what):
             write_to(Machine(kernel, "checked", seed))
+
+
+def overwrite(begins):
+    """A kernel that stores to the words when the CPU has written the status."""
+
+    def kernel(memory):
+        t = current_thread()
+        while begins and t.load(memory + STATUS, "s32", begins, "sys") == 0:
+            t.spin(1 << 62)
+        store_words(t, memory)
+
+    return kernel
+
+
+def read_and_write_to(machine):
+    """The CPU reads the words, and then writes the status."""
+    machine.words()
+    machine.space.write(machine.memory, STATUS, np.ones(1, np.int32))
+    machine.stream.synchronize()
+
+
+@pytest.mark.parametrize("order", ["relaxed", "acquire"])
+def test_a_kernel_may_store_to_what_the_cpu_has_read_before_it_wrote_the_status(order):
+    """That a load is over a relaxed load of the status tells, too."""
+    for seed in SEEDS:
+        read_and_write_to(Machine(overwrite(order), "checked", seed))
+
+
+def test_a_kernel_may_not_store_to_what_the_cpu_reads_while_it_runs():
+    words = (
+        "the CPU reads `memory` of rank 0: byte 0 after it has queued kernel `publish` on stream `stream`, which "
+        "stores it, and before it has waited for that"
+    )
+    for seed in SEEDS:
+        with pytest.raises(DataRace, match=words):
+            read_and_write_to(Machine(overwrite(None), "checked", seed))
+
+
+def test_a_kernel_that_is_queued_later_knows_of_what_the_cpu_has_read():
+    machine = Machine(publish("release"), "checked")
+    machine.stream.synchronize()
+    assert machine.words() == [7] * 4
+    machine.stream.launch(overwrite(None), (machine.memory.address,), 1, 1)
+    machine.stream.synchronize()
 
 
 def test_what_the_cpu_has_written_is_known_to_kernels_that_start_later():

@@ -14,6 +14,7 @@ from oracle_programs import SHAPES
 from oracle_runs import difference
 
 from nbep.emulator.models import knowledge, races, signals
+from nbep.emulator.models.host import CheckedHost
 from nbep.emulator.models.knowledge import ALL_CLOCKS, Knowledge, Overwritten
 from nbep.emulator.models.streams import CheckedOrder
 from nbep.emulator.schedule.every_barriers import EveryBarrierThread
@@ -100,6 +101,20 @@ def fence_without_acquire(fence: Any) -> Any:
         fence(self, order, scope)
 
     return release_only
+
+
+def read_and_forget(read: Any) -> Any:
+    def read_only(self: Any, allocation: Any, offset: int, nbytes: int, polls: bool) -> None:
+        read(self, allocation, offset, nbytes, polls)
+        for loads in allocation.last_loads.values():
+            for key in [key for key, one in loads.items() if one.owner is self.owner]:
+                del loads[key]
+
+    return read_only
+
+
+def last_that_begins(stores: Any, begin: int, end: int) -> Any:
+    return next((store for store in reversed(tuple(stores)) if store.begin == begin), None)
 
 
 FAULTS = (
@@ -224,6 +239,12 @@ FAULTS = (
         "that a host asks for an event is no choice",
         "streams",
         replaced(EveryOrder, "is_done", lambda _: lambda self, mark: mark.done),
+    ),
+    Fault("what a host has read is forgotten", "hosts", replaced(CheckedHost, "read", read_and_forget)),
+    Fault(
+        "an access observes those of other sizes that begin where it does",
+        "sizes",
+        replaced(signals, "last_to", lambda _: last_that_begins),
     ),
 )
 

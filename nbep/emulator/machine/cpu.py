@@ -9,8 +9,8 @@ class Cpu:
     def wait(self, known: Any) -> None:
         """It has waited for an event where so much is known."""
 
-    def read(self, allocation: Any, offset: int, size: int, count: int, polls: bool) -> None:
-        """It is about to read `count` cells of `size` bytes. polls: each cell with acquire order, else plainly."""
+    def read(self, allocation: Any, offset: int, nbytes: int, polls: bool) -> None:
+        """It is about to read bytes. polls: a cell with acquire order; else plainly."""
 
     def write(self, allocation: Any, offset: int, nbytes: int) -> None:
         """It is about to write bytes."""

@@ -284,11 +284,11 @@ class AddressSpace:
         """What the host reads: a copy of `count` elements as they are now. polls: while kernels write them."""
         there = allocation.array(dtype, offset, count, writable=False)
         if not polls:
-            self.cpu.read(allocation, offset, there.itemsize, count, polls)
+            self.cpu.read(allocation, offset, there.nbytes, polls)
             return there.copy()
         values = np.empty(there.size, there.dtype)
         for i in range(there.size):  # one after the other: others may store between them
-            self.cpu.read(allocation, offset + i * there.itemsize, there.itemsize, 1, polls)
+            self.cpu.read(allocation, offset + i * there.itemsize, there.itemsize, polls)
             values[i] = there[i]
         return values
 

@@ -35,6 +35,7 @@ from ..machine.kinds import KINDS
 from ..machine.memory import Allocation
 from ..machine.orders import POLLED
 from .copies import CopyCheckingThread
+from .knowledge import GRANULE_BITS, last_to
 
 
 class CheckedThread(CopyCheckingThread):
@@ -47,7 +48,7 @@ class CheckedThread(CopyCheckingThread):
         allocation, offset = self.locate(address)
         load = self.note_load(allocation, offset, KINDS[kind].size, order, scope)
         if order in POLLED:
-            self.receive(allocation, offset, order, scope)
+            self.receive(allocation, offset, KINDS[kind].size, order, scope)
             self.remember_polled(allocation, load)
         return value
 
@@ -69,7 +70,7 @@ class CheckedThread(CopyCheckingThread):
         value = super().load_shared(address, kind, order)
         load = self.note_load(self.shared, address, KINDS[kind].size, order, "cta")
         if order in POLLED:
-            self.receive(self.shared, address, order, "cta")
+            self.receive(self.shared, address, KINDS[kind].size, order, "cta")
             self.remember_polled(self.shared, load)
         return value
 
@@ -84,9 +85,11 @@ class CheckedThread(CopyCheckingThread):
         return old
 
     def _modified(self, allocation: Allocation, offset: int, kind: str, order: str, scope: str) -> None:
-        self.receive(allocation, offset, order, scope)
-        store = self.note_store(allocation, offset, KINDS[kind].size, order, scope, is_atomic=True)
-        self.send(allocation, store, modifies=True)
+        nbytes = KINDS[kind].size
+        before = last_to(allocation.last_stores.get(offset >> GRANULE_BITS, ()), offset, offset + nbytes)
+        self.receive(allocation, offset, nbytes, order, scope)
+        store = self.note_store(allocation, offset, nbytes, order, scope, is_atomic=True)
+        self.send(allocation, store, modifies=before is not None)
 
     def spin(self, deadline_ns: int) -> bool:
         """A wait that is over time ends the checks: what threads do then, they do to bytes that are not there."""

@@ -27,7 +27,6 @@ from .knowledge import (
     with_signals,
 )
 from .races import CheckingThread
-from .signals import Cell
 
 if TYPE_CHECKING:
     from greenlet import greenlet
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from ..machine.block import Block
 
 MBARRIER_BYTES = 8
+
+Address = tuple[Allocation, int]
 
 
 class CopyCheckingThread(CheckingThread):
@@ -50,7 +51,7 @@ class CopyCheckingThread(CheckingThread):
         self.groups: deque[list[Access]] = deque()
         self.issued: list[tuple[Access, Access, MBarrier]] = []  # bulk loads under way: the load and the store of each
 
-    def locate(self, address: int) -> Cell:
+    def locate(self, address: int) -> Address:
         """What stands at a global address that has been accessed."""
         return self.segments[address >> OFFSET_BITS], address & OFFSET_MASK
 
@@ -104,7 +105,7 @@ class CopyCheckingThread(CheckingThread):
         super().bulk_store(gmem, smem, nbytes)
         self.open_group += self.note_copy((self.shared, smem), self.locate(gmem), nbytes)
 
-    def note_copy(self, source: Cell, target: Cell, nbytes: int) -> tuple[Access, Access]:
+    def note_copy(self, source: Address, target: Address, nbytes: int) -> tuple[Access, Access]:
         """A copy starts: check what it will do, and remember it, as the copy engine's until somebody waits for it."""
         site = site_of(sys._getframe(2))
         (read, begin), (written, to) = source, target

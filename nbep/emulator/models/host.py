@@ -35,6 +35,7 @@ from .knowledge import (
     Signalled,
     is_partial,
     join_two,
+    last_to,
     remember_store,
     with_signals,
 )
@@ -51,7 +52,7 @@ class HostRace(NamedTuple):
 
 
 class CheckedHost(Cpu):
-    """The CPU, as `checked` sees it."""
+    """The CPU, as `checked` sees it. A kernel that overwrites what it has loaded must know of the load."""
 
     def __init__(self, world: World):
         self.world = world
@@ -62,18 +63,22 @@ class CheckedHost(Cpu):
     def wait(self, known: Knowledge) -> None:
         self.knowledge = join_two(self.knowledge, Knowledge(known.stores, {}, known.loads, {}, {}))
 
-    def read(self, allocation: Allocation, offset: int, size: int, count: int, polls: bool) -> None:
-        """Stop the run if the CPU reads `count` cells of `size` bytes, and cannot know of the stores to them.
+    def read(self, allocation: Allocation, offset: int, nbytes: int, polls: bool) -> None:
+        """Stop the run if the CPU reads bytes, and cannot know of the stores to them.
 
-        polls: each cell with acquire order, so that it knows then what was released with the value; else plainly
+        polls: a cell with acquire order, so that it knows then what was released with the value; else plainly
         """
-        site = site_of(sys._getframe(2))
-        for begin in range(offset, offset + size * count, size):
-            load = Access(self.owner, "load", begin, begin + size, "acquire" if polls else "weak", "sys", site)
-            self._meet_stores(allocation, load)
-            message = allocation.messages.get(begin) if polls else None
-            if message is not None:
-                self.wait(message.heard(REACH))
+        site, now = site_of(sys._getframe(2)), self.world.history.now
+        end, order = offset + nbytes, "acquire" if polls else "weak"
+        load = Access(self.owner, "load", offset, end, order, "sys", site, time=now)
+        load.number = self._signal()
+        self._meet_stores(allocation, load)
+        for granule in load.granules:
+            loads = allocation.last_loads.setdefault(granule, {})
+            loads[id(self.owner), offset, end, load.reach] = load
+        message = allocation.messages.get(offset) if polls else None
+        if message is not None and last_to(allocation.last_stores.get(offset >> GRANULE_BITS, ()), offset, end):
+            self.wait(message.heard(REACH))
 
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         """Stop the run if the CPU writes bytes that kernels may still access; else they must know of the store."""
@@ -84,9 +89,7 @@ class CheckedHost(Cpu):
         for granule in store.granules:
             for load in allocation.last_loads.get(granule, {}).values():
                 self._meet(allocation, store, load)
-        self.world.signals += 1
-        store.number = self.last_store = self.world.signals
-        self.wait(with_signals(NOTHING, {self.owner.clock: store.number}))
+        store.number = self.last_store = self._signal()
         remember_store(allocation, store, lambda load: load.is_beyond(self.knowledge.loads))
         for cell in [cell for cell in allocation.messages if store.begin <= cell < store.end]:
             del allocation.messages[cell]
@@ -114,8 +117,12 @@ class CheckedHost(Cpu):
 
     def _observe(self, store: Access) -> None:
         """It has read the value of a strong store, and so have those kernels that it queues from now on."""
-        self.world.signals += 1
         observation = Signalled(self.owner)
-        observation.number = self.world.signals
-        self.wait(with_signals(NOTHING, {self.owner.clock: observation.number}))
+        observation.number = self._signal()
         store.observed_by += (observation,)
+
+    def _signal(self) -> int:
+        """What it does now is known to all that it queues or stores from now on."""
+        self.world.signals += 1
+        self.wait(with_signals(NOTHING, {self.owner.clock: self.world.signals}))
+        return self.world.signals

@@ -131,7 +131,7 @@ class Signalled:
 class Access(Signalled):
     """A store or a load of some bytes.
 
-    granules: in which its bytes lie: one, but for a bulk copy
+    granules: in which its bytes lie: one, but for bulk copies and the CPU
     reach: of its scope; 0 for a weak one, which may meet no other access unordered
     at_exit: the signal that tells of it was the end of the kernel
     serving: the queue pair and the entry that a NIC did it for
@@ -289,6 +289,15 @@ def remember_store(allocation: Allocation, store: Access, is_new: Callable[[Acce
         allocation.last_stores[granule] = left
         if remaining:
             allocation.last_loads[granule] = remaining
+
+
+def last_to(stores: Iterable[Access], begin: int, end: int) -> Access | None:
+    """Of the last stores to a granule, the one whose value these bytes are; None if they are of another size."""
+    last = None
+    for store in stores:
+        if store.begin < end and begin < store.end:
+            last = store
+    return last if last is not None and (last.begin, last.end) == (begin, end) else None
 
 
 def is_partial(one: Access, other: Access) -> bool:

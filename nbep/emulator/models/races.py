@@ -13,6 +13,7 @@ from .knowledge import (
     distance,
     is_covered,
     is_partial,
+    last_to,
     remember_store,
 )
 from .signals import SignallingThread
@@ -67,8 +68,9 @@ class CheckingThread(SignallingThread):
         store.is_atomic = is_atomic
         store.proxy_fences = self.proxy_fences_of(allocation)
         self.check(allocation, store)
-        for old in allocation.last_stores.get(offset >> GRANULE_BITS, ()) if is_atomic else ():
-            if (old.begin, old.end) == (offset, store.end) and not self.may_not_meet(store, old):
+        if is_atomic:
+            old = last_to(allocation.last_stores.get(offset >> GRANULE_BITS, ()), offset, store.end)
+            if old is not None and not self.may_not_meet(store, old):
                 old.successor = store
         self.stores.append(store)
         remember_store(allocation, store, self.is_new)

@@ -23,6 +23,7 @@ from .knowledge import (
     distance,
     join,
     join_two,
+    last_to,
     later,
     latest,
     with_signals,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from ..machine.block import Block, NamedBarrier
 
-Cell = tuple[Allocation, int]
+Cell = tuple[Allocation, int, int]  # its first byte, and the one behind it
 
 
 class SignallingThread(ProxyThread):
@@ -79,14 +80,14 @@ class SignallingThread(ProxyThread):
         return with_signals(knowledge, {self.owner.clock: self.world.signals})
 
     def send(self, allocation: Allocation, store: Access, modifies: bool) -> None:
-        """A store to a cell; one that modifies it, as atomics do, passes on what the cell said before."""
+        """A store to a cell; one that modifies what another store of its size has left passes on what that says."""
         offset, order, reach = store.begin, store.order, store.reach
         if not reach:
             if allocation.messages.pop(offset, None) is not None:
                 self.world.history.add(Forgotten(allocation, offset))
             return
         self.world.history.add(Stored(allocation, store))
-        cell = allocation, offset
+        cell = allocation, offset, store.end
         self.signal(order in RELEASES)
         now = self.with_latest(self.knowledge)
         if order in RELEASES:
@@ -105,14 +106,19 @@ class SignallingThread(ProxyThread):
             parts[least] = join_two(parts.get(least, NOTHING), knowledge)
         allocation.messages[offset] = Message(self.owner, parts, passes_on)
 
-    def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
+    def receive(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
         stores = allocation.last_stores.get(offset >> GRANULE_BITS, ())
-        self.hear((allocation, offset), stores, allocation.messages.get(offset), order, scope)
+        self.hear((allocation, offset, offset + nbytes), stores, allocation.messages.get(offset), order, scope)
 
     def hear(self, cell: Cell, stores: Iterable[Access], message: Message | None, order: str, scope: str) -> None:
-        """A strong access has read what these stores have left in a cell, and this is what it tells."""
-        offset, reach = cell[1], SCOPES[scope]
+        """A strong access has read what these stores have left in a cell, and this is what it tells.
+
+        It observes a store of the same size alone: others are not morally strong with it, and tell it nothing.
+        """
+        reach = SCOPES[scope]
+        store = last_to(stores, cell[1], cell[2])
+        message = message if store is not None else None
         needed = 0 if message is None else distance(message.owner, self.owner)
         said = NOTHING if message is None or reach < needed else message.heard(needed)
         if needed > SCOPES["cta"]:  # a proxy fence of another block says nothing to this block's copy engine
@@ -124,10 +130,8 @@ class SignallingThread(ProxyThread):
         elif any(said):
             self.heard[cell, needed] = join_two(self.heard.get((cell, needed), NOTHING), said)
             self.knowledge = self.knowledge.with_loads(later(self.knowledge.loads, said.loads))
-        for store in stores:
-            if store.begin == offset and min(store.reach, reach) >= distance(store.owner, self.owner):
-                if self.is_new(store):
-                    self.observe(cell[0], store)
+        if store is not None and min(store.reach, reach) >= distance(store.owner, self.owner) and self.is_new(store):
+            self.observe(cell[0], store)
 
     def observe(self, allocation: Allocation, store: Access) -> Signalled:
         """It has read the value of a strong store: from its next release on it tells of that store, too."""

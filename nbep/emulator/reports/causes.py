@@ -58,7 +58,7 @@ _SHUFFLE = "a {name} brings lanes together, but orders no memory"
 SENTENCES = {
     "unordered": "nothing orders {accesses} of {0}",
     "CPU after the launch": (
-        "the CPU stores {0} after it has queued {launch} on stream `{stream}`, which {does} it, and before it has "
+        "the CPU {did} {0} after it has queued {launch} on stream `{stream}`, which {does} it, and before it has "
         "waited for that"
     ),
     # Two launches of one rank.
@@ -91,7 +91,7 @@ SENTENCES = {
         "{accesses} of {0} overlap in part: the {before} has {had}, this {noun} {has}, and PTX orders only accesses "
         "of the same bytes, however strong they are"
     ),
-    "CPU stores": "the CPU stores to {0} while the kernel runs: this {noun} needs {needed}",
+    "CPU under way": "the CPU {did} {0} while the kernel runs: this {noun} needs {needed}",
     # Threads of a block that do not meet.
     "shuffle": "no syncwarp is between {accesses} of {0}: " + _SHUFFLE,
     "shuffle passes on": "no syncwarp passes on to all lanes what one has heard by {0}: " + _SHUFFLE,

@@ -35,7 +35,8 @@ def find_causes(race: Race) -> Causes:
     thread, _, access, earlier = race
     if earlier.owner.is_cpu and earlier.reach:
         needed = "a larger scope: sys" if access.reach else "an order, and scope sys"
-        return (race.cause("CPU stores", race.cell, needed=needed),)
+        did = "polls" if earlier.verb == "load" else "stores to"
+        return (race.cause("CPU under way", race.cell, did=did, needed=needed),)
     search = Search(earlier)
     search.follow(race.since(earlier))
     way = search.result(thread.owner)

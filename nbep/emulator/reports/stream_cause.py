@@ -15,10 +15,12 @@ def stream_cause(race: Race) -> Cause | None:
     thread, _, access, earlier = race
     launch = thread.block.launch
     order: Any = thread.world.order
+    if earlier.owner.is_cpu and earlier.reach and (access.reach or earlier.verb == "load"):
+        return None  # they are to meet while the kernel runs
     if earlier.owner.is_cpu and launch.known.stores.get(CPU_CLOCK, earlier.number) < earlier.number:
-        does = f"{access.verb}s"
-        place = launch.place
-        return race.cause("CPU after the launch", race.cell, launch=place.title, stream=place.stream, does=does)
+        does, did = f"{access.verb}s", "reads" if earlier.verb == "load" else "stores"
+        words = {"launch": launch.place.title, "stream": launch.place.stream, "does": does, "did": did}
+        return race.cause("CPU after the launch", race.cell, **words)
     here, there = launch.place, earlier.owner.place
     if there is None or earlier.owner.rank != thread.rank or there.clock == here.clock or there.is_before(here):
         return None

@@ -60,8 +60,8 @@ class EveryHost(CheckedHost):
 
     # --- accesses -------------------------------------------------------------------------------------------------
 
-    def read(self, allocation: Allocation, offset: int, size: int, count: int, polls: bool) -> None:
-        words = words_of(name_of(allocation), offset, size * count)
+    def read(self, allocation: Allocation, offset: int, nbytes: int, polls: bool) -> None:
+        words = words_of(name_of(allocation), offset, nbytes)
         host = running_host()
         if self.noted is not None:
             self.noted |= words if polls else set()
@@ -69,7 +69,7 @@ class EveryHost(CheckedHost):
             self.stand(host, Access(words, False))
             self.step(host, Access(words, False))
         if not self.is_dry:
-            super().read(allocation, offset, size, count, polls)
+            super().read(allocation, offset, nbytes, polls)
 
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         host = running_host()

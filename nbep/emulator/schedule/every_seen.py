@@ -17,7 +17,8 @@ import numpy as np
 
 from ..machine.memory import Allocation
 from ..machine.orders import SCOPES
-from ..models.knowledge import Knowledge, Message, Numbers, latest
+from ..models.knowledge import Access as CheckedAccess
+from ..models.knowledge import Knowledge, Message, Numbers, last_to, latest
 
 # What was done to the value before it was compared, the comparison, and with what.
 Question = tuple[tuple[tuple[str, int], ...], str, int]
@@ -96,10 +97,18 @@ class Cell:
     def look(self, value: int) -> None:
         """Before an access: whatever has changed it, but for stores that are steps, is a wall."""
         message = self.allocation.messages.get(self.offset)
-        if not self.entries or self.entries[-1].value != value or self.entries[-1].message is not message:
-            stores = self.allocation.last_stores.get(self.offset >> 4, ())
-            here = tuple(store for store in stores if store.begin == self.offset)
+        stores = self.allocation.last_stores.get(self.offset >> 4, ())
+        last = self.entries[-1] if self.entries else None
+        is_same = last is not None and last.value == value and last.message is message
+        if last is not None and is_same and self.is_mixed:  # another size may have stored the value that was there
+            is_same = self.last_to(stores) is self.last_to(last.stores)
+        if not is_same:
+            end = self.offset + self.size
+            here = tuple(store for store in stores if store.begin < end and self.offset < store.end)
             self.entries.append(Entry(value, message, here, is_wall=True))
+
+    def last_to(self, stores: Iterable[CheckedAccess]) -> CheckedAccess | None:
+        return last_to(stores, self.offset, self.offset + self.size)
 
     def add(self, entry: Entry) -> int:
         """A store that is a step. Returns its number."""

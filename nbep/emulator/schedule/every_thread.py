@@ -254,7 +254,7 @@ class EveryThread(LoopingThread, CheckedThread):
         reading.settle()
         return value
 
-    def receive(self, allocation: Allocation, offset: int, order: str, scope: str) -> None:
+    def receive(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """It knows nothing of what it reads, before it asks."""
         cell = self.cell_of(allocation, offset)
         reading = self.reading = Reading(self, cell, self.earliest(cell), order, scope, self.is_lazy)
@@ -295,7 +295,7 @@ class EveryThread(LoopingThread, CheckedThread):
 
     def hear_entry(self, reading: Reading) -> None:
         entry, cell = reading.cell.entries[reading.position], reading.cell
-        where = cell.allocation, cell.offset
+        where = cell.allocation, cell.offset, cell.offset + cell.size
         self.hear(where, entry.stores, entry.message, reading.order, reading.scope)
         if reading.fence:
             self.hear(where, entry.stores, entry.message, "acquire", reading.fence)
