@@ -286,8 +286,9 @@ def streams(seed: object) -> Program:
 
 
 def hosts(seed: object) -> Program:
-    """A host that stores and polls words while kernels run in two streams."""
+    """A host that stores, polls and plainly reads words while kernels run in two streams."""
     draw = Draw(seed, 3)  # the last one is the host
+    draw.sizes = (4, 4, 4, 8)
     for _ in range(draw.random.choice((1, 2, 2))):
         a, b = draw.random.choice(((0, 2), (1, 2), (2, 0), (2, 1), (0, 1)))
         draw.message(a, b, *draw.random.sample(CELLS, 2))
@@ -303,11 +304,11 @@ def hosts(seed: object) -> Program:
 
 
 def of_host(op: Op) -> Op | None:
-    """A step of a thread as a host makes it: it polls, and stores words."""
+    """A step of a thread as a host makes it: it polls, reads plainly, and stores words."""
     if op.what in ("st", *ATOMIC):
-        return Op("st", "release", op.cell, op.value)
+        return Op("st", "release", op.cell, op.value, size=op.size)
     if op.what in ("ld", "wait"):
-        return Op(op.what, "acquire", op.cell, op.value)
+        return Op(op.what, "weak" if op.order == "weak" else "acquire", op.cell, op.value, size=op.size)
     return None
 
 
