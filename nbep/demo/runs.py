@@ -101,7 +101,11 @@ def _save_rings(console: Console, trace: Trace, out: Path) -> None:
 
 def _save_halves(console: Console, trace: Trace, out: Path) -> None:
     waits = trace.events("wait", cell="credits")
-    launches = [launch for launch in trace.launches if launch.phases]
-    console.print(f"{len(launches)} launches, a send and a receive phase for each call: {len(waits)} waits for credits")
+    phases = [launch.phases for launch in trace.launches if launch.phases]
+    frees = phases.count("free")
+    console.print(
+        f"{len(phases) - frees} launches, a send and a receive phase for each call, and {frees} that free a half: "
+        f"{len(waits)} waits for credits"
+    )
     trace.plot_halves().savefig(out)
     console.print(f"Picture of the two halves of the buffer over time: {out.resolve()}", markup=False)

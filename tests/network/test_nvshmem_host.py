@@ -379,7 +379,7 @@ def test_ranks_that_share_a_process_are_refused(make_ranks, monkeypatch):
     ranks = make_ranks(1)
 
     def virtual(runtime, comm):
-        monkeypatch.setattr(InProcessComm, "allgather", lambda self, value: [value] * 2)
+        monkeypatch.setattr(InProcessComm, "meet", lambda self, where, value: [value] * 2)
         return allocate(runtime, InProcessComm(CommGroup([0, 1]), 0, runtime))
 
     (error,) = ranks.errors(virtual)

@@ -45,7 +45,7 @@ def solved(path, *edits):
         [(1, "the only schedule,"), (14, "all 24 schedules of 4 rows,"), (15, "the only schedule,")],
         [
             (4, "all 24 schedules,"),
-            (6, "all 29 schedules of 1 round,"),
+            (6, "all 30 schedules of 1 round,"),
             (10, "all 13 schedules of 5 rows,"),
             (18, "all 60 schedules of 5 entries,"),
             (20, "all 14 schedules of 1 row,"),
