@@ -12,7 +12,11 @@ from nbep import starting  # noqa: F401 - before all that takes long
 # isort: split
 import lazy_loader
 
+from nbep.registry import register
 from nbep.version import __version__ as __version__
+
+# What the lower half finds of the upper one; imported when it is asked for.
+register("kernels", "nbep.device.kernels.library:LIBRARY")
 
 # A name is imported when somebody asks for it: __init__.pyi has them all.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -49,7 +49,7 @@ def blocks(request, monkeypatch):
     """How many blocks of the emulator a low-latency call has. With one a run takes little more than half."""
     from nbep.host.target.emulator import EmulatorRuntime
 
-    monkeypatch.setattr(EmulatorRuntime, "low_latency_blocks", lambda *_: request.param)
+    monkeypatch.setattr(EmulatorRuntime, "resident_blocks", lambda *_: request.param)
 
 
 def pytest_collection_finish():

@@ -5,14 +5,11 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any, cast
 
-import nbep.device.kernels
 from nbep.check.faults import (
     CONSTANT,
     ENDLESS,
@@ -43,6 +40,7 @@ from nbep.check.steps import (
     turns_of,
 )
 from nbep.device.jit import KERNELS, PRIMITIVES
+from nbep.device.library import libraries, own_modules
 
 DEVICE = "nbep.device."
 
@@ -178,7 +176,9 @@ def _place(function: FunctionType) -> str:
 def _module(function: FunctionType) -> str:
     """The module of a function of nbep, as users type it."""
     module = function.__module__.removeprefix(DEVICE)
-    return module.removeprefix("kernels.").removeprefix("protocols.")
+    for prefix in (prefix for library in libraries() for prefix in library.names):
+        module = module.removeprefix(prefix)
+    return module
 
 
 def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]) -> Iterator[tuple[str, str, str]]:
@@ -238,13 +238,6 @@ def _order_and_scope(primitive: str) -> tuple[str, str]:
 
 
 # nbep's own kernels
-
-
-@cache
-def own_modules() -> tuple[ModuleType, ...]:
-    """All modules of nbep's kernels, and all that they call."""
-    names = [module.name for module in pkgutil.walk_packages(nbep.device.kernels.__path__, "nbep.device.kernels.")]
-    return tuple(import_module(name) for name in [*names, "nbep.device.versions", "nbep.device.network.nic"])
 
 
 @cache

@@ -15,9 +15,7 @@ With nvdisasm, the machine code says how many loads are in flight, too.
 from __future__ import annotations
 
 import argparse
-import importlib
 import importlib.util
-import pkgutil
 import re
 import sys
 import time
@@ -31,19 +29,12 @@ from . import compilers
 from .cards import LOWEST_CC
 from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
+from .library import checking_variants_of, libraries, load_kernels, variants_of
 from .machine_code import disassemble, loads_in_flight
 from .orders import LostOrder
 from .terminal import STDOUT, add_json, progress, write_json
 from .types import Param, flatten_params
-
-HOST_MEMORY = {  # the kernels that have versions for buffers in the host's memory, and the parameter that says so
-    "notify_dispatch": "peers",
-    "cached_notify_dispatch": "peers",
-    "cached_notify_combine": "peers",
-    "low_latency_dispatch": "network",
-    "low_latency_combine": "network",
-    "clean_low_latency_buffer": "network",
-}
+from .versions import NETWORKS, HostNetwork, HostPeers
 
 
 @dataclass(frozen=True)
@@ -74,65 +65,28 @@ class CompileError(RuntimeError):
     """Numba refused the code of a kernel, or the assembler its PTX. The message begins with the cause and the line."""
 
 
-def load_kernels() -> dict[str, KernelSpec]:
-    """nbep's own kernels by name: KERNELS, complete because every module that has one is imported.
-
-    So are the versions of what they call, for each kind of network and of peers.
-    """
-    package = importlib.import_module("nbep.device.kernels")
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        importlib.import_module(module.name)
-    for name in ("nbep.device.versions", "nbep.device.network.nic"):
-        importlib.import_module(name)
-    return KERNELS
-
-
 def with_variants(kernels: Iterable[KernelSpec]) -> dict[str, KernelSpec]:
     """Kernels by label, with their variants that need no extra package: over the networks, for the shapes of calls."""
-    from .versions import NETWORKS
-
     specs: dict[str, KernelSpec] = {}
     for spec in kernels:
         networks = NETWORKS if spec.hints.get("network") in NETWORKS else ()
-        for one in _for_all_shapes(spec.function):
-            for function in (one, *(over(one, network) for network in networks), *_comparing_calls(one)):
+        for one in variants_of(spec.function):
+            for function in (one, *(over(one, network) for network in networks), *checking_variants_of(one)):
                 specs[spec_of(function).label] = spec_of(function)
     return specs
 
 
 def for_host_memory() -> dict[str, KernelSpec]:
     """nbep's kernels for buffers in the host's memory, by label."""
-    from .versions import HostNetwork, HostPeers
-
     kinds = {"network": HostNetwork, "peers": HostPeers}
     kernels = load_kernels()
     made = [
         spec_of(over(one, kinds[by], by))
-        for name, by in HOST_MEMORY.items()
-        for one in _for_all_shapes(kernels[name].function)
+        for library in libraries()
+        for name, by in library.host_memory.items()
+        for one in variants_of(kernels[name].function)
     ]
     return {spec.label: spec for spec in made}
-
-
-def _for_all_shapes(kernel: Callable) -> tuple[Callable, ...]:
-    """A kernel and, of those of low-latency calls, the one with deduplicate; of combine, the one for many nodes."""
-    from .kernels.internode.combine import internode_combine, kernel_for
-    from .layout.internode import MAX_RDMA_RANKS
-    from .layout.low_latency import DeduplicatedShape, LowLatencyShape
-
-    if kernel is internode_combine:
-        return kernel, kernel_for(MAX_RDMA_RANKS)
-    if spec_of(kernel).hints.get("shape") is not LowLatencyShape:
-        return (kernel,)
-    return kernel, over(kernel, DeduplicatedShape, "shape")
-
-
-def _comparing_calls(kernel: Callable) -> tuple[Callable, ...]:
-    """The variant that compares calls, if there is one."""
-    from .kernels.low_latency.arguments import Call
-    from .kernels.low_latency.calls import ComparedCall
-
-    return (over(kernel, ComparedCall, "call"),) if spec_of(kernel).hints.get("call") is Call else ()
 
 
 def find_kernel(kernel: str | Callable | KernelSpec) -> KernelSpec:

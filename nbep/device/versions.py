@@ -1,21 +1,10 @@
 """What the functions that are written `by_type` have versions for. Importing this registers all of them.
 
 The host, the compiler and tests import this; kernels import only the seams, `network.seam` and `protocols.barriers`.
-The versions of low-latency kernels go by the types of their shape (deduplicate) and of their call (compared or not).
-`network.nvshmem` is not among them: it needs an extra package, and the host imports it where it is wanted.
+`network.nvshmem` is not among them: it needs an extra package, and the host imports it where it is wanted. The versions
+of low-latency kernels are those of `kernels.low_latency.versions`.
 """
 
-from nbep.device.kernels.low_latency import (
-    calls,
-    combine_receiver,
-    combine_sender,
-    coordinator,
-    deduplicated_combine,
-    deduplicated_dispatch,
-    dispatch_receiver,
-    dispatch_sender,
-)
-from nbep.device.layout.low_latency import DeduplicatedShape
 from nbep.device.network.host import HostNetwork
 from nbep.device.network.ibgda.transport import IbgdaNetwork
 from nbep.device.network.seam import Network
@@ -34,16 +23,3 @@ __all__ = [
 ]
 
 NETWORKS = (Network, IbgdaNetwork)  # that nbep compile compiles for unasked
-
-for kind, function, version in (
-    (DeduplicatedShape, dispatch_sender.count_choices, deduplicated_dispatch.count_ranks),
-    (DeduplicatedShape, dispatch_sender.send_choices, deduplicated_dispatch.send_to_ranks),
-    (DeduplicatedShape, dispatch_receiver.receive_choices, deduplicated_dispatch.receive_from_ranks),
-    (DeduplicatedShape, combine_sender.send_expert_rows, deduplicated_combine.send_sums),
-    (calls.ComparedCall, coordinator.notify_call, calls.notify_call),
-    (calls.ComparedCall, coordinator.compare_calls, calls.compare_calls),
-    (calls.ComparedCall, coordinator.empty_call, calls.empty_call),
-    (calls.ComparedCall, combine_sender.notify_peers, calls.notify_peers),
-    (calls.ComparedCall, combine_receiver.call_cell, calls.call_cell),
-):
-    function.versions[kind] = version

@@ -29,6 +29,7 @@ from nbep.host.one_thread import in_turn
 from nbep.host.ranks.comm import gather_results
 from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.timeouts import DEFAULT_TIMEOUT_MS
+from nbep.host.rdma_memory import rdma_trailer_bytes
 from nbep.host.symmetric import NodeMemory
 from nbep.host.target import forks
 from nbep.host.target.base import Array
@@ -37,7 +38,6 @@ from nbep.host.target.streams import Stream
 from nbep.host.target.torch_modes import untraced
 from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, TransportName, chosen_options
-from nbep.host.transport.rdma import rdma_trailer_bytes
 
 
 class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):

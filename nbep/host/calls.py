@@ -1,7 +1,7 @@
 """What all ranks must pass alike to a dispatch or a combine, as words; see Buffer.dispatch.
 
 Ranks of one process are compared before a launch, by `call_log`. The notify kernels compare those of a node, in
-processes of their own too, by a digest of the words; see nbep.device.protocols.calls.
+processes of their own too, by a digest of the words; see nbep.device.kernels.parts.calls.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from nbep.device.protocols.calls import CALLS_DIFFER, RANK_WORD, WORDS_OF_VERB, Call
+from nbep.device.kernels.parts.calls import CALLS_DIFFER, RANK_WORD, WORDS_OF_VERB, Call
 from nbep.device.protocols.peers import ONE
 from nbep.device.protocols.waits import FaultReport
 from nbep.host.config import Config

@@ -14,6 +14,7 @@ from nbep.device.kernels.per_token_cast_to_fp8 import per_token_cast_to_fp8 as c
 from nbep.device.protocols.fp8 import COLUMNS
 from nbep.host import validate
 from nbep.host.arguments import flags
+from nbep.host.block_sizes import block_sizes
 from nbep.host.spawn import spawn
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.current import current_runtime
@@ -95,7 +96,7 @@ def _sizes(runtime: Runtime, x: Array, scales: Array, round_scale: bool) -> Cast
 
 def _launch_size(runtime: Runtime, num_groups: int) -> tuple[int, int]:
     """Grid and block for one warp per 128 columns."""
-    block = runtime.layout_threads
+    block = block_sizes(runtime).layout
     return max(1, min(MAX_BLOCKS, -(-num_groups // (block // WARP)))), block
 
 

@@ -17,12 +17,12 @@ import numpy as np
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF, UNCLEAN
 from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
+from nbep.device.kernels.parts.arrivals import number_of
+from nbep.device.kernels.parts.calls import CALLS_DIFFER, TOLD_WORDS
 from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, MAX_NVL_PEERS, RELAYED_WORDS, TOLD
 from nbep.device.layout.low_latency import WORDS_OF_CALL, call_offset
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
-from nbep.device.protocols.arrivals import number_of
-from nbep.device.protocols.calls import CALLS_DIFFER, OF_NODE, TOLD_WORDS
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, SITES, FaultReport
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, OF_NODE, SITES, FaultReport
 from nbep.host import calls
 from nbep.host.faults import NetworkError, noting, with_gone
 from nbep.host.low_latency import calls as low_latency_calls

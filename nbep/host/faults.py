@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from nbep.device.protocols.calls import OF_NODE
-from nbep.device.protocols.waits import SITES, report_fault
+from nbep.device.protocols.waits import OF_NODE, SITES, report_fault
 from nbep.emulator.reports.expected import Told
 from nbep.host.ranks.processes import NOBODY, Gone
 from nbep.host.ranks.timeouts import PeerTimeout, join_ranks

@@ -14,6 +14,7 @@ from nbep.device.kernels.get_dispatch_layout import (
 )
 from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout as layout_kernel
 from nbep.host import validate
+from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node, Order
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
@@ -66,7 +67,7 @@ def _checked_plan(memory: Node, topk_idx: Array, num_experts: int, previous_even
     if validate.may_read(memory, previous_event):
         validate.expert_indices(runtime.contents(topk_idx), num_experts)
     sizes = LayoutSizes(num_tokens, num_topk, num_ranks, memory.num_nvl_peers, num_experts)
-    block = runtime.layout_threads
+    block = block_sizes(runtime).layout
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
     workspace = LayoutWorkspace(memory.layout_totals, memory.layout_arrivals)
     of_nodes: tuple[Wanted, ...] = (((memory.num_nodes,), "int32"),) if memory.num_nodes > 1 else ()

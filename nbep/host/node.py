@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import RingShape
-from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds
 from nbep.host.counters import Counters
 from nbep.host.events import EventOverlap
@@ -18,12 +18,12 @@ from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.plans import Plans
 from nbep.host.ranks.call_log import Arguments
 from nbep.host.ranks.processes import Gone
+from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.base import Array, Kernel, Runtime
 from nbep.host.target.memory import SymmetricMemory
 from nbep.host.target.new_arrays import Make
 from nbep.host.target.streams import Event, Stream
 from nbep.host.transport.base import Transport
-from nbep.host.transport.rdma import RdmaMemory
 
 Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
 

@@ -25,6 +25,7 @@ from nbep.device.jit import over
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import notify_dispatch
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     BARRIER_SIGNAL_BYTES,
@@ -35,7 +36,6 @@ from nbep.device.layout.intranode import (
     RingShape,
 )
 from nbep.device.layout.names import describe_nvl_offset, describe_offset
-from nbep.device.protocols.calls import Call
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
 from nbep.host import counters, validate
 from nbep.host.arguments import integer, refuse
@@ -59,11 +59,11 @@ from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.ranks.undo import Undo
 from nbep.host.ranks.who_waits import explain
+from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.base import Kernel, Runtime
 from nbep.host.target.memory import HandleType, Memory, SymmetricMemory, WantedMemory
 from nbep.host.transport import check_target, create_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
-from nbep.host.transport.rdma import RdmaMemory
 
 MAX_PLANS = 1024
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine

@@ -33,7 +33,7 @@ class Cell(NamedTuple):
     byte: int = 0  # within the slot or row
     row: int = -1  # of an output
     node: int = -1  # of a cell in the RDMA buffer, in the mode between nodes
-    is_in_tags: bool = False  # a count or an arrival of the low-latency mode: see protocols.arrivals
+    is_in_tags: bool = False  # a count or an arrival of the low-latency mode: see kernels.parts.arrivals
 
     @classmethod
     def parse(cls, owner: int, text: str) -> Cell:

@@ -24,6 +24,7 @@ from nbep.device.kernels.low_latency.arguments import (
     Call,
 )
 from nbep.device.kernels.low_latency.calls import ComparedCall
+from nbep.device.kernels.parts.arrivals import LEAST_ABSENT, TAG
 from nbep.device.layout.low_latency import (
     BARRIER_SIGNALS,
     CALLS,
@@ -39,7 +40,6 @@ from nbep.device.layout.low_latency import (
     row_stride,
 )
 from nbep.device.layout.names import describe_low_latency_offset, place_of_count, row_of_cell
-from nbep.device.protocols.arrivals import LEAST_ABSENT, TAG
 from nbep.host.low_latency.memory import describe_workspace, slot_at, workspace_at
 from nbep.trace.events import Cell, Token
 from nbep.trace.roles import function_of

@@ -14,9 +14,10 @@ from nbep.device.kernels.low_latency import (
     deduplicated_combine,
     deduplicated_dispatch,
 )
+from nbep.device.kernels.parts import arrivals
 from nbep.device.network import nic
 from nbep.device.network.ibgda import queue_pair, transport
-from nbep.device.protocols import arrivals, grid_barrier
+from nbep.device.protocols import grid_barrier
 from nbep.emulator import DeadlockError
 
 TRIP = scenario("low_latency")

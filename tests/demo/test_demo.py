@@ -14,7 +14,8 @@ from nbep.cli import main as nbep_main
 from nbep.demo import main
 from nbep.demo.layer import PHASES, apply_experts
 from nbep.demo.progress import Progress
-from nbep.device.protocols import notes, sums, teams
+from nbep.device.kernels.parts import notes, sums
+from nbep.device.protocols import teams
 
 SMALL = ["--ranks", "2", "--tokens", "5", "--hidden", "16", "--experts", "4"]
 

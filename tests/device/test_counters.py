@@ -200,7 +200,7 @@ COUNTERS: dict[str, dict[str, Any]] = {
     "network/ibgda/queue_pair.py": {"RESERVED": OF_QUEUES},
     "network/nic.py": {"cell there": ANY},
     "network/nvshmem.py": {"message in r": ANY},
-    "protocols/arrivals.py": {
+    "kernels/parts/arrivals.py": {
         "count, arrival": RESET,
         "word": RESET,
         "sum": RESET,
@@ -208,7 +208,7 @@ COUNTERS: dict[str, dict[str, Any]] = {
         "wait_recv_cost_stats": OF_THE_CALLER,
     },
     "protocols/barrier.py": {"signal[a][b]": BACK_TO_0},
-    "protocols/calls.py": {"signal[a][b]": BACK_TO_0},
+    "kernels/parts/calls.py": {"signal[a][b]": BACK_TO_0},
     "protocols/grid_barrier.py": {"arrivals": "it is 0 or -2**31 between barriers, see test_grid_barrier.py"},
 }
 # What its owner alone counts on.

@@ -4,7 +4,7 @@ from itertools import chain
 
 import pytest
 
-from nbep.device.layout.common import INVERSE_BITS, divided, inverse_of
+from nbep.device.alignment import INVERSE_BITS, divided, inverse_of
 from nbep.device.layout.low_latency import MAX_EXPERTS, local_and_rank, rank_of
 from nbep.device.layout.low_latency_host import shape_of
 

@@ -13,8 +13,8 @@ import pytest
 import nbep
 from nbep.check import Run, broken, perform
 from nbep.device.jit import kernel
+from nbep.device.kernels.parts import arrivals
 from nbep.device.primitives import thread_idx
-from nbep.device.protocols import arrivals
 from nbep.device.protocols.fp8 import fp8_scales
 from nbep.device.types import Out
 from nbep.notebook import edit

@@ -12,7 +12,7 @@ from parts import both_parts
 
 import nbep
 from nbep.check import broken
-from nbep.device.protocols.calls import ONE
+from nbep.device.kernels.parts.calls import ONE
 from nbep.host.calls import DIGESTS, NAMES, make_call
 from nbep.host.ranks.call_log import CallLog
 
@@ -239,7 +239,7 @@ def test_words_that_are_read_before_they_are_there_are_found(fault):
 
 
 def test_who_does_not_wait_for_the_words_is_found(monkeypatch):
-    monkeypatch.setattr("nbep.device.protocols.calls.wait_told", lambda cell, bounds, peer: True)
+    monkeypatch.setattr("nbep.device.kernels.parts.calls.wait_told", lambda cell, bounds, peer: True)
     with pytest.raises((AssertionError, nbep.EmulatorError)):
         run(dispatches_that_differ("hidden"), memory_model="checked", seeds=range(8))
 
@@ -251,7 +251,7 @@ def test_a_peer_that_does_not_tell_its_words_is_named(monkeypatch):
         with pytest.raises(nbep.PeerTimeout, match=f"for rank {1 - comm.rank}: the peer to say what it has called"):
             buffer.dispatch(**arguments)
 
-    monkeypatch.setattr("nbep.device.protocols.calls.tell_call", lambda call, peers, peer: None)
+    monkeypatch.setattr("nbep.device.kernels.parts.calls.tell_call", lambda call, peers, peer: None)
     run(main)
 
 

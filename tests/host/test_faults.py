@@ -17,10 +17,10 @@ from nbep.device.compile import load_kernels
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF
 from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
+from nbep.device.kernels.parts.calls import CALLS_DIFFER
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols import own_sites
-from nbep.device.protocols.calls import CALLS_DIFFER, OF_NODE
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, OWN_SITES, SITES, FaultReport
+from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, OF_NODE, OWN_SITES, SITES, FaultReport
 from nbep.host import causes
 from nbep.host.causes import fault_error
 from nbep.host.faults import destroy_error

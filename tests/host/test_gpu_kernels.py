@@ -20,6 +20,7 @@ from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.primitives import st_weak_s32
 from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out
+from nbep.host.block_sizes import low_latency_threads
 from nbep.host.config import Sizes
 from nbep.host.symmetric import NodeMemory
 from nbep.host.target.cuda import cache, launcher
@@ -254,7 +255,6 @@ CARDS = [((7, 5), 7 * 32), ((8, 0), 384), ((8, 6), 384), ((12, 0), 384), ((9, 0)
 
 @pytest.mark.parametrize(("cc", "threads"), CARDS)
 def test_blocks_of_low_latency_combine_fit_into_the_cards_shared_memory(cc, threads):
-    card = SimpleNamespace(has_tma=has_bulk_copies(cc), max_smem_bytes=max_smem_bytes(cc))
-    assert cuda_runtime.CudaRuntime.low_latency_threads.fget(card)[1] == threads
+    assert low_latency_threads(has_bulk_copies(cc), max_smem_bytes(cc))[1] == threads
     shape = shape_of(8, 288, 128, 7168, 8, 0, 1, 0)
-    assert combine_smem_bytes(shape, threads) <= card.max_smem_bytes
+    assert combine_smem_bytes(shape, threads) <= max_smem_bytes(cc)

@@ -7,11 +7,11 @@ from parts import both_parts
 
 import nbep
 from nbep.device.jit import MAX_CLUSTER, kernel
+from nbep.device.kernels.parts.arrivals import MAX_TAGS
 from nbep.device.layout.internode import MAX_CHANNELS
 from nbep.device.layout.intranode import MAX_LOCAL_EXPERTS, MAX_NVL_PEERS, MAX_TOPK
 from nbep.device.layout.low_latency import MAX_EXPERTS
 from nbep.device.layout.low_latency import MAX_TOPK as MAX_LOW_LATENCY_TOPK
-from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.emulator import World
 from nbep.emulator.machine.stream import MAX_BLOCK
 from nbep.host.ranks.timeouts import MAX_TIMEOUT_MS

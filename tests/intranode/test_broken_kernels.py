@@ -21,8 +21,9 @@ from nbep.check.faults import edited
 from nbep.device import primitives
 from nbep.device.cards import SM80
 from nbep.device.kernels.intranode import dispatch, notify_dispatch
+from nbep.device.kernels.parts import notes
 from nbep.device.primitives import st_relaxed_sys_s32
-from nbep.device.protocols import notes, waits
+from nbep.device.protocols import waits
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 
@@ -240,7 +241,7 @@ def test_slots_that_are_taken_or_given_too_early_make_results_wrong(fault, confi
 
 
 def test_ranks_added_in_another_order_are_caught(monkeypatch):
-    module = importlib.import_module("nbep.device.protocols.sums")
+    module = importlib.import_module("nbep.device.kernels.parts.sums")
     load_rows = module.load_rows
 
     def rotated(*arguments):
@@ -254,7 +255,7 @@ def test_ranks_added_in_another_order_are_caught(monkeypatch):
 
 
 def test_failure_names_seed_and_provenance(monkeypatch):
-    module = importlib.import_module("nbep.device.protocols.notes")
+    module = importlib.import_module("nbep.device.kernels.parts.notes")
     replace_primitives(monkeypatch, module, ld_na_f32=lambda address: primitives.ld_na_f32(address) + primitives.f32(1))
     case = make_case(3, num_tokens=2, num_topk=1, experts_per_rank=1, routing="everywhere")
     with pytest.raises(

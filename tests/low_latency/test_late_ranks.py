@@ -29,7 +29,7 @@ from parts import both_parts
 from target import spawn
 
 from nbep.device.kernels.low_latency import deduplicated_dispatch
-from nbep.device.protocols import arrivals
+from nbep.device.kernels.parts import arrivals
 from nbep.host.low_latency.memory import workspace_at
 from nbep.host.target.emulator import EmulatorRuntime
 
@@ -43,7 +43,7 @@ OPTIONS = [Options(), Options(use_fp8=True), Options(deduplicate=True)]
 @pytest.fixture(autouse=True)
 def many_blocks(monkeypatch):
     """More waits that end at different times."""
-    monkeypatch.setattr(EmulatorRuntime, "low_latency_blocks", lambda *_: 4)
+    monkeypatch.setattr(EmulatorRuntime, "resident_blocks", lambda *_: 4)
 
 
 def make_case(seed: int) -> Case:

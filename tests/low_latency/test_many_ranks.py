@@ -19,7 +19,7 @@ WIDE = Options(use_fp8=True, zero_copy=True, with_stats=True)
 
 @pytest.fixture(autouse=True)
 def one_block(monkeypatch):
-    monkeypatch.setattr(EmulatorRuntime, "low_latency_blocks", lambda *_: 1)
+    monkeypatch.setattr(EmulatorRuntime, "resident_blocks", lambda *_: 1)
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 from target import spawn
 
 import nbep
+from nbep.device.kernels.parts import arrivals
 from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
-from nbep.device.protocols import arrivals
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.model import besides
@@ -39,7 +39,7 @@ def dispatch_twice(comm, traffic):
 @pytest.mark.long
 @pytest.mark.thorough
 def test_a_run_of_32_ranks_waits_and_adds_as_often_as_the_table_says(monkeypatch):
-    monkeypatch.setattr(EmulatorRuntime, "low_latency_blocks", lambda *_: 1)
+    monkeypatch.setattr(EmulatorRuntime, "resident_blocks", lambda *_: 1)
     waits: Counter[str] = Counter()
     wait_until = arrivals.wait_until
 

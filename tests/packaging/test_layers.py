@@ -46,6 +46,7 @@ ROOMS = (
     ("nbep.host.symmetric", "nbep.host.connect", "nbep.host.spawn", "nbep.host.cast"),
     ("nbep.host.buffer",),
 )
+LEAVES = ("nbep.registry", "nbep.version")  # import nothing of nbep
 LAYERS_WITHOUT_CIRCLES = ("nbep.emulator", "nbep.host")
 # These know each other: a thread has a block and a warp, which have threads.
 CLUSTER = {
@@ -98,7 +99,7 @@ def test_modules_import_downwards_only():
         f"{module_name(path)} imports {module}"
         for path in FILES
         for module, _ in imports(path)
-        if module.split(".")[0] == "nbep" and module != "nbep.version" and layer(module) > layer(module_name(path))
+        if module.split(".")[0] == "nbep" and module not in LEAVES and layer(module) > layer(module_name(path))
     ]
     assert upwards == []
 
@@ -162,7 +163,7 @@ def test_no_file_has_more_than_500_lines():
 
 @pytest.mark.parametrize(
     ("statement", "fewer_than"),
-    [("import nbep", 5), ("import nbep.emulator", 5), ("from nbep.emulator import World", 80)],
+    [("import nbep", 6), ("import nbep.emulator", 6), ("from nbep.emulator import World", 80)],
 )
 def test_an_import_loads_only_what_it_asks_for(statement, fewer_than):
     code = f"import sys; {statement}; print(*sys.modules)"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import nbep
-from nbep.device.protocols.arrivals import ABSENT, TAG, completion, is_complete
+from nbep.device.kernels.parts.arrivals import ABSENT, TAG, completion, is_complete
 from nbep.trace import Trace
 from nbep.trace.low_latency import in_tags
 

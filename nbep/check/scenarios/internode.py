@@ -9,6 +9,7 @@ from typing import Any
 import nbep
 from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Plan, check_rounds, counts_of, run_rounds
+from nbep.host.block_sizes import block_sizes
 from nbep.workloads.cases import Case, make_case, only_to
 from nbep.workloads.internode import NIC, Options
 from nbep.workloads.intranode import Outcome
@@ -102,7 +103,7 @@ def case_of(parameters: dict[str, int], number: int) -> Case:
 def main(comm: Any, what: str, **parameters: int) -> list[Outcome]:
     """Rounds on a machine as the parameters say."""
     if parameters["threads"]:
-        comm.runtime.notify_threads = 128
+        block_sizes(comm.runtime).notify = 128
     return run_rounds(comm, cases_of(parameters), plan_of(what, parameters), parameters)
 
 

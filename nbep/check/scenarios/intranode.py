@@ -10,6 +10,7 @@ from nbep.check.scenario import Scenario
 from nbep.check.scenarios.tokens import Options, Plan, call_round, check_rounds, counts_of, run_rounds
 from nbep.device.protocols.barriers import BARRIER
 from nbep.device.protocols.waits import FaultReport
+from nbep.host.block_sizes import block_sizes
 from nbep.workloads.cases import Case, make_case
 from nbep.workloads.intranode import Outcome
 
@@ -92,7 +93,7 @@ def cases_of(parameters: dict[str, int]) -> list[Case]:
 
 def main(comm: Any, last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> list[Outcome]:
     """Rounds on a machine as the parameters say."""
-    comm.runtime.notify_threads = 32 * parameters["notify_warps"]
+    block_sizes(comm.runtime).notify = 32 * parameters["notify_warps"]
     return run_rounds(comm, cases_of(parameters), plan_of(last, is_cached, parameters, is_direct), parameters)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import nbep
 from nbep.check.scenario import Scenario
 from nbep.device.cards import SM80, SM90
+from nbep.host.block_sizes import block_sizes
 from nbep.workloads.cases import Case, make_low_latency_case, only_to, without
 from nbep.workloads.low_latency import BOTH, HOOK, Options, Outcome, Trip, make_buffer
 from nbep.workloads.low_latency import check as check_trip
@@ -157,9 +158,9 @@ CALLED_AS: dict[Any, tuple[str, str]] = {two_at_a_time: (HOOK, HOOK), crossed: (
 def main(comm: Any, order: Any, **parameters: int) -> list[Outcome | None]:
     """Trips on one buffer; what each has received and summed up."""
     comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
-    comm.runtime.low_latency_blocks = lambda *_: parameters["blocks"]
+    comm.runtime.resident_blocks = lambda *_: parameters["blocks"]
     if order is with_cleans:
-        comm.runtime.notify_threads = 128  # warps that do not know of each other by themselves
+        block_sizes(comm.runtime).notify = 128  # warps that do not know of each other by themselves
     calls = [(case, options_of(parameters, order)) for case in cases_of(parameters)]
     buffer = make_buffer(comm, calls, enable_shrink=order is with_masks, **buffer_arguments(parameters))
     trips = [Trip(buffer, *call) for call in calls]

@@ -18,9 +18,9 @@ from nbep.device.kernels.low_latency.combine_receiver import sum_table_bytes
 from nbep.device.kernels.low_latency.dispatch_receiver import table_bytes
 from nbep.device.kernels.low_latency.dispatch_sender import stage_bytes
 from nbep.device.kernels.network_push import PushSizes, smem_bytes
+from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES
 from nbep.device.layout.internode import COUNT_MESSAGE_BYTES
 from nbep.device.layout.low_latency import LowLatencyShape
-from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES
 from nbep.device.protocols.staging import STAGE_BYTES, STAGE_STRIDE
 
 Describe = Callable[[int], str]

@@ -15,7 +15,7 @@
  a message                x [hidden], e4m3 or bf16; scales [hidden / 128] f32, only with e4m3; note: its token's index
                           at the source, s32, and padding; then with deduplicate for each choice local expert or -1,
                           slot, weight
- a row                    x [hidden] bf16; with LogFMT `protocols.logfmt` says what is in it
+ a row                    x [hidden] bf16; with LogFMT `kernels.parts.logfmt` says what is in it
 
 Recv and send of each half have a quarter of num_rdma_bytes. So where they are does not depend on what a call is made
 for, and calls of all shapes follow each other. DeepEP derives the places from the arguments of the call, and needs
@@ -28,7 +28,7 @@ The cells lie behind num_rdma_bytes: what a user writes into the buffer does not
 anybody says how many experts there will be, so the counts have room for the most; all else grows with the ranks.
 counts[local expert, source] says that the tokens of a source for a local expert are there, and how many; in combine
 counts[its local expert, rank] says that an expert's rows are there. An arrival says the same of all that a source
-sends, with deduplicate: see `protocols.arrivals`. calls[half, word, source] are of `kernels.low_latency.calls`,
+sends, with deduplicate: see `kernels.parts.arrivals`. calls[half, word, source] are of `kernels.low_latency.calls`,
 credits[half, peer] of `kernels.low_latency.coordinator`.
 
 Source: DeepEP csrc/config.hpp, LowLatencyLayout
@@ -36,8 +36,8 @@ Source: DeepEP csrc/config.hpp, LowLatencyLayout
 
 from typing import NamedTuple
 
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up, divided
 from nbep.device.jit import by_type, device_function
-from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, divided
 from nbep.device.types import I32
 
 NUM_HALVES = 2
@@ -72,7 +72,7 @@ class LowLatencyShape(NamedTuple):
     use_logfmt: I32
     # What follows from the others: see low_latency_host.py
     num_local_experts: I32  # of a rank
-    inverse_of_local: I32  # of their number: see layout.common
+    inverse_of_local: I32  # of their number: see nbep.device.alignment
     inverse_of_ranks: I32
 
     deduplicate = 0  # type: ignore[misc]

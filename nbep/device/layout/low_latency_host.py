@@ -1,6 +1,6 @@
 """What the host alone asks of the low-latency buffer: kernels are launched with it, or never need it."""
 
-from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, inverse_of
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up, inverse_of
 from nbep.device.layout.low_latency import NUM_ROWS, DeduplicatedShape, LowLatencyShape, quarter_bytes, row_offset
 
 

@@ -1,6 +1,6 @@
 """Names of the cells in the buffers, for reports and traces: inside a node, between nodes, low latency."""
 
-from nbep.device.layout.common import align_up
+from nbep.device.alignment import align_up
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
     MAX_CHANNELS,

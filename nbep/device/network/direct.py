@@ -5,7 +5,7 @@
 
  cell        written by          with                    read by     with
  message     a warp of rank s    bulk copy, or st_na     rank r      after the cell that amo_add has changed
- cell        a thread of rank s  atom_add_release_sys    rank r      ld_acquire_sys, see `protocols.arrivals`
+ cell        a thread of rank s  atom_add_release_sys    rank r      ld_acquire_sys, by who waits for it
              and if it stands alone  atom_add_relaxed_sys
 
 A bulk copy is done when tma_store_wait_all returns to the lane that started it; a release orders plain stores.

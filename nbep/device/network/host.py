@@ -5,12 +5,12 @@
 
  cell        written by          with                          read by     with
  message     a warp of rank s    bulk copy, or st_na           rank r      after the cell that amo_add has changed
- cell        a thread of rank s  ld_relaxed_sys, st_release_sys  rank r    ld_acquire_sys, see `protocols.arrivals`
+ cell        a thread of rank s  ld_relaxed_sys, st_release_sys  rank r    ld_acquire_sys, by who waits for it
              and if it stands alone  st_relaxed_sys
 
 CUDA promises no atomics there, only that loads and stores are whole: see docs/architecture.md, "Memory of the host". So
 what is added is loaded, summed and stored. It takes that no two threads add to one cell at the same time: an add is a
-message, and parts of a count are added up on the GPU before (`protocols.arrivals.tell`). Whoever adds next comes behind
+message, and parts of a count are added up on the GPU before (parts.arrivals.tell). Whoever adds next comes behind
 the one before: in the order of the stream, or after its owner has emptied the cell and said so by a credit.
 """
 

@@ -6,7 +6,7 @@
  cell              written by          with                       read by     with
  message in s      a warp of rank s    st_na_v4, syncwarp         NVSHMEM     putmem_nbi of the same warp
  message in r      NVSHMEM             putmem_nbi                 rank r      after the cell that amo_add has changed
- cell in r         NVSHMEM             int_atomic_add             rank r      ld_acquire_sys, see `protocols.arrivals`
+ cell in r         NVSHMEM             int_atomic_add             rank r      ld_acquire_sys, by who waits for it
 
 NVSHMEM orders nothing between two calls of its own: a put and an atomic may take different queues. So `quiet` is
 nvshmem_quiet, which returns when the puts have arrived, and an add comes after it. That makes `queue` meaningless here.
@@ -109,7 +109,7 @@ def amo_add(network, offset, value, peer, queue, is_behind):
         direct.amo_add(network, offset, value, peer, queue, is_behind)
     else:
         if is_behind:
-            # With the add: what direct's release is, to which `protocols.arrivals` has the acquire.
+            # With the add: what direct's release is, to which the acquire belongs.
             ptx.fence_acq_rel_sys()
         nvshmem_add(own_ptr(network, offset), value, peer)
 

@@ -9,7 +9,7 @@ Kernels import this module alone. A version registers itself when it is imported
 from nbep.device.jit import by_type
 from nbep.device.protocols.waits import site
 
-BARRIER = site(1, "notify", "barrier_signal", "the peer's arrival at the barrier")
+BARRIER = site(1, "notify", "barrier_signal", "the peer's arrival at the barrier", of_node=True)
 
 
 @by_type()
@@ -24,5 +24,5 @@ def barrier_block(peers, bounds):
 def meet_peer(peers, bounds, signal, may_meet):
     """Thread `peer` signals that peer and waits for it, if it may. A syncthreads must follow: then it is a barrier.
 
-    Returns: what signal[own][peer] says, see `protocols.calls`; 0 too for threads without a peer, and if it never came
+    Returns: what signal[own][peer] says (its digest may differ); 0 too for threads without a peer, and if it never came
     """

@@ -7,11 +7,22 @@ from nbep.device.jit import device_function
 from nbep.device.protocols.waits import Bounds
 from nbep.device.types import I32, Sym
 
-# A barrier's signal counts above these bits; below is the digest of a call. See protocols.calls.
+MAX_NVL_PEERS = 8  # ranks of a node, whose memory is mapped
+# A barrier's signal counts above these bits; below is the digest of a call.
 DIGEST_BITS = 24
 ONE = 1 << DIGEST_BITS
 
-__all__ = ["CLUSTERS", "DIGEST_BITS", "ONE", "Bounds", "HostPeers", "Peers", "barrier_signals_of", "buffer_of"]
+__all__ = [
+    "CLUSTERS",
+    "DIGEST_BITS",
+    "MAX_NVL_PEERS",
+    "ONE",
+    "Bounds",
+    "HostPeers",
+    "Peers",
+    "barrier_signals_of",
+    "buffer_of",
+]
 
 # Clusters for kernels whose blocks all load the wire: spread evenly over the GPCs they slow each other down less, see
 # docs/measured.md.

@@ -24,12 +24,18 @@ from nbep.device.types import I64, Sym
 
 # A site: which role waits for which cell. A report has its number, which its file gives it by `site`.
 SITES: dict[int, tuple[str, str, str]] = {}  # the words for each, of which the host makes a message
+OF_NODE: set[int] = set()  # sites whose peer counts the ranks of the node
 OWN_SITES = 100  # from here on: kernels that are not nbep's, see `own_sites`
 
 
-def site(number: int, role: str, cell: str, awaited: str) -> int:
-    """Name a site: who waits there, for which cell, and for what. Returns the number."""
+def site(number: int, role: str, cell: str, awaited: str, *, of_node: bool = False) -> int:
+    """Name a site: who waits there, for which cell, and for what. Returns the number.
+
+    of_node: its peer is numbered among the ranks of the node
+    """
     SITES[number] = role, cell, awaited
+    if of_node:
+        OF_NODE.add(number)
     return number
 
 

@@ -12,7 +12,7 @@ from nbep.device.kernels.internode.combine import (
     InternodeCombineSizes,
     combine_smem_bytes,
 )
-from nbep.device.protocols.calls import Call
+from nbep.device.kernels.parts.calls import Call
 from nbep.host import validate
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, fit_rings, nodes_config

@@ -26,9 +26,10 @@ from nbep.device.kernels.internode.notify_dispatch import (
     internode_notify_dispatch,
     notify_smem_bytes,
 )
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import num_ring_cell_words
-from nbep.device.protocols.calls import Call
 from nbep.host import validate
+from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_rings, nodes_config
 from nbep.host.events import EventOverlap
@@ -221,7 +222,7 @@ def _notify(
         memory.counters.reset()
     moe_recv_counter, moe_recv_expert_counter, moe_recv_rdma_counter = memory.counters.addresses(polled)
     counters = moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter
-    num_threads = runtime.notify_threads
+    num_threads = block_sizes(runtime).notify
     runtime.launch(
         memory.stream,
         mode.kernel(internode_notify_dispatch),
@@ -264,7 +265,7 @@ def prepare_cached_notify(
     return runtime.prepare(
         mode.kernel(internode_cached_notify),
         1 if heads is NO_HEADS else 1 + num_channels,
-        runtime.notify_threads,
+        block_sizes(runtime).notify,
         0,
         heads,
         mode.network,

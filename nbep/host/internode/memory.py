@@ -12,8 +12,9 @@ from nbep.device.kernels.internode.notify_dispatch import internode_notify_dispa
 from nbep.device.layout.internode import MAX_CHANNELS
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.host.arguments import refuse
+from nbep.host.block_sizes import block_sizes
+from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.base import Kernel, Runtime
-from nbep.host.transport.rdma import RdmaMemory
 
 
 def warps_that_fit(runtime: Runtime, most: int) -> int:
@@ -83,7 +84,7 @@ class InternodeMemory:
         if num_threads is not None:
             return num_threads // 32
         fewest, most = self.bounds_of_warps(most)
-        return max(fewest, min(most, self.rdma.runtime.ring_threads(self.num_nvl_ranks) // 32))
+        return max(fewest, min(most, block_sizes(self.rdma.runtime).ring(self.num_nvl_ranks) // 32))
 
     def bounds_of_warps(self, most: int = MAX_WARPS) -> tuple[int, int]:
         """Fewest and most warps of a block of dispatch or combine: see `fewest_warps` and `warps_that_fit`."""

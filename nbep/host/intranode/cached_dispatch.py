@@ -17,10 +17,11 @@ from nbep.device.kernels.intranode.direct_dispatch import (
     direct_dispatch_smem_bytes,
 )
 from nbep.device.kernels.intranode.dispatch import DispatchOutputs, DispatchSizes, dispatch, dispatch_smem_bytes
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.direct import CELL_WORDS, DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
-from nbep.device.protocols.calls import Call
 from nbep.host import validate
+from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, in_node_config
 from nbep.host.intranode.handle import DispatchHandle
@@ -93,7 +94,7 @@ def _make_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, request: Di
         shape = config.ring_shape(num_ranks, *sizes)
         validate.buffer_size(shape, memory.num_nvl_bytes)
         chunk = config.num_max_nvl_chunked_send_tokens
-        mix_roles = int(runtime.mix_roles if config.mix_roles is None else config.mix_roles)
+        mix_roles = int(block_sizes(runtime).mix_roles if config.mix_roles is None else config.mix_roles)
         ring_sizes = DispatchSizes(num_tokens, num_recv_tokens, 0, 0, chunk, *strides, mix_roles)
         ways = _ring_ways(memory, config, shape, handle, ring_sizes)
         num_words, peers = num_ring_cell_words(shape), memory.peers
@@ -114,7 +115,7 @@ def _ring_ways(
     sizes: DispatchSizes,
 ) -> tuple[Way, ...]:
     runtime = memory.runtime
-    num_threads = config.num_threads or runtime.ring_threads(memory.num_ranks)
+    num_threads = config.num_threads or block_sizes(runtime).ring(memory.num_ranks)
     launch = runtime.prepare(
         dispatch,
         config.num_sms,
@@ -134,7 +135,7 @@ def _direct_ways(
 ) -> tuple[Way, ...]:
     num_recv_tokens = handle.recv_src_idx.shape[0]
     runtime, direct = memory.runtime, validate.zero_copy(memory)
-    num_threads = config.num_threads or runtime.ring_threads(memory.num_ranks)
+    num_threads = config.num_threads or block_sizes(runtime).ring(memory.num_ranks)
     ways = []
     for places in direct.place_halves(shape):
         if num_recv_tokens > places.num_rows:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.device.kernels.intranode.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
-from nbep.device.protocols.calls import Call
 from nbep.host import validate
+from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, in_node_config
 from nbep.host.events import EventOverlap
@@ -103,11 +104,11 @@ def _make_plan(memory: Node, handle: DispatchHandle, given: CombineGiven, reques
 
 def _prepare(memory: Node, handle: DispatchHandle, config: Config, shape: RingShape, call: Call) -> RingCombine:
     runtime, num_ranks, num_combined_tokens = memory.runtime, memory.num_ranks, handle.send_head.shape[0]
-    num_threads = config.num_threads or max(MIN_THREADS, runtime.ring_threads(num_ranks))
+    num_threads = config.num_threads or max(MIN_THREADS, block_sizes(runtime).ring(num_ranks))
     notify = runtime.prepare(
         memory.kernel(cached_notify_combine),
         1 + shape.num_channels,
-        max(runtime.notify_threads, 32 * num_ranks),
+        max(block_sizes(runtime).notify, 32 * num_ranks),
         0,
         handle.send_head,
         num_combined_tokens,

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes, direct_combine_smem_bytes
 from nbep.device.kernels.intranode.direct_combine import direct_combine as combine_kernel
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.direct import CELL_WORDS, SlotPlaces, SlotShape, num_landed_words
-from nbep.device.protocols.calls import Call
 from nbep.host import validate
+from nbep.host.block_sizes import block_sizes
 from nbep.host.config import Config
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
@@ -44,7 +45,7 @@ def prepare_direct_combine(
     shape = SlotShape(num_ranks, config.num_channels, given.hidden_bytes, given.num_topk, chunk)
     places = direct.place_slots(shape, num_combined_tokens)
     num_words = CELL_WORDS + num_landed_words(num_combined_tokens * (num_ranks - 1), num_ranks, chunk)
-    num_threads = config.num_threads or runtime.ring_threads(num_ranks)
+    num_threads = config.num_threads or block_sizes(runtime).ring(num_ranks)
     validate.num_push_warps(config, num_threads // 32)
     combine = runtime.prepare(
         combine_kernel,

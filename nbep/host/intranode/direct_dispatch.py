@@ -19,6 +19,7 @@ from nbep.device.kernels.intranode.direct_dispatch import direct_dispatch as dis
 from nbep.device.kernels.intranode.number_tokens import number_tokens
 from nbep.device.layout.direct import CELL_WORDS, DirectShape, HalfPlaces
 from nbep.host import validate
+from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import dispatch_call
 from nbep.host.config import Config
 from nbep.host.intranode.direct import DirectMemory
@@ -77,7 +78,7 @@ def dispatch_counted(
     num_recv_tokens = min(num_recv_tokens, places.num_rows)  # the kernel reports it if they are too few
     recv = _received(direct, tokens, places, num_recv_tokens, lease)
     handle = routes.handle(memory, recv_channel_prefix_matrix, recv.recv_src_idx, send_head)
-    num_threads = config.num_threads or runtime.ring_threads(num_ranks)
+    num_threads = config.num_threads or block_sizes(runtime).ring(num_ranks)
     sizes = tokens.num_tokens, num_recv_tokens, num_worst_tokens, request.num_experts // num_ranks
     runtime.launch(
         memory.stream,

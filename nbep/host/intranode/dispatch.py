@@ -18,9 +18,10 @@ from nbep.device.kernels.intranode.dispatch import (
     dispatch_smem_bytes,
 )
 from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
-from nbep.device.protocols.calls import Call
 from nbep.host import validate
+from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, in_node_config
 from nbep.host.events import EventOverlap
@@ -153,7 +154,7 @@ def _make_plan(memory: Node, request: DispatchRequest) -> Plan:
         ((num_ranks, num_channels), "int32"),
         ((tokens.num_tokens, num_ranks), "int32"),
     )
-    num_threads = config.num_threads or runtime.ring_threads(num_ranks)
+    num_threads = config.num_threads or block_sizes(runtime).ring(num_ranks)
     sizes = DispatchSizes(
         tokens.num_tokens,
         LATER,
@@ -161,7 +162,7 @@ def _make_plan(memory: Node, request: DispatchRequest) -> Plan:
         num_experts // num_ranks,
         config.num_max_nvl_chunked_send_tokens,
         *tokens.scale_strides,
-        int(runtime.mix_roles if config.mix_roles is None else config.mix_roles),
+        int(block_sizes(runtime).mix_roles if config.mix_roles is None else config.mix_roles),
     )
     smem_bytes = dispatch_smem_bytes(num_threads, runtime.has_tma)
     last = memory.peers, memory.bounds, shape, sizes

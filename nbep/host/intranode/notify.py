@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import NotifySizes, notify_dispatch
-from nbep.device.protocols.calls import Call
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.protocols.peers import Peers
+from nbep.host.block_sizes import block_sizes
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Empty, Node
 from nbep.host.request import DispatchRequest
@@ -41,7 +42,7 @@ def prepare_counts(
     """
     runtime, num_tokens = memory.runtime, request.is_token_in_rank.shape[0]
     sizes = NotifySizes(num_tokens, request.num_experts, num_channels, num_cell_words, request.expert_alignment)
-    grid, threads = 1 + memory.num_ranks, runtime.notify_threads
+    grid, threads = 1 + memory.num_ranks, block_sizes(runtime).notify
     return runtime.prepare(memory.kernel(notify_dispatch), grid, threads, 0, peers, memory.bounds, sizes, call)
 
 
@@ -64,6 +65,6 @@ def exchange_counts(
 def prepare_reset(memory: Node, peers: Peers, num_cell_words: int, call: Call) -> PreparedLaunch:
     """The launch of the kernel that resets so many words and meets the peers, whose calls it compares."""
     runtime = memory.runtime
-    threads = runtime.notify_threads
+    threads = block_sizes(runtime).notify
     kernel = memory.kernel(cached_notify_dispatch)
     return runtime.prepare(kernel, 1, threads, 0, num_cell_words, peers, memory.bounds, call)

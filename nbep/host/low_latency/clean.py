@@ -8,6 +8,7 @@ from __future__ import annotations
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer as clean_kernel
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.arguments import integer, refuse
+from nbep.host.block_sizes import block_sizes
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -53,4 +54,4 @@ def _clean(memory: Node, mode: LowLatencyMemory) -> None:
 def prepare_clean(memory: Node, mode: LowLatencyMemory) -> PreparedLaunch:
     """The kernel, behind which all ranks have come to it."""
     args = mode.network, mode.work, memory.bounds, mode.num_rdma_bytes
-    return memory.runtime.prepare(mode.kernel(clean_kernel), 1, memory.runtime.notify_threads, 0, *args)
+    return memory.runtime.prepare(mode.kernel(clean_kernel), 1, block_sizes(memory.runtime).notify, 0, *args)

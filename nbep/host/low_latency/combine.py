@@ -13,6 +13,7 @@ from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, s
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, refuse
+from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import COMBINE, HOOK, NAMES_IN_HANDLE, ORIGINS, Words, words_of
@@ -201,7 +202,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
     if num_tokens > shape.num_max_tokens:
         allowed = f"at most {shape.num_max_tokens} tokens, as in the dispatch of the handle"
         refuse("topk_idx", f"{num_tokens} tokens", allowed)
-    _, num_threads = runtime.low_latency_threads
+    _, num_threads = block_sizes(runtime).low_latency
     groups = _num_groups(shape.num_experts, mode.num_blocks, num_threads)
     num_rows = shape.num_ranks * shape.num_max_tokens
     sizes = CombineSizes(num_tokens, num_topk, groups)

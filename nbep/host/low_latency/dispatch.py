@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from nbep.device.alignment import inverse_of
 from nbep.device.kernels.low_latency.deduplicated_combine import COLUMNS as SUM_COLUMNS
 from nbep.device.kernels.low_latency.dispatch import DispatchSizes, dispatch_smem_bytes
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
-from nbep.device.layout.common import inverse_of
+from nbep.device.kernels.parts.arrivals import MAX_TAGS
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, message_stride, note_offset
 from nbep.device.layout.low_latency_host import shape_of
-from nbep.device.protocols.arrivals import MAX_TAGS
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
+from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import DISPATCH, HOOK, MAX_TOKENS, Words, words_of
@@ -190,7 +191,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     if given.deduplicate and num_parts > MAX_TAGS:
         most = MAX_TAGS // -(-hidden // SUM_COLUMNS)
         refuse("num_max_dispatch_tokens_per_rank", num_max_tokens, f"at most {most} with deduplicate")
-    num_threads, _ = runtime.low_latency_threads
+    num_threads, _ = block_sizes(runtime).low_latency
     smem_bytes = dispatch_smem_bytes(shape, num_threads, runtime.has_tma)
     if smem_bytes > runtime.max_smem_bytes:
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")

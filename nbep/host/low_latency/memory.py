@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbep.device.jit import over
+from nbep.device.kernels.low_latency import versions  # noqa: F401 - registers them
 from nbep.device.kernels.low_latency.arguments import (
     BOTH_PHASES,
     NO_PHASE,
@@ -55,9 +56,9 @@ from nbep.host.handles import Identity
 from nbep.host.low_latency.calls import ORIGINS, Words
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.plans import Plans
+from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.base import Kernel, PreparedLaunch
 from nbep.host.target.streams import Stream
-from nbep.host.transport.rdma import RdmaMemory
 
 MAX_PLANS = 1024
 JOURNAL_NAMES = {
@@ -180,7 +181,7 @@ class LowLatencyMemory(Identity):
 
     def open(self, memories: list[Any]) -> None:
         """The peers' memories are open: see RdmaMemory."""
-        most = self.runtime.low_latency_blocks(memories, self.transport.num_blocks_taken)
+        most = self.runtime.resident_blocks(memories, self.transport.num_blocks_taken)
         self.num_blocks = min(most, self._num_sms or most)
 
     @property

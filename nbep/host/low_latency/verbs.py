@@ -119,7 +119,7 @@ class LowLatencyVerbs:
         Args:     x [num_local_experts, T, hidden] bf16, in the order of recv_x; rows past recv_count are not read
                   topk_idx, topk_weights [num_tokens, num_topk] int64 and float32, as in the dispatch
                   handle that low_latency_dispatch returned
-                  use_logfmt send ten bits a value where the values allow it; see protocols.logfmt
+                  use_logfmt send ten bits a value where the values allow it; see kernels.parts.logfmt
                   zero_copy take the rows from get_next_low_latency_combine_buffer, which was got since the last call;
                   x is then not read
                   async_finish, return_recv_hook as in low_latency_dispatch

@@ -93,10 +93,6 @@ class Runtime(ABC):
         host_reads_arrays: the host can look at an array's contents without waiting for a device
         max_symmetric_bytes: what its addresses can hold of one allocation; None if that is more than there ever is
         max_smem_bytes: of a block, at most
-        layout_threads: block size of get_dispatch_layout and of the casts
-        notify_threads: block size of the notify kernels, at least
-        mix_roles: default of Config.mix_roles
-        low_latency_threads: block sizes of low-latency dispatch and combine
         shares_current_stream: ranks of this process have one current stream in common, on which none may wait
         has_own_stream: the caller's current stream is no other rank's, and the host waits for no launch on it
         array_kinds: the arrays that it takes, in words
@@ -108,10 +104,6 @@ class Runtime(ABC):
     host_reads_arrays: bool
     max_symmetric_bytes: int | None
     max_smem_bytes: int
-    layout_threads: int
-    notify_threads: int
-    mix_roles: bool
-    low_latency_threads: tuple[int, int]
     shares_current_stream: bool
     array_kinds: str
     has_own_stream = False
@@ -306,12 +298,8 @@ class Runtime(ABC):
         """
 
     @abstractmethod
-    def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
-        """Blocks of the low-latency kernels: those of all ranks of a card are resident at once.
+    def resident_blocks(self, handles: list[Any], num_taken: int) -> int:
+        """Blocks that each rank may launch, one for an SM, so that those of all ranks of a card are resident at once.
 
         handles: of the symmetric memory of all ranks; num_taken: SMs that a rank needs for something else
         """
-
-    @abstractmethod
-    def ring_threads(self, num_ranks: int) -> int:
-        """Default block size of dispatch and combine: a multiple of 32 * num_ranks, at least 64, at most 768."""

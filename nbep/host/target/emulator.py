@@ -15,7 +15,7 @@ import numpy as np
 
 from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.jit import spec_of
-from nbep.device.kernels.shared_cells import shared_cells
+from nbep.device.library import describe_shared
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
@@ -279,10 +279,6 @@ class EmulatorRuntime(Runtime):
     target = "emulator"
     host_reads_arrays = True
     max_symmetric_bytes = OFFSET_MASK
-    layout_threads = WARP
-    notify_threads = WARP
-    mix_roles = False
-    low_latency_threads = (3 * WARP, 3 * WARP)
     shares_current_stream = False
 
     array_kinds = "a NumPy array, a tensor of torch on the CPU"
@@ -431,7 +427,7 @@ class EmulatorRuntime(Runtime):
                     inputs.append((name, array, mappings[-1].allocation))
 
         flat = unflatten_args(kernel, leaves)
-        describe = shared_cells(spec.name, flat, block, self.has_tma)
+        describe = describe_shared(spec.name, flat, block, self.has_tma)
         together = Bounds in spec.hints.values()  # as on a GPU, where such a kernel is a cooperative launch
         launch = stream.stream.launch(
             kernel, flat, grid, block, smem_bytes, spec.name, describe_shared=describe, starts_together=together
@@ -478,7 +474,7 @@ class EmulatorRuntime(Runtime):
         stream.record().current_stream_wait()
         return True
 
-    def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
+    def resident_blocks(self, handles: list[Any], num_taken: int) -> int:
         return 2
 
     def _unmap_finished(self) -> None:
@@ -491,6 +487,3 @@ class EmulatorRuntime(Runtime):
                     self.space.unmap(mapping)
             else:
                 self._in_flight.append((launch, mappings, written))
-
-    def ring_threads(self, num_ranks: int) -> int:
-        return max(2 * WARP, num_ranks * WARP)

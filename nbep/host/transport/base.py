@@ -17,9 +17,8 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
-from nbep.device.protocols.peers import Bounds
+from nbep.device.protocols.peers import MAX_NVL_PEERS, Bounds
 from nbep.host.arguments import integer, named_by, refuse
 from nbep.host.target.memory import SymmetricMemory, WantedMemory
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.network import nic as device_nic
 from nbep.device.network.ibgda import queue_pair
 from nbep.device.network.ibgda.completion import (

@@ -32,8 +32,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from cuda.bindings import driver as cu
 
-from nbep.device.compile import load_kernels, with_variants
+from nbep.device.compile import with_variants
 from nbep.device.jit import over
+from nbep.device.library import load_kernels
 from nbep.device.network.nvshmem import NeedsGpu, NvshmemNetwork
 from nbep.device.network.nvshmem_library import NvshmemMissing
 from nbep.device.network.seam import Network

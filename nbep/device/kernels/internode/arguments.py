@@ -22,7 +22,7 @@ BOARD = 16 * MAX_TEAMS  # [MOST_WARPS, MAX_RDMA_RANKS] s32: how far each warp ha
 BOARD_ROW = 4 * MAX_RDMA_RANKS
 STAGES = (BOARD + MOST_WARPS * BOARD_ROW + 127) // 128 * 128
 
-# In combine there are the lists of a sum before the stages, see `protocols.sums`: rows and their top-k weights.
+# In combine there are the lists of a sum before the stages, see `kernels.parts.sums`: rows and their top-k weights.
 LISTS = STAGES
 WEIGHT_LIST = 8 * (MAX_RDMA_RANKS + 2)  # in a warp's lists: behind its rows, biases among them
 LIST_BYTES = (WEIGHT_LIST + 8 * MAX_RDMA_RANKS + 127) // 128 * 128
@@ -64,7 +64,7 @@ class Context(NamedTuple):
     sizes: tuple  # the kernel's
     nvl: RingShape | None  # the rings inside a node; None in the two notifies, as those between nodes
     rdma: RingShape | None
-    call: tuple | None  # protocols.calls.Call, which the ranks compare; None in dispatch and combine
+    call: tuple | None  # parts.calls.Call, which the ranks compare; None in dispatch and combine
 
 
 @device_function

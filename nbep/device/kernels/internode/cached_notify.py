@@ -17,7 +17,7 @@
 
 That (d, l) has arrived says that it has left its last kernel: so it has emptied all slots of its RDMA rings, and this
 rank may fill them again. The barrier says the same of the NVL rings. Both compare the ranks' calls: see meet_nodes and
-protocols.calls. A rank whose call differs is known to those of its node and of its place in the others. These pass it
+parts.calls. A rank whose call differs is known to those of its node and of its place in the others. These pass it
 on to the rest, who may have left this kernel: the waits of their next one are over time, and then the host finds the
 words in their memory. Only before a combine are there blocks 1 + c.
 
@@ -39,9 +39,9 @@ from nbep.device.kernels.internode.arguments import (
 from nbep.device.kernels.internode.meet_nodes import ask_node, relay_call, report_node, wait_node
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
+from nbep.device.kernels.parts.calls import Call, ask_peer, report_peer, wait_peer
 from nbep.device.layout.internode import arrived_offset, rings_offset
 from nbep.device.network.seam import Network, amo_add
-from nbep.device.protocols.calls import Call, ask_peer, report_peer, wait_peer
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import has_timed_out

@@ -46,10 +46,10 @@ from nbep.device.kernels.internode.combine_forwarder import Group, coordinate_su
 from nbep.device.kernels.internode.combine_receiver import coordinate_receivers, receive_sums
 from nbep.device.kernels.internode.combine_sender import send_rows
 from nbep.device.kernels.internode.coordinator import begin_block
+from nbep.device.kernels.parts.spoil import has_failed, spoil_sums
 from nbep.device.layout.intranode import RingShape
 from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
-from nbep.device.protocols.spoil import has_failed, spoil_sums
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.types import I32, I64, In, Out
 

@@ -50,6 +50,7 @@ from nbep.device.kernels.internode.coordinator import (
     publish_tails,
     wait_total_free,
 )
+from nbep.device.kernels.parts.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes
 from nbep.device.network.seam import Place, further, own_ptr, put_stage, quiet
@@ -63,7 +64,6 @@ from nbep.device.protocols.board import (
 )
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
-from nbep.device.protocols.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
 from nbep.device.protocols.teams import wait_tail_past
 from nbep.device.protocols.waits import Waiter, site, start_wait
 

@@ -41,10 +41,10 @@ from nbep.device.kernels.internode.coordinator import begin_block
 from nbep.device.kernels.internode.dispatch_forwarder import coordinate_forwarders, deliver_tokens, forward_tokens
 from nbep.device.kernels.internode.dispatch_receiver import clean_unused_rows, receive_tokens
 from nbep.device.kernels.internode.dispatch_sender import coordinate_senders, send_tokens
+from nbep.device.kernels.parts.spoil import has_failed, spoil_rows
 from nbep.device.layout.intranode import RingShape
 from nbep.device.network.seam import Network
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
-from nbep.device.protocols.spoil import has_failed, spoil_rows
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team
 from nbep.device.types import I32, I64, In, Out

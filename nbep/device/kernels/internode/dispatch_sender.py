@@ -32,13 +32,13 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails, wait_total_free
+from nbep.device.kernels.parts.notes import Experts, Token, clear_padding, to_stage, write_notes
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
 from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
 from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.copies import Row, begin_copy
-from nbep.device.protocols.notes import Experts, Token, clear_padding, to_stage, write_notes
 from nbep.device.protocols.staging import STAGE_BYTES, VEC_BYTES, WARP_BYTES, wait_filled
 from nbep.device.protocols.waits import Waiter, site
 

@@ -12,7 +12,7 @@ any other            it has come, with another call: each tells the other its wo
 cell            written by        with              read by                 with
 arrived[n]      (n, l)            amo_add           block 0, thread n       ld_acquire_sys
 call[n, i]      (n, l)            amo_add (1)       block 0, thread n       ld_relaxed_sys, until it is not 0
-relayed[k]      (d, l)            st_weak (2)       (d, k), or its host     see protocols.calls
+relayed[k]      (d, l)            st_weak (2)       (d, k), or its host     see parts.calls
 called          block 0           (the kernel)      (next notify)           -
 
 (1) A word and 1 more, to a cell that was 0: each says itself that it has come. Only where calls differ, and once.
@@ -24,10 +24,10 @@ called          block 0           (the kernel)      (next notify)           -
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import rank_at
+from nbep.device.kernels.parts.calls import TOLD_WORDS, report_difference, say_words, tell_call
 from nbep.device.layout.internode import arrived_offset, call_offset
 from nbep.device.layout.intranode import CALL_BYTES, RELAYED_WORDS
 from nbep.device.network.seam import amo_add, own_ptr
-from nbep.device.protocols.calls import TOLD_WORDS, report_difference, say_words, tell_call
 from nbep.device.protocols.peers import DIGEST_BITS, ONE, barrier_signals_of
 from nbep.device.protocols.waits import Waiter, has_timed_out, is_set, report_fault, site, wait_or_report, wait_until
 

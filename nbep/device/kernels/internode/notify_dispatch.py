@@ -25,7 +25,7 @@ Messages and counts have two places, which notifies take in turn. A rank may be 
 writes to the other place. It is never two ahead: a notify ends only when all ranks that this one writes to have begun
 theirs. DeepEP has one place, and a barrier more for it.
 
-An arrival, and the barrier of the node, compare the ranks' calls: see meet_nodes and protocols.calls.
+An arrival, and the barrier of the node, compare the ranks' calls: see meet_nodes and parts.calls.
 
 An arrival also frees the slots of the RDMA rings: who has heard of this notify from (d, l) knows that (d, l) has left
 its last kernel, and so has emptied them. And after a notify nobody has to announce anything: the `recv_` arrays hold
@@ -42,6 +42,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import Context, Progress, find_here, rank_at
 from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
+from nbep.device.kernels.parts.calls import Call, meet_with
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
     arrived_offset,
@@ -51,7 +52,6 @@ from nbep.device.layout.internode import (
     rings_offset,
 )
 from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.protocols.calls import Call, meet_with
 from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of

@@ -16,7 +16,7 @@
  (1) Between nodes: see internode/cached_notify.py, whose block uses the same code.
 
 DeepEP has one more barrier before the reset; why it is not needed: see notify_dispatch.py. The barrier compares the
-ranks' calls, too: see protocols.calls.
+ranks' calls, too: see parts.calls.
 
 Source: DeepEP csrc/kernels/intranode.cu, cached_notify_combine
 """
@@ -24,7 +24,7 @@ Source: DeepEP csrc/kernels/intranode.cu, cached_notify_combine
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
-from nbep.device.protocols.calls import Call, meet_block
+from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32, InOut

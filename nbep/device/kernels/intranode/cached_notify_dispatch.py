@@ -5,7 +5,7 @@
  cell                    written by       with               read by        with
  start, end, head, tail  the owner        st_weak 0, barrier (dispatch)     -
 
-The barrier keeps peers from filling rings that are not reset yet, and compares the ranks' calls: see protocols.calls.
+The barrier keeps peers from filling rings that are not reset yet, and compares the ranks' calls: see parts.calls.
 DeepEP has one more before the reset; why it is not needed: see notify_dispatch.py. Nor is the prefix matrix put back:
 dispatch reads that of the handle.
 
@@ -14,7 +14,7 @@ Source: DeepEP csrc/kernels/intranode.cu, cached_notify_dispatch
 
 from nbep.device.jit import kernel
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
-from nbep.device.protocols.calls import Call, meet_block
+from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32
 

@@ -39,13 +39,13 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
+from nbep.device.kernels.parts.spoil import has_failed, spoil_sums
+from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
+from nbep.device.kernels.parts.sums import ENDLESS, Listed, Source, list_biases, list_rows, sum_rows, sum_weights
 from nbep.device.layout.direct import NEXT_TOKEN, SlotPlaces, SlotShape, locate_landed, slot_stride
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
-from nbep.device.protocols.spoil import has_failed, spoil_sums
-from nbep.device.protocols.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
 from nbep.device.protocols.staging import STAGE_BYTES, Stage
-from nbep.device.protocols.sums import ENDLESS, Listed, Source, list_biases, list_rows, sum_rows, sum_weights
 from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import Waiter, has_fault, is_set, site, wait_or_report
 from nbep.device.types import I32, In, Out

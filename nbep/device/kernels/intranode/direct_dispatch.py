@@ -41,11 +41,11 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
+from nbep.device.kernels.parts.notes import Experts, keep_in_range
+from nbep.device.kernels.parts.spoil import has_failed, spoil, spoil_s64
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
-from nbep.device.protocols.notes import Experts, keep_in_range
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
-from nbep.device.protocols.spoil import has_failed, spoil, spoil_s64
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
     STAGE_STRIDE,
@@ -436,7 +436,7 @@ def clean_unused_rows(ctx, inputs):
 
 @device_function
 def spoil_area(ctx):
-    """What has been received, after a failure: see protocols.spoil. Peers that are only late may still bring rows."""
+    """What has been received, after a failure: see parts.spoil. Peers that are only late may still bring rows."""
     places, shape, lane = ctx.places, ctx.shape, ctx.team.lane
     area = buffer_of(ctx.peers, ctx.peers.rank)
     num_rows = min(ctx.sizes.num_recv_tokens, places.num_rows)

@@ -36,10 +36,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
-from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
-from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.copies import Row, begin_copy, end_copy
-from nbep.device.protocols.notes import (
+from nbep.device.kernels.parts.notes import (
     Experts,
     Token,
     clean_choices,
@@ -49,8 +46,11 @@ from nbep.device.protocols.notes import (
     to_stage,
     write_notes,
 )
+from nbep.device.kernels.parts.spoil import has_failed, spoil_rows
+from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
+from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
-from nbep.device.protocols.spoil import has_failed, spoil_rows
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_free_slots, wait_tail_past
 from nbep.device.protocols.waits import (

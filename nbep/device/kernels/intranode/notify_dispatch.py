@@ -26,7 +26,7 @@ front of the counts, and one more behind the sums. nbep needs neither:
 After a wait of a rank that was over time neither holds for it, but its results are not used any more.
 
 Every rank writes its whole row at every peer: after the exchange each of them holds the same counts. The barrier
-compares the ranks' calls, too: see protocols.calls.
+compares the ranks' calls, too: see parts.calls.
 
 Source: DeepEP csrc/kernels/intranode.cu, notify_dispatch. Break it: notebooks/03_notify.ipynb
 """
@@ -35,8 +35,8 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.layout.intranode import EXPERT_COUNTS, RINGS
-from nbep.device.protocols.calls import Call, meet_block
 from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import has_timed_out

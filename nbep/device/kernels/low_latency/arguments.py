@@ -2,11 +2,11 @@
 
 from typing import Any, NamedTuple
 
+from nbep.device.alignment import align_up
 from nbep.device.jit import device_function
-from nbep.device.layout.common import align_up
+from nbep.device.kernels.parts.arrivals import tell
 from nbep.device.layout.low_latency import MAX_EXPERTS, arrival_offset, count_offset
 from nbep.device.network.seam import Place, own_ptr
-from nbep.device.protocols.arrivals import tell
 from nbep.device.types import I32, I64, Sym
 
 NO_PHASE = 0  # it only ends the launch before: see coordinator.py

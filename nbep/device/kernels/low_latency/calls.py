@@ -26,8 +26,8 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import QUEUE
 from nbep.device.kernels.low_latency.coordinator import may_send
+from nbep.device.kernels.parts.arrivals import ABSENT, LOW_LATENCY_CALL, completion, number_of, wait_number
 from nbep.device.network.seam import amo_add, own_ptr
-from nbep.device.protocols.arrivals import ABSENT, LOW_LATENCY_CALL, completion, number_of, wait_number
 from nbep.device.protocols.waits import Waiter, report_fault, site
 from nbep.device.types import I32, I64
 

@@ -25,8 +25,8 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import Workspace, slot_words
 from nbep.device.kernels.low_latency.calls import empty_word
 from nbep.device.kernels.low_latency.coordinator import JOURNAL_WORDS
+from nbep.device.kernels.parts.arrivals import Expected, empty_cell, is_masked, leave_out
 from nbep.device.network.seam import Network, amo_add, own_ptr
-from nbep.device.protocols.arrivals import Expected, empty_cell, is_masked, leave_out
 from nbep.device.protocols.waits import Bounds, Waiter, site, wait_until
 from nbep.device.types import I64
 

@@ -2,12 +2,12 @@
 
 import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.jit import by_type, device_function
 from nbep.device.kernels.low_latency.arguments import Call, arrival_cell, count_cell
-from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
+from nbep.device.kernels.parts.arrivals import LOW_LATENCY_CALL, is_complete, note_wait, wait_arrival
+from nbep.device.kernels.parts.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.network.seam import own_ptr
-from nbep.device.protocols.arrivals import LOW_LATENCY_CALL, is_complete, note_wait, wait_arrival
-from nbep.device.protocols.logfmt import ENCODED_BYTES, HIGH_BITS, PLAIN_BYTES, decode_four, is_encoded, log_range
 from nbep.device.protocols.reduce import to_bf16x8, unpack_bf16x8, zero_f32x8
 from nbep.device.protocols.waits import Waiter, site
 

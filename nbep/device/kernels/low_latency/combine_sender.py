@@ -12,6 +12,17 @@ from nbep.device.kernels.low_latency.coordinator import (
     may_warp_send,
     wait_send_area,
 )
+from nbep.device.kernels.parts.arrivals import completion, is_masked
+from nbep.device.kernels.parts.logfmt import (
+    ENCODED_BYTES,
+    HIGH_BITS,
+    PLAIN_BYTES,
+    encode_four,
+    encoding,
+    is_encoded,
+    log_range,
+    pack_meta,
+)
 from nbep.device.network.seam import (
     Place,
     amo_add,
@@ -22,17 +33,6 @@ from nbep.device.network.seam import (
     put_stage,
     quiet,
     sends_from_buffer,
-)
-from nbep.device.protocols.arrivals import completion, is_masked
-from nbep.device.protocols.logfmt import (
-    ENCODED_BYTES,
-    HIGH_BITS,
-    PLAIN_BYTES,
-    encode_four,
-    encoding,
-    is_encoded,
-    log_range,
-    pack_meta,
 )
 from nbep.device.protocols.reduce import abs_max8, half_warp_max_f32, unpack_bf16x8
 from nbep.device.protocols.staging import STAGE_BYTES, VEC_BYTES, WARP_BYTES, begin_fill, open_stage, wait_filled

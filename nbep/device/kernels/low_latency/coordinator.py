@@ -36,8 +36,8 @@ import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
 from nbep.device.jit import by_type, device_function
 from nbep.device.kernels.low_latency.arguments import RECV_PHASE, SEND_PHASE, Call, slot_words
+from nbep.device.kernels.parts.arrivals import empty_cell, is_masked, wait_credit
 from nbep.device.network.seam import amo_add, own_ptr, sends_from_buffer
-from nbep.device.protocols.arrivals import empty_cell, is_masked, wait_credit
 from nbep.device.protocols.waits import report_fault, site
 
 LOW_LATENCY_HALF = site(13, "low-latency sender", "journal", "calls that take the two halves in turn")

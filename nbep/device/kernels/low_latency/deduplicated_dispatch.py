@@ -60,8 +60,8 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
     open_to_engine,
     stage_bytes,
 )
+from nbep.device.kernels.parts.arrivals import TAG, announced, completion, note_wait, wait_arrival, wait_number
 from nbep.device.network.seam import Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.protocols.arrivals import TAG, announced, completion, note_wait, wait_arrival, wait_number
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import (
     STAGE_BYTES,

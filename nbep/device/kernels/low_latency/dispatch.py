@@ -17,7 +17,7 @@
 Send phase. The blocks take the tokens in turn. A block's casters cast a token in shared memory. Meanwhile its sender
 takes a slot for each choice, its place among this rank's messages for that expert; then it puts the token to all of
 them, and behind the message adds TAG to the count of each. A counter reads all choices, counts those for some experts,
-and adds what makes their counts complete. See `protocols.arrivals`.
+and adds what makes their counts complete. See `kernels.parts.arrivals`.
 
 Receive phase. A team of warps for each (local expert, source) waits for its count, and for those of the sources before
 it: their sum is where its tokens begin in recv_x. So rows are ordered by source, and no grid barrier is needed between
@@ -85,7 +85,7 @@ class DispatchSizes(NamedTuple):
     num_topk: I32
     team_warps: I32  # that receive what one source has for one expert
     num_teams: I32
-    inverse_of_team: I32  # of team_warps: see layout.common
+    inverse_of_team: I32  # of team_warps: see nbep.device.alignment
     message_stride: I32  # as the layout has it: worked out once
     note_offset: I32
     round_scale: I32  # 1: scales are powers of two

@@ -2,11 +2,11 @@
 
 import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up, divided
 from nbep.device.jit import by_type, device_function
 from nbep.device.kernels.low_latency.arguments import count_cell
-from nbep.device.layout.common import ALIGNMENT_BYTES, align_up, divided
+from nbep.device.kernels.parts.arrivals import announced, is_complete, note_wait, wait_arrival
 from nbep.device.network.seam import own_ptr
-from nbep.device.protocols.arrivals import announced, is_complete, note_wait, wait_arrival
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import open_stage

@@ -10,12 +10,12 @@ a stage that is filled again has been read.
 
 import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.jit import by_type, device_function
 from nbep.device.kernels.low_latency.arguments import count_of_call, slot_counter, sum_cell
 from nbep.device.kernels.low_latency.coordinator import may_send, notify_call, wait_send_area
-from nbep.device.layout.common import ALIGNMENT_BYTES, align_up
+from nbep.device.kernels.parts.arrivals import TAG, completion, tell
 from nbep.device.network.seam import Place, keep_message, put_nbi_warp, quiet
-from nbep.device.protocols.arrivals import TAG, completion, tell
 from nbep.device.protocols.fp8 import fp8_scales, to_e4m3x8
 from nbep.device.protocols.reduce import abs_max8, half_warp_max_f32, unpack_bf16x8, warp_sum_s32
 from nbep.device.protocols.waits import report_fault, site

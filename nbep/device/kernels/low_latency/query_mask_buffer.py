@@ -1,7 +1,7 @@
 """Copy which ranks are masked.
 
  cell    written by                          with                        read by     with
- mask    who gives up, update_mask_buffer    see `protocols.arrivals`    thread r    ld_relaxed_gpu
+ mask    who gives up, update_mask_buffer    see `kernels.parts.arrivals`    thread r    ld_relaxed_gpu
  out     thread r                            st_weak                     -           the next kernel
 
 Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, query_mask_buffer

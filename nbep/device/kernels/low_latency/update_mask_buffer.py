@@ -1,7 +1,7 @@
 """Mask ranks, or take their masks off.
 
  cell                     written by     with                            read by            with
- mask                     thread r       atom_exch_acq_rel_sys           any wait           see `protocols.arrivals`
+ mask                     thread r       atom_exch_acq_rel_sys           any wait           see `kernels.parts.arrivals`
  counts, arrivals, calls  all threads    atom_exch_acq_rel_sys (ABSENT)  receivers, notify  the same
  journal[next half]       thread 0       st_weak (UNCLEAN)               the next coordinator  see coordinator.py
 
@@ -18,8 +18,8 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import Workspace
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import empty_rank
 from nbep.device.kernels.low_latency.coordinator import NEXT_HALF, UNCLEAN
+from nbep.device.kernels.parts.arrivals import empty_cell
 from nbep.device.network.seam import Network, own_ptr
-from nbep.device.protocols.arrivals import empty_cell
 from nbep.device.types import I32, I64
 
 

@@ -8,7 +8,7 @@
  cell            written by          with        read by    with
  message         a warp              st_na       the NIC    after the doorbell
                  the NIC             writes      rank r     after the cell that its atomic has changed
- cell            the NIC of a peer   its atomic  rank r     ld_acquire_sys, see `protocols.arrivals`
+ cell            the NIC of a peer   its atomic  rank r     ld_acquire_sys, by who waits for it
  old value       this rank's NIC     a write     who added  ld_weak, after the completion
  keys, addresses the host            before the launch      ld_nc
 

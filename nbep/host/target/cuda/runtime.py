@@ -20,10 +20,9 @@ import numpy as np
 from cuda.bindings import driver as cu
 
 from nbep.device.cards import has_bulk_copies
-from nbep.device.compile import load_kernels
 from nbep.device.jit import spec_of
-from nbep.device.layout.low_latency import MAX_RANKS
-from nbep.device.protocols.staging import STAGE_STRIDE, VEC_BYTES
+from nbep.device.library import load_kernels
+from nbep.device.protocols.staging import VEC_BYTES
 from nbep.device.types import flatten_args
 from nbep.host.target.base import (
     LATER,
@@ -162,9 +161,6 @@ class CudaRuntime(Runtime):
     target = "cuda"
     host_reads_arrays = False
     max_symmetric_bytes = None
-    layout_threads = 256
-    notify_threads = 128
-    mix_roles = True
     array_kinds = "an array of torch, CuPy or Numba on this GPU"
 
     def __init__(self, shared: SharedDevice, rank: int, failed: threading.Event | None = None):
@@ -364,13 +360,6 @@ class CudaRuntime(Runtime):
         return True
 
     @property
-    def low_latency_threads(self) -> tuple[int, int]:  # type: ignore[override]
-        if self.has_tma:
-            return 640, 512
-        fit = (self.max_smem_bytes - 4 * MAX_RANKS) // STAGE_STRIDE  # warps of combine, beside its table
-        return 512, 32 * min(12, fit)
-
-    @property
     def shares_current_stream(self) -> bool:  # type: ignore[override]
         return self.shared.num_ranks > 1 and current_stream_handle() == 0
 
@@ -380,12 +369,9 @@ class CudaRuntime(Runtime):
         stream.record().current_stream_wait()
         return True
 
-    def low_latency_blocks(self, handles: list[Any], num_taken: int) -> int:
+    def resident_blocks(self, handles: list[Any], num_taken: int) -> int:
         num_ranks = sum(handle.bus_id == self.device.bus_id for handle in handles)
         return max(1, self.device.num_sms // max(num_ranks, self.shared.num_ranks) - num_taken)
-
-    def ring_threads(self, num_ranks: int) -> int:
-        return 768
 
 
 class PeerFailed(RuntimeError):

@@ -31,14 +31,15 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import CALL_BYTES, CALL_WORDS, RELAYED_WORDS, TOLD
-from nbep.device.protocols.barriers import BARRIER, meet_peer
+from nbep.device.protocols.barriers import meet_peer
 from nbep.device.protocols.peers import ONE, barrier_signals_of
 from nbep.device.protocols.waits import Waiter, has_timed_out, is_set, report_fault, site, wait_or_report
 from nbep.device.types import I32
 
-CALL_TOLD = site(34, "notify", "told", "the peer to say what it has called: something else than this rank")
+CALL_TOLD = site(
+    34, "notify", "told", "the peer to say what it has called: something else than this rank", of_node=True
+)
 CALLS_DIFFER = site(35, "notify", "call", "the same call on all ranks")
-OF_NODE = (BARRIER, CALL_TOLD)  # sites whose peer counts the ranks of the node
 
 RANK_WORD = 13  # behind the words that are compared
 TOLD_WORDS = 14

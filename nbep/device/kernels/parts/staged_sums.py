@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.kernels.parts.sums import add_bf16x8
 from nbep.device.protocols.reduce import to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
-from nbep.device.protocols.sums import add_bf16x8
 
 HALF_BYTES = 4096
 SUM_STAGE_BYTES = 2 * HALF_BYTES  # of a warp

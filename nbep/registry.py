@@ -1,0 +1,31 @@
+"""What the upper half gives to the lower one.
+
+The lower half of nbep knows nothing of experts, and imports nothing of the half that does; docs/architecture.md says
+which folder is which. What it needs from there is registered by name, and imported when it is asked for:
+
+ kernels     a `device.library.KernelLibrary` each   what `nbep compile` and `nbep check` find, and a GPU loads at first
+ scenarios   names -> `check.scenario.Scenario`      what `nbep check NAME` runs
+ reasons     fault -> why it cannot be found, or ""  what `nbep check --faults` expects
+ views       `trace.view.View` each                  roles, cells and tokens of launches in a trace
+ pictures    names -> functions of a trace           further methods of `nbep.trace.Trace`
+
+`nbep/__init__.py` registers what nbep itself has. A library of kernels of its own does the same.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+_places: dict[str, list[str]] = {}
+
+
+def register(what: str, place: str) -> None:
+    """Add the object at "module:name" to what is registered under a name of the table above."""
+    _places.setdefault(what, []).append(place)
+
+
+def registered(what: str) -> list[Any]:
+    """All objects under a name, in the order in which they came."""
+    pairs = (place.split(":") for place in _places.get(what, ()))
+    return [getattr(import_module(module), name) for module, name in pairs]
