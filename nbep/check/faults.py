@@ -39,6 +39,7 @@ from typing import Any
 from nbep.check.steps import calls_of, coherent_loads_of, function_tree, is_wait, ring_sizes_of, turns_of
 from nbep.device import primitives
 from nbep.device.jit import variant_of
+from nbep.emulator.machine.source import marks
 
 Edit = Callable[[ast.FunctionDef], None]
 
@@ -87,6 +88,14 @@ class Fault:
             return f"{self.step}: {self.instead}"
         return f"{self.step}: {self.instead} instead"
 
+    def marks(self) -> dict[tuple[str, int], str]:
+        """What reports say at the lines that it changes: the instruction there is not the one that runs."""
+        if self.instead == CONSTANT:
+            return {}
+        node = steps_of(function_tree(self.function))[self.step][self.number]
+        lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        return {(self.function.__code__.co_filename, line): self.change for line in lines}
+
     def apply(self, tree: ast.FunctionDef, steps: dict[str, list[ast.expr]]) -> None:
         """Change a function's tree; `steps` are those of the unchanged one."""
         if self.instead == CONSTANT:
@@ -112,6 +121,11 @@ class Fault:
             _Replace(node, _plus_one(node)).visit(tree)
         else:
             node.func.id = weakened_name(self.step, self.instead)  # type: ignore[attr-defined]
+
+
+def steps_of(tree: ast.FunctionDef) -> dict[str, list[ast.expr]]:
+    """The steps of a function, by the names that faults give them."""
+    return {**calls_of(tree), "num_slots": ring_sizes_of(tree), "turns": turns_of(tree)}
 
 
 def _plus_one(node: ast.expr) -> ast.expr:
@@ -163,11 +177,17 @@ def edited(function: FunctionType, edit: Edit) -> Any:
 @contextmanager
 def _changed(function: FunctionType, change: Fault | Edit) -> Iterator[None]:
     _active.setdefault(function, []).append(change)
+    marked: dict[tuple[str, int], str] = {}
     try:
         _plain.setdefault(function, function.__code__)
         _recompile(function)
+        if isinstance(change, Fault):
+            marked = change.marks()
+            marks.update(marked)
         yield
     finally:
+        for place in marked:
+            marks.pop(place, None)
         _active[function].remove(change)
         _recompile(function)
 
@@ -177,7 +197,7 @@ def _recompile(function: FunctionType) -> None:
     changes = _active[function]
     if changes:
         tree = function_tree(function)
-        steps = {**calls_of(tree), "num_slots": ring_sizes_of(tree), "turns": turns_of(tree)}
+        steps = steps_of(tree)
         for change in changes:
             if isinstance(change, Fault):
                 change.apply(tree, steps)

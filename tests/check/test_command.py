@@ -135,6 +135,8 @@ def test_a_fault_of_a_users_kernel_is_found_by_name(program, capsys):
     assert status == 1
     assert "race" in out
     assert "--fault 'send: release of FLAG'" in out.splitlines()[-1]
+    broken = next(line for line in out.splitlines() if "st_release_sys_s32(" in line)
+    assert broken.endswith("<- broken: st_release_sys_s32: relaxed instead"), "the order is not that of the name"
 
 
 def test_each_fault_of_a_users_file_is_broken_in_turn(program, capsys):

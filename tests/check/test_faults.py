@@ -23,6 +23,7 @@ from nbep.device.primitives import (
 )
 from nbep.device.protocols import barrier, peers, teams
 from nbep.device.types import InOut
+from nbep.emulator.machine.source import marks
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
 DATA, FLAG = 0, 4
@@ -167,6 +168,8 @@ def test_a_report_names_the_line_of_the_source():
         send()
     line = raise_flag.__code__.co_firstlineno + 2
     assert f"{line} (raise_flag)" in str(raised.value)
+    assert "  <- broken: " in str(raised.value)
+    assert not marks, "a later run shows the source as it is"
 
 
 def test_two_faults_of_one_function_are_both_there():

@@ -30,7 +30,7 @@ NODES = scenario("internode")
 NODES_OVER_NICS = scenario("internode", ibgda=1)
 
 RDMA = "`rdma_buffer` of rank "
-NOBODY = "has no thread left that could store to it: all wait here, or for those here"
+NOBODY = "has no thread left that could store to it: all wait here, or for those that do"
 ALIKE = " in the same way"
 LAST = "The last store to it that is not weak is by"
 
@@ -84,7 +84,7 @@ LOW_LATENCY = [
     hang("stages: lanes miss a phase of their mbarrier", TRIP, combine_sender.put_row,
          "put_nbi_warp(ctx.network, to, stage.data, part, ctx.lane)\n        ptx.syncwarp(ptx.FULL_MASK)",
          "put_nbi_warp(ctx.network, to, stage.data, part, ctx.lane)",
-         ("It waits for the mbarrier at shared byte ", " phases of it are over; the last to arrive was rank ",
+         ("It waits for the mbarrier at shared byte ", " phases of it are over; the last thread to arrive was rank ",
           "warp ", ", lane 0")),
 ]  # fmt: skip
 

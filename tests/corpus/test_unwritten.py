@@ -83,7 +83,8 @@ def unwritten(name, run, names, not_names=(), seeds=range(4), also=(DataRace,)):
 ENTRIES = [
     unwritten("user: no wait at all", launched(early, "sc"), ("another block of its rank stores it", WAIT),
               seeds=range(12)),
-    unwritten("user: a relaxed flag", launched(message, "delayed"), ("or what it polls is too weak",), seeds=range(12)),
+    unwritten("user: a relaxed flag", launched(message, "delayed"), ("or the signal that it polls is too weak",),
+              seeds=range(12)),
     unwritten("user: a counter that is not cleared", launched(counters, "sc", 1, 32),
               ("another thread of its block stores it", WAIT + "syncwarp or a wait is missing")),
     unwritten("user: a counter of another warp", launched(counters, "sc", 1, 64),
@@ -97,7 +98,7 @@ ENTRIES = [
               ("another thread of its block stores it", WAIT + "barrier or a wait is missing"), seeds=range(2)),
     unwritten("inside a node: the ring's cells are not reset",
               with_fault("intranode.notify_dispatch: reset_ring_cells", scenario("intranode.notify", rounds=1)),
-              (", but it is looked at before: what resets it is missing",), ("nothing makes",)),
+              (", but this load comes first: its reset is missing",), ("nothing makes",)),
     unwritten("inside a node: a peer's counts are read without a barrier",
               with_fault("intranode.notify_dispatch: meet_block", scenario("intranode.notify", rounds=1)),
               ("nothing makes this load wait for ", ("has not launched this kernel yet", ": a syncwarp or a wait is",
@@ -105,7 +106,8 @@ ENTRIES = [
     unwritten("inside a node: the tail says one too much",
               with_edit(publish_tail, "ring.tail, tail)", "ring.tail, tail + 1)",
                         partial(scenario("intranode.dispatch", slots=5), memory_model="checked")),
-              ("the last that told this thread to go on is `nvl_buffer`", "tail[channel 0", "it may tell too much")),
+              ("the last signal that let this thread go on is `nvl_buffer`", "tail[channel 0",
+               "it may announce too much")),
 ]  # fmt: skip
 
 

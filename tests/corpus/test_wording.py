@@ -69,8 +69,8 @@ SAID = {
     ),
     "shuffle passes on": (
         "flag: a lane waits, a shuffle tells the others", 0,
-        """no syncwarp passes on to all lanes what one has heard by `memory` of rank 1: flag (byte 512): a shfl.idx
-        brings lanes together, but orders no memory""",
+        """no syncwarp passes on to the other lanes what one has acquired by `memory` of rank 1: flag (byte 512): a
+        shfl.idx brings lanes together, but orders no memory""",
     ),
     "no syncwarp": (
         "warp: no syncwarp before the loads", 0,
@@ -100,7 +100,7 @@ SAID = {
     ),
     "no proxy fence": (
         "double buffer: the copy engine is not told", 0,
-        """the copy engine is not told what this thread knows by `memory` of rank 1: tail (byte 544): no
+        """the copy engine does not know what this thread knows by `memory` of rank 1: tail (byte 544): no
         fence.proxy.async.global comes before the bulk load of `memory` of rank 1: data[0] (byte 0)""",
     ),
     "copy reads": (
@@ -118,24 +118,24 @@ SAID = {
     ),
     "copy, phase": (
         "double buffer: the parity of an mbarrier stays the same", 0,
-        """this thread has waited on the mbarrier at shared byte 256, but for a phase that was over before that of the
+        """this thread has waited on the mbarrier at shared byte 256, but for an earlier phase than that of the
         bulk copy that writes `shared memory`: byte 0""",
     ),
     "promised": (
         "ring: the tail says one too much", 0,
-        """`memory` of rank 1: tail (byte 544) tells of this store before it is made, or its reader goes too far: the
-        load of `memory` of rank 1: data[1] (byte 4) comes after the store to it, and the block had loaded these
-        bytes before, as this thread knows""",
+        """`memory` of rank 1: tail (byte 544) announces this store before it is made, or its reader goes too far: the
+        load of `memory` of rank 1: data[1] (byte 4) comes after the store to `memory` of rank 1: tail (byte 544),
+        though its block had already loaded these bytes once""",
     ),
     "loader told before": (
         "flag: raised before the data is written", 1,
-        """nothing orders the load of `memory` of rank 1: data[0] (byte 0) behind this store: the last that the thread
-        that loads has heard of this block is `memory` of rank 1: flag (byte 512), which was stored before""",
+        """nothing orders the load of `memory` of rank 1: data[0] (byte 0) behind this store: the last signal that the
+        loading thread has seen from this block is `memory` of rank 1: flag (byte 512), stored before this store""",
     ),
     "told before": (
         "flag: raised before the data is written", 0,
-        """nothing at all orders the store before this load of `memory` of rank 1: data[0] (byte 0): the last that this
-        thread has heard of the one that stores is `memory` of rank 1: flag (byte 512), which was stored before""",
+        """nothing at all orders the store before this load of `memory` of rank 1: data[0] (byte 0): the last signal
+        that this thread has seen from the storing thread is `memory` of rank 1: flag (byte 512), stored before that""",
     ),
     "two stores, not waited": (
         "all-to-all: two ranks put into one slot", 0,
@@ -155,7 +155,7 @@ SAID = {
     ),
     "neither waited": (
         "flag: a lane waits, the others do not", 0,
-        """nothing at all orders the load and this store of `memory` of rank 1: data[14] (byte 56): none of the two
+        """nothing at all orders the load and this store of `memory` of rank 1: data[14] (byte 56): neither of the two
         threads has waited for the other, or for its block""",
     ),
     "overwritten": (
@@ -211,15 +211,15 @@ WORDED = [
      """no syncwarp orders this store behind the load of `a`: byte 0: another thread of its block does that, and
      nothing makes it wait"""),
     ("early proxy fence", (A, B), {"told": "has stored itself", "unmet": ""},
-     """the copy engine is not told what this thread has stored itself: its fence.proxy.async.global before the bulk
-     load of `a`: byte 0 comes too soon"""),
+     """the copy engine does not know what this thread has stored itself: its fence.proxy.async.global before the bulk
+     load of `a`: byte 0 comes too early"""),
     ("no wait", (A,), {"kernel": "k", "who": "rank 0", "whom": "rank 1"},
-     """a wait is missing in kernel `k`: rank 0 has stored a signal to `a`: byte 0, and gone on before rank 1 without
-     having loaded a signal with acquire order"""),
+     """a wait is missing in kernel `k`: rank 0 has stored its signal to `a`: byte 0, and has gone on without waiting
+     for rank 1: it has loaded no signal with acquire order"""),
     ("queue pairs", (A, B), {"wrote": "entry 1 of queue pair 6", "heard": "entry 2 of queue pair 7"},
      """nothing at all orders the load before this store of `a`: byte 0: the NIC has stored it for entry 1 of queue
-     pair 6, the last that this thread has heard of the NIC is `b`: byte 0, for entry 2 of queue pair 7, and nothing
-     orders two queue pairs"""),
+     pair 6; the last store of the NIC that this thread has seen is `b`: byte 0, for entry 2 of queue pair 7, and
+     nothing orders two queue pairs"""),
     ("two stores", (A,), {},
      """two threads store to `a`: byte 0, and nothing at all orders one before the other"""),
     ("loader gone on", (A,), {"behind": "thread 1 of its block waits"},
@@ -243,8 +243,8 @@ WORDED = [
      {"rank": "rank 1", "first": "kernel `fill` on stream `a`", "does": "stores", "also": "loads it",
       "second": "kernel `use` on stream `b`", "stream": "b", "other": "a",
       "instead": "it has waited for no event of stream `a`"},
-     """on rank 1, kernel `fill` on stream `a` stores `x`: byte 0, kernel `use` on stream `b` loads it, and nothing
-     orders the two: before the second, stream `b` must wait for the first; it has waited for no event of stream
+     """on rank 1, kernel `fill` on stream `a` stores `x`: byte 0, kernel `use` on stream `b` loads it, and
+     nothing orders the two: before the second, stream `b` must wait for the first; it has waited for no event of stream
      `a`"""),
 ]  # fmt: skip
 

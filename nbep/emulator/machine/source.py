@@ -47,6 +47,9 @@ def _is_hidden(code: CodeType) -> bool:
 # Code that does not stand in its file: its first line, and what it was made from.
 edited: dict[CodeType, tuple[int, list[str]]] = {}
 
+# By file and line: what a tool has changed there for now, so that no report shows the source as if it had run.
+marks: dict[tuple[str, int], str] = {}
+
 # Where a thread stands: a code object and the byte offset of its current instruction.
 Site = tuple[CodeType, int]
 
@@ -133,12 +136,13 @@ def _short_path(filename: str) -> str:
 
 
 def source_line(site: Site | None) -> str:
-    """What stands in the line of a site; nothing if its source cannot be had."""
+    """What stands in the line of a site, and what of it is changed; nothing if its source cannot be had."""
     if site is None:
         return ""
     code, _ = site
     first, lines = edited.get(code, (1, None))
     number = line_number(site)
     if lines is None:
-        return linecache.getline(code.co_filename, number).strip()
+        mark = marks.get((code.co_filename, number))
+        return linecache.getline(code.co_filename, number).strip() + (f"  <- broken: {mark}" if mark else "")
     return lines[number - first].strip() if 0 <= number - first < len(lines) else ""

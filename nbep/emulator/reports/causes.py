@@ -46,7 +46,7 @@ _NEITHER = "nothing at all orders the {before} and this {noun} of {0}: "
 _UNREAD = "{0} is overwritten by this store, which may come before the other thread has read the old value: "
 _OVERWRITTEN = "{0} was overwritten before this load: this thread knows only of the earlier store, and "
 _TOO_SMALL = "is too small to order {order}: {name}, but {between}"
-_ENGINE = "the copy engine is not told what this thread {told}: "
+_ENGINE = "the copy engine does not know what this thread {told}: "
 _RACING = "{ends} {are} too small: {scopes}, but {between}"
 _WEAK = "is too weak: {{weak}}, but another thread {does} it with {{strong}} order, as a cell that threads wait for"
 _ANOTHER = ": another thread of its block does that, and nothing makes it wait"
@@ -94,7 +94,7 @@ SENTENCES = {
     "CPU under way": "the CPU {did} {0} while the kernel runs: this {noun} needs {needed}",
     # Threads of a block that do not meet.
     "shuffle": "no syncwarp is between {accesses} of {0}: " + _SHUFFLE,
-    "shuffle passes on": "no syncwarp passes on to all lanes what one has heard by {0}: " + _SHUFFLE,
+    "shuffle passes on": "no syncwarp passes on to the other lanes what one has acquired by {0}: " + _SHUFFLE,
     "no syncwarp": "no syncwarp is between {accesses} of {0}: two lanes of a warp that have not met since",
     "no barrier": "no barrier is between {accesses} of {0}: two warps of a block that have not met since",
     "warps not met": (
@@ -107,30 +107,30 @@ SENTENCES = {
     "heard by another warp": "no barrier or syncwarp orders this {noun} behind the load of {0}" + _ANOTHER,
     # Bulk copies.
     "no proxy fence": _ENGINE + "no fence.proxy.async.global comes before the bulk load of {0}",
-    "early proxy fence": (_ENGINE + "its fence.proxy.async.global before the bulk load of {0} comes too soon{unmet}"),
+    "early proxy fence": (_ENGINE + "its fence.proxy.async.global before the bulk load of {0} comes too early{unmet}"),
     "copy reads": "the bulk copy that reads {0} has not been waited for: a wait_group.read is missing{where}",
     "copy writes": "the bulk copy that writes {0} has not been waited for: a wait_group is missing{where}",
     "copy, mbarrier": "nobody has waited on {1} of the bulk copy that {done} {0}",
     "copy, phase": (
-        "this thread has waited on {1}, but for a phase that was over before that of the bulk copy that {done} {0}"
+        "this thread has waited on {1}, but for an earlier phase than that of the bulk copy that {done} {0}"
     ),
     # Signals that say too much, or too little, or are not waited for.
     "promised": (
-        "{0} tells of this {noun} before it is made, or its reader goes too far: the {before} of {1} comes after "
-        "the {store} to it, and the block had loaded these bytes before, as this thread knows"
+        "{0} announces this {noun} before it is made, or its reader goes too far: the {before} of {1} comes after "
+        "the {store} to {0}, though its block had already loaded these bytes once"
     ),
     "no wait": (
-        "a wait is missing in kernel `{kernel}`: {who} has stored a signal to {0}, and gone on before {whom} "
-        "without having loaded a signal with acquire order"
+        "a wait is missing in kernel `{kernel}`: {who} has stored its signal to {0}, and has gone on without waiting "
+        "for {whom}: it has loaded no signal with acquire order"
     ),
     "loader told before": (
-        "nothing orders the {before} of {0} behind this {noun}: the last that the thread that loads has heard of "
-        "this block is {1}, which was stored before"
+        "nothing orders the {before} of {0} behind this {noun}: the last signal that the loading thread has seen "
+        "from this block is {1}, stored before this {noun}"
     ),
-    "told before": _NOTHING + "the last that this thread has heard of {who} is {1}, which was stored before{teller}",
+    "told before": _NOTHING + "the last signal that this thread has seen from {who} is {1}, stored before that{teller}",
     "queue pairs": (
         _NOTHING
-        + "the NIC has stored it for {wrote}, the last that this thread has heard of the NIC is {1}, for {heard}, "
+        + "the NIC has stored it for {wrote}; the last store of the NIC that this thread has seen is {1}, for {heard}, "
         "and nothing orders two queue pairs"
     ),
     "two stores": _TWO,
@@ -140,7 +140,7 @@ SENTENCES = {
     "gone on": _NOTHING + "this thread has gone on while {behind}",
     "not waited": _NOTHING + "this thread has waited for nothing that the other one, or its block, has stored{last}",
     "loader gone on": _NEITHER + "the thread that loads has gone on while {behind}",
-    "neither waited": _NEITHER + "none of the two threads has waited for the other, or for its block{last}",
+    "neither waited": _NEITHER + "neither of the two threads has waited for the other, or for its block{last}",
     # Bytes that are stored to again before they are loaded.
     "overwritten": _OVERWRITTEN + "the later one may come at any time",
     "overwritten, heard": (

@@ -15,7 +15,7 @@ def diverged(fact: Diverged) -> EmulatorError:
     thread, name, collective = fact
     came = ranges(t.lane for t in collective.threads)
     message = (
-        f"{name}: the lane is named by the mask {collective.mask:#010x} of another collective:\n"
+        f"{name}: this lane is in the mask {collective.mask:#010x} of another collective, which waits for it:\n"
         f"  lanes {came} are at {collective.name}, {describe_site(collective.site)}"
     )
     lanes = thread.warp_state.lanes

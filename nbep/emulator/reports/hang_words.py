@@ -62,7 +62,8 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     lines += _never_stored(waits, group, awaited)
     lines += _idle_ranks(waits)
     if not is_undone and _is_given_up(waits, group, awaited):
-        nobody = f"{_ranks([group.rank])} has no thread left that could store to it: all wait here, or for those here"
+        nobody = f"{_ranks([group.rank])} has no thread left that could store to it: "
+        nobody += "all wait here, or for those that do"
         services = [launch for launch in waits.world.launches if launch.is_service and _rank(launch) == group.rank]
         lines.append(nobody + ("; its NIC has nothing to do" if any(map(is_idle, services)) else ""))
     return [line for text in lines for line in text.splitlines()]
@@ -213,10 +214,10 @@ def _network(waits: Waits, group: Group, awaited: Awaited) -> list[str]:
 def _phases(mbarrier: Any) -> list[str]:
     """How far an mbarrier is, for threads that may have missed a phase."""
     if mbarrier.last is None:
-        return ["Nobody has arrived at it so far"]
+        return ["No thread has arrived at it so far"]
     over = "1 phase of it is over" if mbarrier.phases == 1 else f"{mbarrier.phases} phases of it are over"
     last = mbarrier.last
-    return [f"{over}; the last to arrive was {last.block.name}, {warps_and_lanes([last.thread_idx])}"]
+    return [f"{over}; the last thread to arrive was {last.block.name}, {warps_and_lanes([last.thread_idx])}"]
 
 
 def _is_given_up(waits: Waits, group: Group, awaited: Awaited) -> bool:

@@ -1,4 +1,7 @@
-"""The report of a data race: its cause in one sentence, both accesses, and the cells that were to order them."""
+"""The report of a data race: its cause in one sentence, both accesses, and the signals that were to order them.
+
+Under the sentence stand the lines of code of the two accesses, before anything else: they are what a reader looks for.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,13 @@ def race(fact: races.Race) -> errors.EmulatorError:
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
     lines = [
         in_words(error.causes),
-        f"  {what} that {who} has {'loaded' if earlier.verb == 'load' else 'stored'}",
+        *_describe(earlier, "  "),
+        *_describe(access, "  "),
+        f"  {what} that {who} has {_done(earlier, is_plain=True)}",
         f"  in {one.cell}",
-        *_describe(earlier),
         *_describe_links(error.causes[-1].lines),
     ]
-    here = [f"  by {thread.describe()}", *_place(access, "  ")]
-    error.args = ("\n".join(lines + here),)
+    error.args = ("\n".join(lines),)
     error.thread, error.source = thread.describe(), describe_site(access.site)
     return error
 
@@ -54,7 +57,6 @@ def _bytes_of(access: Access) -> str:
 def host_race(fact: HostRace) -> errors.EmulatorError:
     """The error for an access by the CPU to bytes that a kernel has accessed."""
     allocation, access, earlier = fact
-    owner = earlier.owner
     does = "writes" if access.verb == "store" else "polls" if access.reach else "reads"
     has_done = "loaded" if earlier.verb == "load" else "stored"
     if min(access.reach, earlier.reach) == SCOPES["sys"]:
@@ -69,38 +71,47 @@ def host_race(fact: HostRace) -> errors.EmulatorError:
         why = "its thread has released nothing since, and the CPU has not waited for the end of the kernel"
     else:
         why = "the CPU has polled nothing that was released with scope sys since, nor waited for an event since"
-    thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
+    here = f"the CPU, for {name_of(allocation.rank)}"
     lines = [
         f"the CPU {does} {access.end - access.begin} bytes that a thread has {has_done}: nothing orders the two",
+        *_describe(earlier, "  "),
+        *_place(access, "  "),
+        f"    {_done(access)} by {here}",
         f"  in {allocation.cell(max(access.begin, earlier.begin))}",
-        f"    {has_done} with {earlier.how} order by {thread}",
-        f"      at {describe_site(earlier.site)}",
         f"  {why}",
     ]
-    return errors.DataRace("\n".join(lines), f"the CPU, for {name_of(allocation.rank)}", describe_site(access.site))
+    error = errors.DataRace("\n".join(lines))
+    error.thread, error.source = here, describe_site(access.site)
+    return error
 
 
 def _describe_links(links: tuple[Link, ...]) -> list[str]:
     lines: list[str] = []
     for allocation, store, load in links[-MAX_LINKS:]:
-        lines += [f"  then {allocation.cell(load.begin)}", *_describe(store), *_describe(load)]
+        lines += [f"  signal in {allocation.cell(load.begin)}", *_describe(store, "    "), *_describe(load, "    ")]
     return lines
 
 
-def _describe(access: Access) -> list[str]:
+def _done(access: Access, is_plain: bool = False) -> str:
+    if access.is_atomic and not is_plain:
+        return "changed"
+    return "stored" if access.verb == "store" else "loaded"
+
+
+def _describe(access: Access, indent: str) -> list[str]:
+    """Where an access is made, by which code, with which order, and by whom."""
     owner = access.owner
     thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
-    done = "changed" if access.is_atomic else "stored" if access.verb == "store" else "loaded"
     how = "by a bulk copy of" if access.order == "bulk" else f"with {access.how} order by"
     by = "by the CPU" if owner.is_cpu else f"{how} {thread}"
-    lines = [f"    {done} {by}", *_place(access, "      ")]
+    lines = [*_place(access, indent), f"{indent}  {_done(access)} {by}"]
     if access.serving is not None:
         queue_pair, entry = access.serving
-        lines.append(f"      for entry {entry} of queue pair {queue_pair}")
+        lines.append(f"{indent}  for entry {entry} of queue pair {queue_pair}")
     return lines
 
 
 def _place(access: Access, indent: str) -> list[str]:
     """The line that accesses, and what stands there."""
     text = source_line(access.site)
-    return [f"{indent}at {describe_site(access.site)}", *([f"{indent}  {text}"] if text else [])]
+    return [f"{indent}at {describe_site(access.site)}", *([f"{indent}    {text}"] if text else [])]

@@ -397,8 +397,8 @@ def _nothing(race: Race) -> Cause:
         if (told := _told_next(race)) is not None:
             is_same = told.allocation is link.allocation and told.store.begin == link.store.begin
             cells += [] if is_same else [told.cell]
-            teller = f"; what tells of the store is {'a later store to that cell' if is_same else told.cell}"
-        who = "the one that stores" if link.store.owner is earlier.owner else "the block that stores"
+            teller = f"; its signal for the store is {'a later store to that cell' if is_same else told.cell}"
+        who = "the storing thread" if link.store.owner is earlier.owner else "the storing block"
         return race.cause("told before", *cells, lines=(link,), who=who, teller=teller)
     if earlier.serving is not None and (cause := _by_another_queue_pair(race)):
         return cause

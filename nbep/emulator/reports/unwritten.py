@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..run import Run
 
 MOST_STEPS = 20_000
-NOT_RESET = "what resets it is missing, or comes too late"
+NOT_RESET = "its reset is missing, or comes too late"
 OPERATION_RATE = 0.1  # of those steps, if a copy or a start of a kernel is under way
 
 
@@ -51,9 +51,9 @@ def tell_who_writes(error: Uninitialized, world: Run) -> None:
             return
     by: list[str] = []
     if writer is None:
-        what = "it is stored, but nothing makes this thread see that"
+        what = "it has been stored, but nothing makes this thread see that store"
     elif writer.thread is None:
-        what = "a copy or a store that is under way writes it, and nothing makes this load wait for that"
+        what = "a copy or a store under way is about to write it, and nothing makes this load wait for that"
     else:
         what = f"{_who(hole.thread, writer.thread)} stores it, and nothing makes this load wait for that"
         by = [f"    stored by {writer.thread.describe()}", f"      at {describe_site(writer.site)}"]
@@ -61,7 +61,7 @@ def tell_who_writes(error: Uninitialized, world: Run) -> None:
     is_near = writer is not None and writer.thread is not None and writer.thread.block is hole.thread.block
     if hole.polls and not is_near and writer is not None and writer.thread is not None:
         who = _who(hole.thread, writer.thread)
-        _add(error, f"{who} stores it, but it is looked at before: {NOT_RESET}", by)
+        _add(error, f"{who} stores it, but this load comes first: {NOT_RESET}", by)
         return
     _add(error, "; ".join(filter(None, (f"{what}: {_missing(hole, writer)}", promise))), by)
 
@@ -82,8 +82,8 @@ def _not_launched(hole: Hole, world: Run) -> str:
     who, has = (f"rank {late[0]}", "has") if len(late) == 1 else (f"ranks {', '.join(map(str, late))}", "have")
     what = f"{who} {has} not launched this kernel yet"
     if hole.polls:
-        return f"{what}, but it is looked at before: {NOT_RESET}"
-    return f"{what}: if it is to store that, nothing makes this load wait for it"
+        return f"{what}, but this load comes first: {NOT_RESET}"
+    return f"{what}: if that launch is to store the bytes, nothing makes this load wait for it"
 
 
 def _who(reader: Thread, writer: Thread) -> str:
@@ -99,7 +99,7 @@ def _missing(hole: Hole, writer: Writer | None) -> str:
     if writer is not None and writer.thread is not None and writer.thread.block is hole.thread.block:
         meeting = "syncwarp" if writer.thread.warp_state is hole.thread.warp_state else "barrier"
         return f"a {meeting} or a wait is missing, or comes too late"
-    return "a wait is missing, or what it polls is too weak or comes too soon"
+    return "a wait is missing, or the signal that it polls is too weak or stored too early"
 
 
 def _promise(hole: Hole, writer: Writer | None, so_far: list[Event]) -> str:
@@ -115,7 +115,7 @@ def _promise(hole: Hole, writer: Writer | None, so_far: list[Event]) -> str:
     if link is None:
         return ""
     cell, who = link.allocation.cell(link.store.begin), name_of(link.store.owner.rank)
-    return f"the last that told this thread to go on is {cell}, stored by {who} before: it may tell too much"
+    return f"the last signal that let this thread go on is {cell}, stored by {who} before: it may announce too much"
 
 
 def _is_there(hole: Hole) -> bool:
