@@ -17,6 +17,10 @@ from nbep.version import __version__ as __version__
 
 # What the lower half finds of the upper one; imported when it is asked for.
 register("kernels", "nbep.device.kernels.library:LIBRARY")
+register("scenarios", "nbep.scenarios:SCENARIOS")
+register("steps", "nbep.scenarios.steps:STEPS")
+register("reasons", "nbep.scenarios.reasons:reason_for")
+register("debug", "nbep.workloads.saved_call:TOOLS")
 
 # A name is imported when somebody asks for it: __init__.pyi has them all.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

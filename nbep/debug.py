@@ -27,8 +27,9 @@ from nbep.emulator.reports.waiting import last_writer, waiting_groups, warps_and
 from nbep.emulator.tracing import Atomic
 from nbep.host.target.cpu_arrays import CpuTensors
 from nbep.host.target.unwritten import unwritten_rows
+from nbep.registry import registered
 
-__all__ = ["History", "history", "save_call", "unwritten", "what", "where"]
+__all__ = ["History", "history", "unwritten", "what", "where"]
 
 
 class Text(str):
@@ -124,23 +125,12 @@ class History:
         return Text("\n".join(lines))
 
 
-def save_call(
-    folder: Any,
-    rank: int,
-    num_ranks: int,
-    topk_idx: Any,
-    num_experts: int,
-    config: Any = None,
-    low_latency: bool = False,
-) -> Text:
-    """Keep the routing of a dispatch, on any target, to run it and its combine on the emulator. Each rank calls it.
-
-    Args:     folder that all ranks can write to; topk_idx as of the call; config of both, None: a small one
-    Returns:  the command that runs the calls: `nbep check FOLDER/program.py`
-    """
-    from nbep.check import saved_call
-
-    return Text(saved_call.save(folder, rank, num_ranks, topk_idx, num_experts, config, low_latency))
+def __getattr__(name: str) -> Any:
+    """What is registered for this module, as `save_call`."""
+    for tools in registered("debug"):
+        if name in tools:
+            return tools[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def unwritten(array: Any) -> np.ndarray:

@@ -3,11 +3,13 @@
 The lower half of nbep knows nothing of experts, and imports nothing of the half that does; docs/architecture.md says
 which folder is which. What it needs from there is registered by name, and imported when it is asked for:
 
- kernels     a `device.library.KernelLibrary` each   what `nbep compile` and `nbep check` find, and a GPU loads at first
- scenarios   names -> `check.scenario.Scenario`      what `nbep check NAME` runs
- reasons     fault -> why it cannot be found, or ""  what `nbep check --faults` expects
- views       `trace.view.View` each                  roles, cells and tokens of launches in a trace
- pictures    names -> functions of a trace           further methods of `nbep.trace.Trace`
+ kernels    a `device.library.KernelLibrary`         what `nbep compile` and `nbep check` find, and a GPU loads at first
+ scenarios  name -> `check.scenario.Scenario`        what `nbep check NAME` runs
+ steps      name of a step -> its kind, its fault    what `nbep check --fault` can break
+ reasons    fault -> why nothing finds it, or ""     what `nbep check --faults` expects
+ views      `trace.view.View` classes                roles, cells and tokens of launches in a trace
+ pictures   name -> function of a trace              further methods of `nbep.trace.Trace`
+ debug      name -> function                         further functions of `nbep.debug`
 
 `nbep/__init__.py` registers what nbep itself has. A library of kernels of its own does the same.
 """

@@ -89,12 +89,28 @@ def files_of(names: Iterable[str], folder: Path) -> set[Path]:
 
 
 @cache
+def registrations() -> dict[str, set[str]]:
+    """The modules that nbep registers, by what for: see nbep.registry."""
+    found: dict[str, set[str]] = {}
+    for what, module in re.findall(r'^register\("(\w+)", "([\w.]+):', modules()["nbep"].read_text(), re.MULTILINE):
+        found.setdefault(what, set()).add(module)
+    return found
+
+
+def asked_for(text: str) -> Iterator[str]:
+    """The modules that a file asks the registry for."""
+    for what in re.findall(r'\bregistered\("(\w+)"\)', text):
+        yield from registrations().get(what, ())
+
+
+@cache
 def loaded_by(path: Path) -> frozenset[Path]:
-    """The files that a Python file imports at its top."""
+    """The files that a Python file imports at its top, and those that it takes from the registry."""
     name = name_of(path)
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    tree = ast.parse(path.read_text())
-    return frozenset(files_of(imported(tree, package, tree.body), path.parent))
+    text = path.read_text()
+    tree = ast.parse(text)
+    return frozenset(files_of((*imported(tree, package, tree.body), *asked_for(text)), path.parent))
 
 
 def with_imports(files: Iterable[Path]) -> set[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from types import FunctionType, ModuleType
@@ -12,8 +13,6 @@ from typing import Any, cast
 
 from nbep.check.faults import (
     CONSTANT,
-    ENDLESS,
-    FALSE,
     FIRST,
     NOTHING,
     ONCE,
@@ -41,6 +40,7 @@ from nbep.check.steps import (
 )
 from nbep.device.jit import KERNELS, PRIMITIVES
 from nbep.device.library import libraries, own_modules
+from nbep.registry import registered
 
 DEVICE = "nbep.device."
 
@@ -49,11 +49,10 @@ class UnknownName(LookupError):
     """A kernel or a fault that nobody has."""
 
 
-# Steps that say by their name alone what they are: their kind, and what comes in their place.
+# Steps that say by their name alone what they are: their kind, and what comes in their place. Others are registered.
 BY_NAME = {
     **dict.fromkeys(("syncthreads", "bar_sync", "syncwarp", "team_barrier"), ("barrier", NOTHING)),
-    **dict.fromkeys(("barrier_block", "barrier_grid", "barrier_network"), ("barrier", NOTHING)),
-    "meet_block": ("barrier", TRUE),
+    **dict.fromkeys(("barrier_block", "barrier_grid"), ("barrier", NOTHING)),
     "bar_red_and": ("barrier", OPINION),
     **dict.fromkeys(("fence_acq_rel_cta", "fence_acq_rel_gpu", "fence_acq_rel_sys"), ("fence", NOTHING)),
     **dict.fromkeys(("fence_mbarrier_init", "fence_proxy_async_shared"), ("fence", NOTHING)),
@@ -62,17 +61,19 @@ BY_NAME = {
     **{f"tma_store_wait_read_{what}": ("copies", NOTHING) for what in ("all", "1", "3", "7")},
     "mbarrier_try_wait_parity": ("copies", TRUE),
     "quiet": ("network", NOTHING),
-    **dict.fromkeys(("amo_add", "add_to_arrival", "add_to_count"), ("network", UNORDERED)),
-    **dict.fromkeys(("wait_free_slots", "wait_credit"), ("head", TRUE)),
-    "wait_total_free": ("head", ENDLESS),
-    # Whether all went well, or whether a peer has come with another call.
-    **dict.fromkeys(("wait_done", "wait_node_call", "wait_room", "wait_told", "wait_turn"), ("wait", TRUE)),
-    **dict.fromkeys(("wait_node", "wait_peer"), ("wait", FALSE)),
+    "amo_add": ("network", UNORDERED),
+    "wait_free_slots": ("head", TRUE),
+    **dict.fromkeys(("wait_done", "wait_room", "wait_turn"), ("wait", TRUE)),  # whether all went well
 }
 RESETS = ("reset_", "clear_", "empty_")
 EXTENTS = ("wait_room",)  # their last argument is the last slot of all that the wait is for
 HALVES = {"release": "release", "acquire": "acquire", "acq_rel": "acquire and release"}
 SMALLER = {"sys": "gpu", "gpu": "cta"}
+
+
+@cache
+def _steps_by_name() -> dict[str, tuple[str, str]]:
+    return dict(ChainMap(BY_NAME, *registered("steps")))
 
 
 def faults_of(*wholes: Any) -> list[Fault]:
@@ -183,8 +184,8 @@ def _module(function: FunctionType) -> str:
 
 def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]) -> Iterator[tuple[str, str, str]]:
     """(kind, step in words, what comes in its place) for each way to break a call."""
-    if step in BY_NAME:
-        kind, instead = BY_NAME[step]
+    if step in (by_name := _steps_by_name()):
+        kind, instead = by_name[step]
         if instead == UNORDERED and not (call.args and _is_true(call.args[-1])):
             return
         if instead == NOTHING and not is_statement:

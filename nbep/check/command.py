@@ -18,7 +18,7 @@ from nbep.check.every import check_all, run_schedule
 from nbep.check.faults import Fault
 from nbep.check.options import parameters_of, parser_of_check
 from nbep.check.runs import ERROR, SEARCHED, STRATEGIES, Finding, Run, World, faults_in, in_turns, option_of, perform
-from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario
+from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario, scenarios
 from nbep.check.search import first_finding, named, smallest, workers
 from nbep.device.terminal import STDOUT, console_for, progress, write_json
 from nbep.emulator.schedule.strategies import strategy_of
@@ -190,11 +190,9 @@ def shapes_of(base: Run) -> list[Run]:
 
 
 def print_scenarios(console: Console, json: Path | None) -> None:
-    from nbep.check.scenarios import SCENARIOS
-
-    told = [{"name": s.name, "about": s.about, "parameters": dict(s.parameters)} for s in SCENARIOS.values()]
+    told = [{"name": s.name, "about": s.about, "parameters": dict(s.parameters)} for s in scenarios().values()]
     write_json(json, told)
-    for scenario in SCENARIOS.values():
+    for scenario in scenarios().values():
         console.print(f"{scenario.name:24} {scenario.about}")
         console.print(
             " " * 25 + " ".join(f"--{name.replace('_', '-')} {value}" for name, value in scenario.parameters.items())
@@ -222,8 +220,6 @@ def print_faults(console: Console, name: str | None, json: Path | None) -> int:
 
 def kernels_of(name: str) -> list[Any]:
     """The kernels of a scenario, or of a name."""
-    from nbep.check.scenarios import SCENARIOS
-
-    scenario: Scenario | None = SCENARIOS.get(name)
+    scenario: Scenario | None = scenarios().get(name)
     names = (name,) if scenario is None else scenario.kernels
     return [kernel for one in names for kernel in kernels_named(one)]

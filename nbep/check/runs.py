@@ -9,20 +9,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import nbep
 from nbep.check.catalogue import fault_of, faults_of
 from nbep.check.faults import Fault, broken
 from nbep.check.scenario import Scenario, accepted, load_module, load_scenario
+from nbep.emulator import DataRace, DeadlockError, EmulatorError
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.faults import NetworkError
 from nbep.host.ranks.timeouts import PeerTimeout
+from nbep.host.spawn import spawn
 
 MODELS = ("checked", "delayed", "sc")  # the one that says most comes first
 # What a search runs if no model is asked for: a run of `checked` takes the same steps as one of `sc` with its seed, so
 # what `sc` shows, `checked` has shown.
 SEARCHED = MODELS[:2]
 STRATEGIES = ("uniform", "few_preemptions", "starved", "late")
-PACKAGE_PARENT = Path(nbep.__file__).resolve().parent.parent
+PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 
 # What a run may find, in the words of the table of faults.
 RACE, WRONG, DEADLOCK, MEMORY, TIMEOUT, REPORTED = (
@@ -154,7 +155,7 @@ def _run(
         seen.world = comm.runtime.world
         return scenario.main(comm, **arguments)
 
-    results = nbep.spawn(
+    results = spawn(
         main,
         values["ranks"],
         "emulator",
@@ -176,13 +177,13 @@ def _run(
 
 def kind_of(error: BaseException) -> str:
     """What a run that ends so has found."""
-    if isinstance(error, nbep.DataRace):
+    if isinstance(error, DataRace):
         return RACE
-    if isinstance(error, nbep.DeadlockError):
+    if isinstance(error, DeadlockError):
         return DEADLOCK
     if isinstance(error, (PeerTimeout, NetworkError)):
         return TIMEOUT
-    if isinstance(error, nbep.EmulatorError):
+    if isinstance(error, EmulatorError):
         return MEMORY
     if isinstance(error, AssertionError):
         return WRONG

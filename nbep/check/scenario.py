@@ -17,12 +17,15 @@ import ast
 import importlib.util
 import inspect
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from nbep.registry import registered
 
 Parameters = Mapping[str, int]
 
@@ -61,19 +64,22 @@ class Scenario:
     compares: bool = True
 
 
+def scenarios() -> dict[str, Scenario]:
+    """Those that have names."""
+    return dict(ChainMap(*registered("scenarios")))
+
+
 @cache
 def load_scenario(name: str) -> Scenario:
     """One of nbep's scenarios, or that of a file.
 
     Raises: ScenarioError
     """
-    from nbep.check.scenarios import SCENARIOS
-
-    if name in SCENARIOS:
-        return SCENARIOS[name]
+    if name in scenarios():
+        return scenarios()[name]
     path = Path(name)
     if path.suffix != ".py" and not path.exists():
-        raise ScenarioError(f"no scenario {name!r}; there are {', '.join(SCENARIOS)}, and files with main(comm)")
+        raise ScenarioError(f"no scenario {name!r}; there are {', '.join(scenarios())}, and files with main(comm)")
     return scenario_of(load_module(path), name)
 
 

@@ -15,11 +15,11 @@ from rich.console import Console
 
 from nbep.check.catalogue import faults_of, faults_of_function, kernels_named, own_kernels
 from nbep.check.faults import Fault, edited
-from nbep.check.reasons import reason_for
 from nbep.check.runs import ERROR, SEARCHED, STRATEGIES, Run, World, perform, planned
-from nbep.check.scenario import load_module
+from nbep.check.scenario import load_module, scenarios
 from nbep.check.search import workers
 from nbep.device.terminal import progress, write_json
+from nbep.registry import registered
 
 REASON_RUNS = 3  # of a fault that is not expected to be found, with one seed
 FEW_TASKS = 16  # are for one process
@@ -59,6 +59,11 @@ class Row(NamedTuple):
             seeds = "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
             return f"{self.kind} ({self.run.memory_model}), {seeds}"
         return f"nothing: {self.reason}" if self.reason else f"NOTHING in {self.num_seeds} seeds: a hole"
+
+
+def reason_for(fault: str) -> str:
+    """Why nothing finds a fault; "" if something should."""
+    return next((reason for reason_of in registered("reasons") if (reason := reason_of(fault))), "")
 
 
 def check_fault(task: Task) -> Row:
@@ -102,11 +107,9 @@ def reached_by_runs(kernels: Sequence[FunctionType], faults: Iterable[Fault]) ->
 
     A fault that has a reason needs none.
     """
-    from nbep.check.scenarios import SCENARIOS
-
     reached: dict[Run, set[FunctionType]] = {}
     missing = {fault.function for fault in faults if not reason_for(fault.name)}
-    for scenario in SCENARIOS.values():
+    for scenario in scenarios().values():
         called = {kernel for name in scenario.kernels for kernel in kernels_named(name)}
         if called.isdisjoint(kernels) or not missing:
             continue

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import nbep
+from nbep.emulator import EmulatorError
 from nbep.emulator.machine import errors
 from nbep.emulator.schedule.every_step import Replay
 from nbep.emulator.schedule.strategies import Strategy
+from nbep.host.ranks.timeouts import PeerTimeout
 from nbep.puzzle import schedules
 from nbep.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
 from nbep.puzzle.mistakes import mistake, other_error
@@ -32,7 +33,7 @@ KINDS = {
     errors.DataRace: "race",
     errors.DeadlockError: "deadlock",
     errors.Divergence: "divergence",
-    nbep.PeerTimeout: "deadlock",
+    PeerTimeout: "deadlock",
 }
 KIND_WORDS = {
     "race": "A data race: nothing orders two accesses to the same bytes. A GPU may give a wrong result.",
@@ -43,7 +44,7 @@ KIND_WORDS = {
     "wrong result": "All threads have ended, but the result is not what NumPy computes.",
 }
 ERROR_WORDS = {
-    nbep.PeerTimeout: "A wait timed out: the thread below waits for something that no other thread did in time.",
+    PeerTimeout: "A wait timed out: the thread below waits for something that no other thread did in time.",
     errors.OutOfBounds: "A thread reads or writes past the end of an array, or in front of it.",
     errors.Misaligned: "An address is no multiple of the size of the access.",
     errors.ReadOnly: "A thread writes to an input.",
@@ -157,12 +158,12 @@ def _missed(clue: Clue) -> str:
 
 def clue_of(puzzle: Puzzle, error: Exception) -> Clue:
     """What an error that ended a run says."""
-    known = isinstance(error, (nbep.EmulatorError, nbep.PeerTimeout))
+    known = isinstance(error, (EmulatorError, PeerTimeout))
     kind = next((name for type_, name in KINDS.items() if isinstance(error, type_)), "memory" if known else "error")
     if "can never fill" in str(error):  # not all threads of the block come to its barrier
         kind = "divergence"
     report = f"{type(error).__name__}: {error}"
-    if isinstance(error, nbep.PeerTimeout) and error.report is not None:
+    if isinstance(error, PeerTimeout) and error.report is not None:
         who = f"rank {error.rank}, block {error.report.block}, thread {error.report.thread}"
         report = f"PeerTimeout: {who} waited more than {LONGEST_WAIT_MS} ms"
     if kind == "error":

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-import nbep
+from nbep.host.spawn import spawn
+from nbep.host.symmetric import NodeMemory
 
 Arrays = tuple[np.ndarray, ...]
 LONGEST_WAIT_MS = 2000  # on a GPU; the emulator says at once that nobody can go on
@@ -186,14 +187,14 @@ class Puzzle:
 
         options: seed, memory_model, strategy, tracer of nbep.spawn. A GPU compiles the kernel once for all rounds.
         """
-        by_rank = nbep.spawn(self._main, self.num_ranks, target, (rounds,), **options)
+        by_rank = spawn(self._main, self.num_ranks, target, (rounds,), **options)
         return [list(results) for results in zip(*by_rank, strict=True)]
 
     def _main(self, comm: Any, rounds: int) -> list[Arrays]:
         return [self._round(comm) for _ in range(rounds)]
 
     def _round(self, comm: Any) -> Arrays:
-        memory = nbep.NodeMemory.create(comm, self.num_bytes, timeout_ms=LONGEST_WAIT_MS, cells=self.cells)
+        memory = NodeMemory.create(comm, self.num_bytes, timeout_ms=LONGEST_WAIT_MS, cells=self.cells)
         outputs = [to_target(memory.runtime, array) for array in self.outputs(comm.rank)]
         inputs = [to_target(memory.runtime, array) for array in self.inputs(comm.rank)]
         memory.runtime.load(self.kernel)

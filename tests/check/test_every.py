@@ -7,7 +7,7 @@ import pytest
 
 from nbep.check import main
 from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND
-from nbep.check.scenarios import SCENARIOS
+from nbep.scenarios import SCENARIOS
 
 RANDOM = """
 import random

@@ -11,9 +11,9 @@ from parts import both_parts
 
 from nbep.check import Run, broken, edited, perform
 from nbep.check.runs import STRATEGIES, planned
-from nbep.check.scenarios import SCENARIOS
 from nbep.device.kernels.low_latency import coordinator
 from nbep.device.network.ibgda import transport
+from nbep.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 SEEDS = range(6)

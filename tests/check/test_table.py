@@ -7,10 +7,10 @@ import pytest
 from table import FOUND, LINES, faults_of_mode, in_parts, is_found
 
 from nbep.check.catalogue import own_faults
-from nbep.check.reasons import REASONS, reason_for
 from nbep.check.rows import Line, lines_in, text_of
 from nbep.check.runs import Run
 from nbep.check.table import Row, Task, check_fault, tasks_of
+from nbep.scenarios.reasons import REASONS, reason_for
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 

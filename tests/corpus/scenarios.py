@@ -9,8 +9,8 @@ from types import FunctionType
 import nbep
 from nbep.check import broken
 from nbep.check.scenario import accepted
-from nbep.check.scenarios import SCENARIOS
 from nbep.notebook import edit
+from nbep.scenarios import SCENARIOS
 
 
 def scenario(name: str, **parameters: int) -> Callable[..., None]:

@@ -15,7 +15,6 @@ from low_latency import HOOK, Options, Trip, make_low_latency_case
 from parts import both_parts
 
 import nbep
-from nbep.check.scenarios.low_latency import two_at_a_time
 from nbep.device.jit import over
 from nbep.device.kernels.low_latency.coordinator import USES
 from nbep.device.kernels.network_push import (
@@ -28,6 +27,7 @@ from nbep.device.kernels.network_push import (
 )
 from nbep.device.layout.internode import MAX_CHANNELS, arrived_offset, head_offset, tail_offset
 from nbep.device.layout.low_latency import NUM_HALVES, credit_offset, signal_offset
+from nbep.scenarios.low_latency import two_at_a_time
 from nbep.workloads import internode, intranode, low_latency
 
 pytestmark = pytest.mark.emulator_only("the tests write into the cells")

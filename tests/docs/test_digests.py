@@ -33,13 +33,14 @@ print(f())
 ```
 """
 FILES = {
-    "nbep/__init__.py": "from . import always\n",
+    "nbep/__init__.py": 'from . import always\nregister("views", "nbep.viewed:VIEW")\n',
+    "nbep/viewed.py": "VIEW = 1\n",
     "nbep/__init__.pyi": "from .lazy import Buffer\n",
     "nbep/lazy.py": "Buffer = 1\n",
     "nbep/always.py": "",
     "nbep/other.py": "x = 2\n",
     "nbep/used.py": "x = 1\n",
-    "nbep/user.py": "from .used import x\n\n\ndef f():\n    return x\n",
+    "nbep/user.py": 'from .used import x\n\n\ndef f():\n    registered("views")\n    return x\n',
     "docs/examples/program.py": "import beside\n",
     "docs/examples/beside.py": "",
     "puzzles/01_flag.py": "",
@@ -54,7 +55,7 @@ def tree(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-        for cached in digests.modules, digests.text_of, digests.loaded_by, digests.homes:
+        for cached in digests.modules, digests.text_of, digests.loaded_by, digests.homes, digests.registrations:
             cached.cache_clear()
         return path
 
@@ -62,7 +63,7 @@ def tree(tmp_path, monkeypatch):
     for name, text in FILES.items():
         write(name, text)
     yield write
-    for cached in digests.modules, digests.text_of, digests.loaded_by, digests.homes:
+    for cached in digests.modules, digests.text_of, digests.loaded_by, digests.homes, digests.registrations:
         cached.cache_clear()
 
 
@@ -73,7 +74,9 @@ def executed_page(tree, text):
     return page
 
 
-@pytest.mark.parametrize("name", ["nbep/used.py", "nbep/user.py", "nbep/always.py", "nbep/__init__.py"])
+@pytest.mark.parametrize(
+    "name", ["nbep/used.py", "nbep/user.py", "nbep/viewed.py", "nbep/always.py", "nbep/__init__.py"]
+)
 def test_a_page_is_stale_when_a_file_that_it_imports_has_changed(tree, name):
     page = executed_page(tree, PAGE)
     tree(name, FILES[name] + "y = 3\n")

@@ -7,8 +7,8 @@ import pytest
 from nbep.check.catalogue import own_faults
 from nbep.check.rows import Line, lines_in
 from nbep.check.runs import Run
-from nbep.check.scenarios import SCENARIOS
 from nbep.check.table import Task, check_fault
+from nbep.scenarios import SCENARIOS
 
 LINES = lines_in((Path(__file__).resolve().parents[2] / "docs" / "faults.md").read_text())
 FOUND = {line.fault: line for line in LINES if line.base is not None}

@@ -15,22 +15,35 @@ import ml_dtypes
 import numpy as np
 
 import nbep
+from nbep.debug import Text
 from nbep.host.ranks.timeouts import saved_calls
 from nbep.workloads.cases import routes_of
 
 HIDDEN = {False: 64, True: 128}  # by low_latency: the least that is allowed
 PROGRAM = '''"""A dispatch and its combine that nbep.debug.save_call has kept."""
 
-from nbep.check.saved_call import program_of
+from nbep.workloads.saved_call import program_of
 
 NUM_RANKS, main, check = program_of(__file__)
 '''
 
 
-def save(
-    folder: str | Path, rank: int, num_ranks: int, topk_idx: Any, num_experts: int, config: Any, low_latency: bool
-) -> str:
-    """See nbep.debug.save_call."""
+def save_call(
+    folder: str | Path,
+    rank: int,
+    num_ranks: int,
+    topk_idx: Any,
+    num_experts: int,
+    config: Any = None,
+    low_latency: bool = False,
+) -> Text:
+    """Keep the routing of a dispatch, on any target, to run it and its combine on the emulator. Each rank calls it.
+
+    It is `nbep.debug.save_call`.
+
+    Args:     folder that all ranks can write to; topk_idx as of the call; config of both, None: a small one
+    Returns:  the command that runs the calls: `nbep check FOLDER/program.py`
+    """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     on_host = topk_idx
@@ -45,7 +58,10 @@ def save(
     )
     (path / "program.py").write_text(PROGRAM)
     saved_calls[:] = [f"nbep check {path / 'program.py'}"]
-    return saved_calls[0]
+    return Text(saved_calls[0])
+
+
+TOOLS = {"save_call": save_call}  # of nbep.debug
 
 
 CONFIG = (

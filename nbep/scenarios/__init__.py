@@ -1,7 +1,7 @@
 """nbep's own scenarios, by the names that users type."""
 
 from nbep.check.scenario import Scenario
-from nbep.check.scenarios import differ, internode, intranode, low_latency, network
+from nbep.scenarios import differ, internode, intranode, low_latency, network
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario

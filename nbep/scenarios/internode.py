@@ -8,8 +8,8 @@ from typing import Any
 
 import nbep
 from nbep.check.scenario import Scenario
-from nbep.check.scenarios.tokens import Plan, check_rounds, counts_of, run_rounds
 from nbep.host.block_sizes import block_sizes
+from nbep.scenarios.tokens import Plan, check_rounds, counts_of, run_rounds
 from nbep.workloads.cases import Case, make_case, only_to
 from nbep.workloads.internode import NIC, Options
 from nbep.workloads.intranode import Outcome

@@ -7,10 +7,10 @@ from typing import Any
 
 import nbep
 from nbep.check.scenario import Scenario
-from nbep.check.scenarios.tokens import Options, Plan, call_round, check_rounds, counts_of, run_rounds
 from nbep.device.protocols.barriers import BARRIER
 from nbep.device.protocols.waits import FaultReport
 from nbep.host.block_sizes import block_sizes
+from nbep.scenarios.tokens import Options, Plan, call_round, check_rounds, counts_of, run_rounds
 from nbep.workloads.cases import Case, make_case
 from nbep.workloads.intranode import Outcome
 
