@@ -25,7 +25,6 @@ from nbep.emulator.schedule.every import Every, OutOfTime, Redundant, Tree
 from nbep.emulator.schedule.every_loops import Endless
 from nbep.emulator.schedule.every_step import Replay
 from nbep.emulator.schedule.strategies import Strategy
-from nbep.emulator.schedule.weak_tree import WeakTree
 
 Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
@@ -59,7 +58,7 @@ def check_all(
     if load_scenario(base.scenario).lets_time_pass:
         raise ScenarioError(f"{base.scenario}: lets time pass, so its waits end by the clock; --all knows no clock")
     limit = limit or LIMIT
-    tree: Tree | WeakTree = WeakTree() if is_weak else Tree()
+    tree = Tree(is_weak=is_weak)
     tree.end_time = time.monotonic() + 60 * (minutes or MINUTES)
     failing: Failing | None = None
     first_kind = endless = ""
@@ -111,7 +110,7 @@ def check_all(
     return NOTHING_FOUND
 
 
-def named(tree: Tree | WeakTree, run: Run) -> Failing | None:
+def named(tree: Tree, run: Run) -> Failing | None:
     """One of the next schedules that says why, where the one under way ends with a wrong result, which says nothing."""
     tree.end()
     last = tree.schedules + LOOK_ON
@@ -164,13 +163,13 @@ def smallest(failing: Failing) -> Failing:
     return Failing(best.found, best.replay, f"Smallest: {words or 'the same parameters'}, with {numbers}")
 
 
-def one(tree: Tree | WeakTree, run: Run) -> Finding | None:
+def one(tree: Tree, run: Run) -> Finding | None:
     """The next run of the tree."""
     modelled = replace(run, memory_model=model_of(tree))
     return next_run(tree, lambda strategy: perform(modelled, strategy=strategy))
 
 
-def next_run(tree: Tree | WeakTree, attempt: Callable[[Strategy], Found | None]) -> Found | None:
+def next_run(tree: Tree, attempt: Callable[[Strategy], Found | None]) -> Found | None:
     """The next run of the tree; what it finds, or None.
 
     Raises: Endless

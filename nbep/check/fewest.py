@@ -65,7 +65,7 @@ class Led(Tree):
         if self.left.get(who):
             self.left[who].pop()
         self.choices[len(self.steps)].chosen = who
-        self.picks.append(who)
+        self.note_pick(who)
         return who
 
     def next_of(self, waiting: dict[Who, Access]) -> Who:

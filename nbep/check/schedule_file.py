@@ -12,18 +12,17 @@ from nbep.emulator.schedule.every import Every, Tree
 from nbep.emulator.schedule.every_step import Replay, Who
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.emulator.schedule.weak import Weak
-from nbep.emulator.schedule.weak_tree import WeakTree
 
 FILE = "schedule.json"
 
 
-def model_of(tree: Tree | WeakTree) -> str:
+def model_of(tree: Tree) -> str:
     """The memory model that its runs have."""
-    return "delayed" if isinstance(tree, WeakTree) else "checked"
+    return "delayed" if tree.is_weak else "checked"
 
 
-def strategy_for(tree: Tree | WeakTree) -> Strategy:
-    return Weak(tree) if isinstance(tree, WeakTree) else Every(tree)
+def strategy_for(tree: Tree) -> Strategy:
+    return Weak(tree) if tree.is_weak else Every(tree)
 
 
 def write_schedule(run: Run, replay: Replay, file: Path) -> None:
@@ -41,24 +40,18 @@ def read_schedule(file: Path) -> tuple[Run, Strategy]:
         value = json.loads(file.read_text())
         parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
         model = value["memory_model"]
-        tree = weak_tree_in(value) if model == "delayed" else tree_in(value)
+        tree = tree_in(value, model == "delayed")
         run = Run(value["scenario"], parameters, 0, "uniform", model, tuple(value["faults"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
     return run, strategy_for(tree)
 
 
-def tree_in(value: Any) -> Tree:
-    """A run of who went on at each choice, as a file says it, with the events that were choices."""
+def tree_in(value: Any, is_weak: bool = False) -> Tree:
+    """A run of who went on at each choice, as a file says it, with the events that were choices, and all else."""
     events = ((str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"])
-    tree = Tree(map(name, value["picks"]), events)
-    tree.begin()
-    return tree
-
-
-def weak_tree_in(value: Any) -> WeakTree:
-    """A run of who went on at each choice, and what its step picked."""
-    tree = WeakTree(((*name(who), int(who[5])), list(map(int, picks))) for who, picks in value["picks"])
+    decided = [[int(number) for number in made] for made in value["decided"]]
+    tree = Tree(map(name, value["picks"]), events, decided, is_weak=is_weak)
     tree.begin()
     return tree
 

@@ -40,7 +40,7 @@ class RankContext:
     def __init__(self, world: Run, rank: int, num_sms: int = UNLIMITED):
         self.world = world
         self.rank = rank
-        is_choice = isinstance(world.strategy, Every) and num_sms != UNLIMITED
+        is_choice = isinstance(world.strategy, Every) and not isinstance(world.strategy, Weak) and num_sms != UNLIMITED
         self.sms: Sms = EverySms(world, rank, num_sms) if is_choice else Sms(num_sms)
         self.space = AddressSpace(rank, world.cpu)
 
@@ -108,7 +108,7 @@ class Run(Scheduler):
         self.cpu: Cpu = CheckedHost(self) if is_checked else Cpu()
         self.order: Order = CheckedOrder(self) if is_checked else Order()
         thread_class = self.thread_classes[memory_model]
-        if isinstance(self.strategy, Every):
+        if isinstance(self.strategy, Every) and not isinstance(self.strategy, Weak):
             if memory_model != "checked":
                 raise ValueError(f"memory_model: got {memory_model!r} with every schedule; must be 'checked'")
             thread_class, self.cpu, self.order = EveryCopyThread, EveryHost(self), EveryOrder(self)

@@ -6,10 +6,9 @@ import random
 from collections.abc import Iterable
 
 from nbep.emulator import DataRace, DeadlockError, World, current_thread
-from nbep.emulator.schedule.every import Redundant
+from nbep.emulator.schedule.every import Redundant, Tree
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.emulator.schedule.weak import Weak
-from nbep.emulator.schedule.weak_tree import WeakTree
 from nbep.litmus.axioms import Outcome
 from nbep.litmus.programs import Program, Step
 
@@ -109,12 +108,12 @@ def is_race(program: Program, seeds: Iterable[int]) -> bool:
     return False
 
 
-def all_outcomes(program: Program, is_plain: bool = False, most: int | None = None) -> tuple[WeakTree, set[Outcome]]:
+def all_outcomes(program: Program, is_plain: bool = False, most: int | None = None) -> tuple[Tree, set[Outcome]]:
     """All that `delayed` shows, with every late store and early load; a wait that never ends is the outcome HANG.
 
     Args: is_plain: without any reduction, to compare with; most: schedules at most
     """
-    tree, found = WeakTree(is_plain=is_plain), set[Outcome]()
+    tree, found = Tree(is_weak=True, is_plain=is_plain), set[Outcome]()
     while tree.schedules != most and tree.begin():
         try:
             found.add(run(program, "delayed", 0, Weak(tree)))

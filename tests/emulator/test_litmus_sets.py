@@ -9,9 +9,8 @@ from litmus_programs import named, random_program
 from parts import both_parts
 
 from nbep.emulator import DeadlockError, World, current_thread
-from nbep.emulator.schedule.every import Redundant
+from nbep.emulator.schedule.every import Redundant, Tree
 from nbep.emulator.schedule.weak import Weak
-from nbep.emulator.schedule.weak_tree import WeakTree
 from nbep.litmus import PROGRAMS, Program, allowed
 from nbep.litmus.every import row, rows_of, summary, words_of
 from nbep.litmus.programs import PLACES
@@ -283,8 +282,8 @@ PROGRAMS_OF_A_BLOCK = {
 @pytest.mark.parametrize("name", PROGRAMS_OF_A_BLOCK)
 def test_threads_of_a_block_have_the_outcomes_of_a_plain_enumeration(name):
     threads = PROGRAMS_OF_A_BLOCK[name]
-    found = outcomes_of(threads, runs_of(WeakTree()))
-    assert found == outcomes_of(threads, runs_of(WeakTree(is_plain=True)))
+    found = outcomes_of(threads, runs_of(Tree(is_weak=True)))
+    assert found == outcomes_of(threads, runs_of(Tree(is_weak=True, is_plain=True)))
     data = {(dict(registers).get("told"), dict(registers).get("data")) for registers, _ in found}
     expected = {
         "late atomics": {(None, None)},

@@ -11,7 +11,6 @@ from nbep.emulator import DataRace, World, current_thread
 from nbep.emulator.schedule.every import OutOfTime, Redundant, Tree
 from nbep.emulator.schedule.every_loops import MANY_LOOKS, MANY_WEAK_LOOKS, Endless
 from nbep.emulator.schedule.weak import Weak
-from nbep.emulator.schedule.weak_tree import WeakTree
 
 
 def look(t, cell):
@@ -96,7 +95,7 @@ def message(wait, order="release", model="checked", is_sent=True):
 
 
 def run_all_weak(program):
-    tree, outcomes = WeakTree(), set()
+    tree, outcomes = Tree(is_weak=True), set()
     while tree.begin():
         try:
             outcomes.add(program(Weak(tree)))
@@ -271,7 +270,7 @@ def test_a_loop_that_does_more_than_look_is_named_and_what_to_write(loop, explor
     assert "`wait_expired(deadline)`" in words
 
 
-@pytest.mark.parametrize("tree", [Tree(), WeakTree()], ids=["all", "weak"])
+@pytest.mark.parametrize("tree", [Tree(), Tree(is_weak=True)], ids=["all", "weak"])
 def test_the_time_for_all_runs_ends_inside_a_run(tree):
     """A thread that stores and stores, and never comes to its end."""
 

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .every_barriers import Barriers
 from .every_choice import Choice, Tried
-from .every_order import clock_before, comes_before, join, races, where_it_succeeds
+from .every_order import Races, clock_before, comes_before, join, where_it_succeeds
 from .every_seen import Cells
-from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
+from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words, load_of
 from .strategies import Alone, Ready
 
 
@@ -70,17 +70,32 @@ class Tree(Limited):
         schedules: runs that came to their end
         redundant: runs that were given up, because another one had been the same
         picks: who went on, in the order of the run under way, polls that failed included
+        decided: what the step of each pick has decided besides: how old a version a load takes, and the like
         looked_at: events of which a host has asked whether they are done, and barriers at which the order may matter
+        is_weak: whether stores may be late and loads early, see `weak_thread`
+        is_plain: whether to go through all orders of all steps, to compare with: no race, and nobody asleep
     """
 
     is_search = True  # whether other runs come after one
 
-    def __init__(self, picks: Iterable[Who] = (), looked_at: Iterable[tuple] = ()):
+    def __init__(
+        self,
+        picks: Iterable[Who] = (),
+        looked_at: Iterable[tuple] = (),
+        decided: Iterable[Sequence[int]] = (),
+        *,
+        is_weak: bool = False,
+        is_plain: bool = False,
+    ):
+        self.is_weak = is_weak
+        self.is_plain = is_plain
         self.choices: list[Choice] = []
         self.schedules = self.redundant = 0
         self.picks: list[Who] = []
+        self.decided: list[list[int]] = []
         self.is_whole = False
         self._replayed = list(picks)
+        self._decided = list(decided)
         self._planned = 0
         # Words that nobody has stored to, and that polls look at besides; and those that turned out to change.
         self._constant: set[tuple[Any, int]] = set()
@@ -99,10 +114,12 @@ class Tree(Limited):
         self._depth = 0
         self.probing: Who | None = None  # whose polls are known to fail: up to its next turn nothing is a step
         self.steps: list[Step] = []
+        self.races = Races(self.steps)
         self.refused: dict[Who, Step] = {}  # polls that have failed, and not come to their end since
         self.hosts: dict[Who, Waiting] = {}  # that wait, and would go on waiting
         self.is_stale = False
         self.picks = []
+        self.decided = []
         self.stores = 0  # steps that store
         return True
 
@@ -117,7 +134,18 @@ class Tree(Limited):
         self.schedules += not is_redundant
         for choice, step in zip(self.choices, self.steps, strict=False):
             choice.done[step.who].learn(step)
-        for earlier, later in races(self.steps):
+        if not self.is_plain:
+            self._reverse_races()
+        while self.choices:
+            if self.choices[-1].go_on():
+                return
+            self.choices.pop()
+        self.is_whole = True
+
+    def _reverse_races(self) -> None:
+        """Have other runs in which the later one of two steps that depend on each other comes first."""
+        self.races.go_to(len(self.steps))
+        for earlier, later in self.races.found:
             if not self.steps[later].is_wait:
                 self._reverse(earlier, self.steps[later], later)
         for number, step in enumerate(self.steps):
@@ -126,24 +154,17 @@ class Tree(Limited):
         for poll in self.refused.values():
             self._let_succeed(poll)
         for who, host in self.hosts.items():
-            wait = Step(who, Access(host.words, False), host.clock, None, [])
+            wait = Step(who, load_of(host.words), host.clock, None, [])
             wait.clock = clock_before(self.steps, wait)
             for step in self.steps:
                 if step.access.meets(wait.access):
                     join(wait.clock, step.clock)
             self._let_go_on(wait, len(self.steps))
-        while self.choices:
-            last = self.choices[-1]
-            if last.left:
-                last.chosen = min(last.left)
-                return
-            self.choices.pop()
-        self.is_whole = True
 
     @property
     def replay(self) -> Replay:
         """What makes the run under way again."""
-        return Replay(tuple(self.picks), self._looked_at)
+        return Replay(tuple(self.picks), self._looked_at, tuple(map(tuple, self.decided)))
 
     @property
     def num_left(self) -> int:
@@ -156,7 +177,12 @@ class Tree(Limited):
         seen, part = 0.0, 1.0
         for choice in self.choices:
             part /= max(len(choice.wanted), 1)
+            inner = part
             seen += part * max(len(choice.done) - (choice.chosen in choice.done), 0)
+            for pick, count in choice.picks:
+                inner /= max(count, 1)
+                seen += inner * pick
+            part = inner
         return 1.0 if self.is_whole else min(seen, 1.0)
 
     # --- choices --------------------------------------------------------------------------------------------------
@@ -189,10 +215,32 @@ class Tree(Limited):
                 self.choices.append(Choice(waiting, parked, {}))
         else:
             who = self._choose(depth, waiting, parked)
-        if self.probing is None:
-            self.choices[depth].chosen = who
-        self.picks.append(who)
+        if self.probing is None and self.choices[depth].chosen != who:
+            self.choices[depth].choose(who)
+        self.note_pick(who)
         return who
+
+    def note_pick(self, who: Who) -> None:
+        self.picks.append(who)
+        self.decided.append([])
+
+    def decide(self, count: int) -> int:
+        """What the step under way decides, besides who makes it: one of so many."""
+        if count == 1 or self.probing is not None or not self.steps:
+            return 0
+        made = self.decided[self._pick]
+        if self._replayed:
+            told = self._decided[self._pick] if self._pick < len(self._decided) else ()
+            made.append(told[len(made)] if len(made) < len(told) else 0)
+        else:
+            picks = self.choices[len(self.steps) - 1].picks
+            if len(made) == len(picks):
+                picks.append([0, count])
+            picks[len(made)][1] = count
+            made.append(picks[len(made)][0])
+        if made[-1] >= count:
+            raise Changed("two runs with the same choices differ: a step has fewer ways to go on")
+        return made[-1]
 
     def parked(self, waiting: dict[Who, Access]) -> dict[Who, Words]:
         """Who waits for a change, and for one of which words; none for a thread whose poll has failed."""
@@ -202,9 +250,11 @@ class Tree(Limited):
 
     def _choose(self, depth: int, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Who:
         if depth == len(self.choices):
-            asleep = self.choices[depth - 1].asleep_after(self.steps[-1]) if depth else {}
+            asleep = self.choices[depth - 1].asleep_after(self.steps[-1]) if depth and not self.is_plain else {}
             self.choices.append(Choice(waiting, parked, asleep))
         choice = self.choices[depth]
+        if self.is_plain and depth >= self._planned:
+            choice.wanted |= waiting.keys()
         if depth < self._planned:
             if self._tries == 0 and choice.waiting != waiting:
                 raise Changed("two runs with the same choices differ: the program depends on more than its schedule")
@@ -218,7 +268,8 @@ class Tree(Limited):
         else:
             # Loads first: most polls fail then, and are no choice any more.
             left = waiting.keys() - choice.asleep.keys() - set(choice.failed)
-            left = {min(left, key=lambda who: (waiting[who].is_store, who))} if left else left
+            # What is late comes last.
+            left = {min(left, key=lambda who: (who[4] < 0, waiting[who].is_store, who))} if left else left
             choice.wanted |= left
         if left:
             return min(left)
@@ -230,6 +281,7 @@ class Tree(Limited):
         """The one who was chosen makes its access. Returns the number of the step."""
         depth = len(self.steps)
         choice = self.choices[depth]
+        self._pick = len(self.picks) - 1
         choice.done.setdefault(step.who, Tried(step.access))
         choice.wanted.add(step.who)
         self.refused.pop(step.who, None)
@@ -258,19 +310,33 @@ class Tree(Limited):
         if depth != len(self.steps) - 1:
             return False
         self.steps.pop()
+        if len(self.races.numbers) >= len(self.steps):
+            self.races = Races(self.steps)
         choice = self.choices[depth]
+        if any(pick for pick, _ in choice.picks):  # nor does an older value end the wait
+            del self.choices[depth + 1 :]
+            raise Redundant
         choice.done.pop(who, None)
         choice.wanted.discard(who)
         if who not in choice.failed:
             choice.failed.append(who)
+        if choice.pick_next():  # An older value may do. But the thread may as well wait for a newer one, maybe in vain.
+            choice.later[who] = choice.picks
+            choice.picks = []
         if depth < self._planned and choice.chosen == who:  # another one must begin what it was to begin
             choice.wanted |= choice.waiting.keys() - set(choice.failed)
         for later in self.choices[depth + 1 :]:  # whose polls have failed since: they fail without the step, too
             choice.failed += [other for other in later.failed if other not in choice.failed]
         self._depth, self._tries = depth, len(choice.failed)
         del self.choices[depth + 1 :]
-        choice.chosen = None if choice.chosen == who else choice.chosen
+        if choice.chosen == who:
+            choice.choose(None)
         return True
+
+    def comes_before(self, at: int) -> bool:
+        """Whether a step comes before the one under way, also without what both touch."""
+        self.races.go_to(len(self.steps) - 1)
+        return clock_before(self.steps, self.steps[-1]).get(self.steps[at].who, -1) >= at
 
     def _let_succeed(self, poll: Step) -> None:
         """A poll has failed up to the end: have it come where it would not, in some run."""
@@ -341,17 +407,17 @@ class Standing(Ready):
         self.turn = turn
 
     def append(self, thread: Any) -> None:
-        if getattr(thread, "pending", None) is None:
-            self.free.append(thread)
-        else:
+        if getattr(thread, "is_standing", False):
             self.before_access[thread.who] = thread
+        else:
+            self.free.append(thread)
 
     def __len__(self) -> int:
         if not self.free:
             self.free_some()
-        if not self.free and not self.waiting:
+        if not self.free and not self.before_access and not self.leaving:
             self.strategy.barriers.let_one_go()
-        return len(self.free) + len(self.waiting)
+        return len(self.free) + len(self.before_access) + len(self.leaving)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([*self.free, *self.before_access.values()])
@@ -366,17 +432,19 @@ class Standing(Ready):
             pass
 
     @property
-    def waiting(self) -> dict[Who, Any]:
-        return {**self.before_access, **self.strategy.world.cpu.leaving}
+    def leaving(self) -> dict[Who, Any]:
+        """The hosts that may go on."""
+        return getattr(self.strategy.world.cpu, "leaving", {})
 
     def take(self) -> Any:
         self.free_some()
         if self.free:
             return self.free.pop()
-        waiting = self.waiting
-        who = self.strategy.tree.choose({who: waiting[who].pending for who in sorted(waiting)})
+        standing = {**self.before_access, **self.leaving}
+        before = {who: standing[who].pending for who in sorted(standing)}
+        who = self.strategy.tree.choose({who: access for who, access in before.items() if access is not None})
         self.before_access.pop(who, None)
-        return waiting[who]
+        return standing[who]
 
 
 class Every(Alone):

@@ -12,7 +12,7 @@ from typing import Any
 
 from .every_order import joined
 from .every_seen import Cell, Entry, Reading
-from .every_step import Access, words_of
+from .every_step import store_of, words_of
 from .every_thread import EveryThread
 
 # What a phase lacks: arrivals and bytes; or how many of them come.
@@ -97,7 +97,7 @@ class EveryBarrierThread(EveryThread):
         for mate in mates:
             self.clock = joined(self.clock, mate.clock)
         cell = self.world.strategy.cells.of_phases((self.block, number), 0)
-        self.stand(Access(words_of(("barrier", *self.who[:4]), 4 * number, 4), True), lambda: cell)
+        self.stand(store_of(words_of(("barrier", *self.who[:4]), 4 * number, 4)), lambda: cell)
         assert self.at is not None
         there = self.block.barriers.get(number)
         phase = barriers.phases.get((self.block, number), 0)

@@ -75,7 +75,8 @@ class Choice:
     parked: whose polls would fail here; of hosts, which words they would read
     asleep: whose accesses have been tried before, and nothing since depends on them
     failed: whose polls have failed here, in this order: they could not go on
-    chosen: who went on
+    later: of those, who might take an older value, and what is to be decided then
+    chosen: who went on; picks: what the step decided besides, each time one of so many
     wanted, done: who is to go on here in some run, and who has
     """
 
@@ -84,13 +85,41 @@ class Choice:
         self.parked = parked
         self.asleep = asleep
         self.failed: list[Who] = []
+        self.later: dict[Who, list[list[int]]] = {}
         self.chosen: Who | None = None
+        self.picks: list[list[int]] = []
         self.wanted: set[Who] = set()
         self.done: dict[Who, Tried] = {}
 
     @property
     def left(self) -> set[Who]:
         return self.wanted - self.done.keys() - self.asleep.keys() - set(self.failed)
+
+    def choose(self, who: Who | None) -> None:
+        self.chosen, self.picks = who, []
+
+    def pick_next(self) -> bool:
+        """Go on to what the one who was chosen can decide next; False if that was all."""
+        while self.picks and self.picks[-1][0] + 1 == self.picks[-1][1]:
+            self.picks.pop()
+        if self.picks:
+            self.picks[-1][0] += 1
+        return bool(self.picks)
+
+    def go_on(self) -> bool:
+        """Choose what has not been tried here. False if all has."""
+        if self.pick_next():
+            return True
+        if self.left:
+            self.choose(min(self.left))
+        elif self.later:  # a poll that has failed with the latest value
+            who, picks = self.later.popitem()
+            self.failed.remove(who)
+            self.wanted.add(who)
+            self.chosen, self.picks = who, picks
+        else:
+            return False
+        return True
 
     def asleep_after(self, step: Step) -> dict[Who, Tried]:
         """Who need not go on behind a step that was made here."""

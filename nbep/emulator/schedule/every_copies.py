@@ -18,7 +18,7 @@ from ..machine.world import NEVER
 from .every_barriers import Arrival, EveryBarrierThread
 from .every_loops import frames_above, is_same_turn
 from .every_seen import Cell, Reading, settled
-from .every_step import Access, Step, Underway, words_of
+from .every_step import Access, Step, Underway, load_of, store_of, words_of
 
 
 class EveryCopyThread(EveryBarrierThread):
@@ -39,7 +39,8 @@ class EveryCopyThread(EveryBarrierThread):
         return self.world.strategy.cells.of_phases(mbarrier, mbarrier.phases)
 
     def access_to(self, mbarrier: MBarrier, is_store: bool) -> Access:
-        return Access(words_of(("mbarrier", *self.who[:4]), mbarrier.address, 8), is_store)
+        words = words_of(("mbarrier", *self.who[:4]), mbarrier.address, 8)
+        return store_of(words) if is_store else load_of(words)
 
     def arrive_at(self, mbarrier: MBarrier, nbytes: int) -> None:
         nbytes = settled(nbytes)

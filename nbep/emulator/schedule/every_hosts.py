@@ -23,7 +23,7 @@ from ..models.knowledge import GRANULE_BITS, Knowledge
 from ..models.streams import CheckedOrder
 from .every_order import join
 from .every_seen import Cell, Entry
-from .every_step import Access, Clock, Step, Underway, Waiting, Who, Words, name_of, words_of
+from .every_step import Access, Clock, Step, Underway, Waiting, Who, Words, load_of, name_of, store_of, words_of
 from .scheduler import Host
 
 KIND_OF = {4: "s32", 8: "s64"}  # words of the host, by their bytes
@@ -66,8 +66,8 @@ class EveryHost(CheckedHost):
         if self.noted is not None:
             self.noted |= words if polls else set()
         elif polls and host is not None:
-            self.stand(host, Access(words, False))
-            self.step(host, Access(words, False))
+            self.stand(host, load_of(words))
+            self.step(host, load_of(words))
         if not self.is_dry:
             super().read(allocation, offset, nbytes, polls)
 
@@ -75,13 +75,13 @@ class EveryHost(CheckedHost):
         host = running_host()
         if host is not None and nbytes <= WORD_BYTES:
             words = words_of(name_of(allocation), offset, nbytes)
-            self.stand(host, Access(words, True))
+            self.stand(host, store_of(words))
             cell = self.world.strategy.cells.of(allocation, offset, nbytes, words)
             if nbytes in KIND_OF:
                 cell.look(allocation.read(offset, KIND_OF[nbytes]))
             else:
                 cell.is_mixed = True
-            self.stored = self.step(host, Access(words, True), cell)
+            self.stored = self.step(host, store_of(words), cell)
         super().write(allocation, offset, nbytes)
 
     def has_written(self, allocation: Allocation, offset: int, nbytes: int) -> None:
@@ -149,7 +149,7 @@ class EveryHost(CheckedHost):
                 if words:
                     tree.hosts[who] = Waiting(words, self.clock_of(host))
             elif words:
-                self.leaving[who] = Underway(who, Access(words, False), self.clock_of(host), self.leaver(host))
+                self.leaving[who] = Underway(who, load_of(words), self.clock_of(host), self.leaver(host))
             else:
                 has_gone = True
                 world.waiting_hosts.remove(host)
@@ -264,7 +264,7 @@ class EveryOrder(CheckedOrder):
             if name not in tree.looked_at:
                 tree.looked_at.add(name)
                 tree.is_stale = True
-            access = Access(frozenset({(name, 0)}), False)
+            access = load_of(frozenset({(name, 0)}))
             cpu.stand(host, access)
             cpu.step(host, access)
         return mark.done
@@ -283,7 +283,7 @@ class EveryOrder(CheckedOrder):
                 stream.advance()
 
             who = (stream.rank, "event", name[2], mark.place, 0)
-            access = Access(frozenset({(name, 0)}), True)
+            access = store_of(frozenset({(name, 0)}))
             self.world.runnable.append(Underway(who, access, dict(self.clock_at(stream, queued)), come))
         return True
 
@@ -308,7 +308,7 @@ class EverySms(Sms):
             happen()
 
         who = (launch.rank, launch.name, launch.number, block, 0)
-        self.world.runnable.append(Underway(who, Access(self.words, True), clock, come))
+        self.world.runnable.append(Underway(who, store_of(self.words), clock, come))
 
     def start(self, launch: Any) -> None:
         def come() -> None:

@@ -12,6 +12,7 @@ The last condition makes it the same for all orders of independent steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from .every_seen import Cell, Entry, agree
 from .every_step import Clock, Step, Who
@@ -37,46 +38,63 @@ def joined(clock: Clock, other: Clock) -> Clock:
     return {**clock, **new} if new else clock
 
 
-def races(steps: list[Step]) -> list[tuple[int, int]]:
-    """Set the clocks of a run's steps. Returns pairs that depend on each other, and that nothing else orders."""
-    found: list[tuple[int, int]] = []
-    loads: dict[Cell, list[Step]] = {}  # those that later stores may depend on
-    words: dict[tuple, list[int]] = {}  # all steps
-    without_cell: dict[tuple, list[int]] = {}  # those of cells that others meet with another size, and of hosts
-    before_meeting: dict[int, Clock] = {}  # what comes before steps, by their `after`, which those who have met share
-    numbers = {id(step): i for i, step in enumerate(steps)}
-    for i, step in enumerate(steps):
+class Races:
+    """Steps of a run, one after the other: sets their clocks.
+
+    found: pairs that depend on each other, and that nothing else orders
+    """
+
+    def __init__(self, steps: list[Step]):
+        self.steps = steps
+        self.found: list[tuple[int, int]] = []
+        self.loads: dict[Cell, list[Step]] = {}  # those that later stores may depend on
+        self.words: dict[Any, list[int]] = {}  # all steps
+        self.without_cell: dict[Any, list[int]] = {}  # those of cells that others meet with another size, and of hosts
+        self.before_meeting: dict[int, Clock] = {}  # what comes before steps, by `after`, which those who met share
+        self.numbers: dict[int, int] = {}
+
+    def go_to(self, end: int) -> None:
+        """Up to this step."""
+        for number in range(len(self.numbers), end):
+            self.add(number)
+
+    def add(self, i: int) -> None:
+        steps = self.steps
+        step = steps[i]
+        self.numbers[id(step)] = i
         step.is_cut = False
-        if id(step.after) not in before_meeting:
-            before_meeting[id(step.after)] = clock_before(steps, step)
-        clock = dict(before_meeting[id(step.after)])
+        if id(step.after) not in self.before_meeting:
+            self.before_meeting[id(step.after)] = clock_before(steps, step)
+        clock = dict(self.before_meeting[id(step.after)])
         known = dict(clock)
         if step.cell is None or step.cell.is_mixed:
-            before = set(plain(steps, step, words))
+            before = set(plain(steps, step, self.words))
             for word in step.access.words:
-                without_cell.setdefault(word, []).append(i)
+                self.without_cell.setdefault(word, []).append(i)
         elif step.access.is_store:
             phase = step.cell.entries[step.entry].phase if step.commutes else None
             before = set(stores_before(steps, step.cell, step.entry - 1, phase))
             for at in before:
                 join(clock, steps[at].clock)
-            before |= {numbers[id(load)] for load in loads_before(steps, step, loads, clock)}
-            before.update(plain(steps, step, without_cell))
+            before |= {self.numbers[id(load)] for load in loads_before(steps, step, self.loads, clock)}
+            before.update(plain(steps, step, self.without_cell))
         else:
             last = last_needed(steps, step)
-            before = {*stores_before(steps, step.cell, last), *plain(steps, step, without_cell)}
-            loads.setdefault(step.cell, []).append(step)
-        if step.refused and step.cell is not None and not step.cell.is_mixed:
-            found += [(at, i) for at in where_it_succeeds(steps, step, last, known)]
+            before = {*stores_before(steps, step.cell, last), *plain(steps, step, self.without_cell)}
+            self.loads.setdefault(step.cell, []).append(step)
+        before -= step.behind
+        if step.refused and step.cell is None:
+            self.found += [(at, i) for at in before if known.get(steps[at].who, -1) < at]
+        elif step.refused and step.cell is not None and not step.cell.is_mixed:
+            self.found += [(at, i) for at in where_it_succeeds(steps, step, last, known)]
         else:
-            found += [(at, i) for at in immediate(steps, before, known, step.who)]
+            self.found += [(at, i) for at in immediate(steps, before, known, step.who)]
         for word in step.access.words:
-            words.setdefault(word, []).append(i)
-        for at in before:
+            self.words.setdefault(word, []).append(i)
+        for at in before | step.behind:
             join(clock, steps[at].clock)
         clock[step.who] = i
         step.clock = clock
-    return found
 
 
 def clock_before(steps: list[Step], step: Step) -> Clock:

@@ -12,17 +12,36 @@ Who = tuple[int, str, int, int, int]
 Clock = dict[Who, int]  # the last step of each thread that comes before
 
 
-Words = frozenset[tuple[Any, int]]  # 4-byte words of allocations, each of them by its name
+Words = frozenset[Any]  # words of allocations, and what else two steps may have in common, each of them by its name
 
 
 class Access(NamedTuple):
-    """What a thread is about to do."""
+    """What a step touches, and from which side: it meets whoever touches the same from the other one.
 
-    words: Words
-    is_store: bool
+    A load touches its words from the left, a store from both sides. So two loads do not meet.
+    """
+
+    left: Words
+    right: Words
+
+    @property
+    def words(self) -> Words:
+        return self.left if self.left is self.right or not self.right else self.left | self.right
+
+    @property
+    def is_store(self) -> bool:
+        return bool(self.right)
 
     def meets(self, other: Access) -> bool:
-        return (self.is_store or other.is_store) and not self.words.isdisjoint(other.words)
+        return not (self.left.isdisjoint(other.right) and self.right.isdisjoint(other.left))
+
+
+def load_of(words: Words) -> Access:
+    return Access(words, frozenset())
+
+
+def store_of(words: Words) -> Access:
+    return Access(words, words)
 
 
 class Waiting(NamedTuple):
@@ -49,6 +68,7 @@ class Underway:
 
     __slots__ = ("who", "pending", "clock", "happen", "left")
     dead = True  # once the run has ended nobody lets it happen
+    is_standing = True
 
     def __init__(self, who: Who, pending: Access, clock: Clock, happen: Callable[[Underway], object]):
         self.who = who
@@ -64,12 +84,14 @@ class Underway:
 class Replay(NamedTuple):
     """What makes a run again.
 
-    picks: who went on at each choice; with weak memory also what each step decided
+    picks: who went on at each choice
     events: those that a host has asked about
+    decided: what else the step of each pick has decided
     """
 
-    picks: tuple[Any, ...]
+    picks: tuple[Who, ...]
     events: tuple[tuple[str, int, int, int], ...] = ()
+    decided: tuple[tuple[int, ...], ...] = ()
 
 
 class Step:
@@ -83,11 +105,12 @@ class Step:
     is_cut: of a load, whether all later stores come behind it
     arrival: at an mbarrier, how many arrivals and bytes have come
     is_wait: whether a host goes on whose wait is over
+    behind: steps that it had to wait for, and that it need not have waited for if it had come earlier
     """
 
     __slots__ = (
         "who", "access", "after", "refused", "cell", "reading", "entry", "is_add", "number", "clock",
-        "is_cut", "is_wait", "arrival",
+        "is_cut", "is_wait", "arrival", "behind",
     )  # fmt: skip
 
     def __init__(self, who: Who, access: Access, after: Clock, cell: Cell | None, refused: list[dict[Question, bool]]):
@@ -104,6 +127,7 @@ class Step:
         self.is_cut = False
         self.is_wait = False
         self.arrival = (0, 0)
+        self.behind: frozenset[int] = frozenset()
 
     @property
     def commutes(self) -> bool:

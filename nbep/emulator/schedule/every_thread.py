@@ -23,7 +23,7 @@ from ..models.knowledge import Access as CheckedAccess
 from .every_loops import MANY_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested
 from .every_order import joined
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
-from .every_step import Access, Clock, Step, name_of, words_of
+from .every_step import Access, Clock, Step, load_of, name_of, store_of, words_of
 from .strategies import ALONE
 
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
@@ -78,6 +78,10 @@ class EveryThread(LoopingThread, CheckedThread):
         self.refused: list[tuple[Cell, dict[Question, bool]]] = []
 
     @property
+    def is_standing(self) -> bool:
+        return self.pending is not None
+
+    @property
     def meetings(self) -> dict[Any, Clock]:
         return self.world.strategy.meetings
 
@@ -85,7 +89,7 @@ class EveryThread(LoopingThread, CheckedThread):
         """Wait until it is this thread's turn to access a cell."""
         self.kind = kind
         words = words_of(name, offset, KINDS[kind].size)
-        self.stand(Access(words, is_store), partial(self.look, allocation, offset))
+        self.stand((store_of if is_store else load_of)(words), partial(self.look, allocation, offset))
 
     def stand(self, access: Access, look: Callable[[], Cell]) -> None:
         """Wait until it is this thread's turn. look: gives the cell as it is then"""
@@ -99,7 +103,7 @@ class EveryThread(LoopingThread, CheckedThread):
         self.words, self.at = access.words, None
         self.is_add = self.is_lazy = False
         if tree.probing == self.who:
-            tree.picks.append(self.who)  # a run of these picks, which knows of no poll that it fails, chooses here
+            tree.note_pick(self.who)  # a run of these picks, which knows of no poll that it fails, chooses here
             look()
             return
         self.does_more = False
@@ -368,7 +372,7 @@ class EveryThread(LoopingThread, CheckedThread):
             self.refused.append((reading.cell, asked))
         self.latest.pop(reading.cell, None)
         refused = [asked for where, asked in self.refused if where is reading.cell]
-        poll = Step(self.who, Access(self.words, False), self.clock, reading.cell, refused)
+        poll = Step(self.who, load_of(self.words), self.clock, reading.cell, refused)
         self.world.strategy.tree.refused[self.who] = poll
 
     # Whoever leaves a meeting comes behind all that came there.

@@ -1,12 +1,25 @@
-"""The strategy `weak`: of a run of a `weak_tree`. Who acts is a thread, or a store on its way."""
+"""The strategy `weak`: every run of a small program under `delayed`, late stores and early loads included.
+
+Who acts is a thread, or a store on its way. A thread stands before each access to memory that others see, and before
+what publishes its stores. A store arrives when it is chosen; a thread that is to publish waits for that. What a step
+decides besides: how old a version a load takes, and before which others a store comes. What a step touches:
+
+    a load           its 16 bytes: left
+    an arrival       its 16 bytes, and the order of what is on its way to them: left and right
+    a late store     that order: left. Two of them commute, as each picks its place among those that are there
+    a release        less than sys: the bytes of what it shows to its block or its GPU: left and right
+
+A load takes an older version only if what it misses comes before it for another reason. Else the same load, put before
+the arrival, is another run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
-from .strategies import Alone, Ready
-from .weak_tree import Clock, Touch, WeakTree, Who, touch
+from .every import Every, Tree
+from .every_step import Access, Clock, Step, Who, store_of
 
 
 class Arrival:
@@ -22,12 +35,13 @@ class Arrival:
         self.submitted = submitted
         self.left = 0
         self.granule = granule_of(store.allocation, store.offset)
-        self.touch = touch(both=[self.granule, ("queue", *self.granule)])
+        self.access = store_of(frozenset({self.granule, ("queue", *self.granule)}))
 
-    def next_step(self) -> Touch | None:
+    @property
+    def pending(self) -> Access | None:
         """What it touches; None if others to its 16 bytes come first."""
         is_first = self.store.allocation.pending[self.store.offset >> 4][0] is self.store
-        return self.touch if is_first else None
+        return self.access if is_first else None
 
     def switch(self) -> None:
         """It arrives."""
@@ -35,7 +49,7 @@ class Arrival:
         after = [self.submitted]
         if self.granule in strategy.last_arrival:  # one of those that were to come before it
             after.append(strategy.last_arrival[self.granule])
-        at = strategy.made(self.who, self.touch, after, self.store.thread.block.launch)
+        at = strategy.made(self.who, self.access, after, self.store.thread.block.launch)
         strategy.last_arrival[self.granule] = strategy.arrived[self.store] = at
         strategy.visible[self.store.version] = at
         self.store()
@@ -46,41 +60,7 @@ def granule_of(allocation: Any, offset: int) -> tuple[int, int, int]:
     return allocation.rank, allocation.number, offset >> 4
 
 
-class Standing(Ready):
-    """Threads and hosts that can go on, and stores on their way: those before a step wait until no other can."""
-
-    def __init__(self, strategy: Weak):
-        self.strategy: Any = strategy
-        self.free: list[Any] = []
-        self.before_step: dict[Who, Any] = {}
-
-    def append(self, thread: Any) -> None:
-        if getattr(thread, "is_standing", False):
-            self.before_step[thread.who] = thread
-        else:
-            self.free.append(thread)
-
-    def __len__(self) -> int:
-        return len(self.free) + len(self.before_step)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([*self.free, *(one for one in self.before_step.values() if not isinstance(one, Arrival))])
-
-    def clear(self) -> None:
-        self.free.clear()
-        self.before_step.clear()
-
-    def take(self) -> Any:
-        while not self.free and self.strategy.turn():
-            pass
-        if self.free:
-            return self.free.pop()
-        steps = {who: one.next_step() for who, one in sorted(self.before_step.items())}
-        waiting = {who: touches for who, touches in steps.items() if touches is not None}
-        return self.before_step.pop(self.strategy.tree.choose(waiting))
-
-
-class Weak(Alone):
+class Weak(Every):
     """The strategy of a run of a tree: what is under way happens at once, but for stores, and a thread runs alone up to
     its next step.
 
@@ -93,11 +73,10 @@ class Weak(Alone):
     """
 
     name = "weak"
+    chooses_hosts = False
 
-    def __init__(self, tree: WeakTree):
-        super().__init__()
-        self.tree = tree
-        self.meetings: dict[Any, set[int]] = {}
+    def __init__(self, tree: Tree):
+        super().__init__(tree)
         self.arrived: dict[Any, int] = {}
         self.visible: dict[Any, int] = {}
         self.last_arrival: dict[Any, int] = {}
@@ -105,8 +84,8 @@ class Weak(Alone):
         self.shown: dict[Any, set[Any]] = {}
         self.lifted: dict[Any, list[Any]] = {}
 
-    def ready_list(self) -> Standing:
-        return Standing(self)
+    def wait_of(self, predicate):
+        return predicate
 
     def turn(self) -> bool:
         """Let something happen that nobody chooses: what is under way, or a host that need not wait any more."""
@@ -121,14 +100,19 @@ class Weak(Alone):
     def made(
         self,
         who: Who,
-        touch: Touch,
+        access: Access,
         after: Iterable[int],
         launch: Any,
         behind: Iterable[int] = (),
         has_failed: bool = False,
     ) -> int:
         """A step is being made."""
-        at = self.tree.step(who, touch, after, behind, has_failed)
+        steps, clock = self.tree.steps, Clock()
+        for before in after:
+            clock[steps[before].who] = max(before, clock.get(steps[before].who, -1))
+        step = Step(who, access, clock, None, [{}] if has_failed else [])
+        step.behind = frozenset(behind)
+        at = self.tree.step(step)
         self.launches.setdefault(launch.stream, {}).setdefault(launch, {})[who] = at
         return at
 

@@ -1,4 +1,4 @@
-"""A thread under the strategy `weak`: it stands still before each step until it is chosen. See `weak_tree`."""
+"""A thread under the strategy `weak`: it stands still before each step until it is chosen. See `weak`."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Any, NamedTuple
 from ..machine.kinds import KINDS
 from ..machine.memory import Allocation
 from ..machine.orders import POLLED, RELEASES, SCOPES
+from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
 from ..models.causes import CausalThread
 from ..models.pending import PendingAtomic, PendingStore
 from ..models.versions import GRANULE, Version
 from .every_loops import MANY_WEAK_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested
+from .every_step import Access
 from .weak import Arrival, granule_of
-from .weak_tree import Touch, touch
 
-Needs = tuple[Touch, list[PendingStore]]  # what a step touches, and the stores that must have arrived before
+Needs = tuple[Access, list[PendingStore]]  # what a step touches, and the stores that must have arrived before
 Coming = Callable[[], Needs]
-NOTHING: Needs = (touch(), [])
+NOTHING: Needs = (Access(frozenset(), frozenset()), [])
 
 
 class Poll(NamedTuple):
     """A load that may be a poll: its step, the frames that led there, and what its thread was before."""
 
     at: int
-    touch: Touch
+    access: Access
     frames: list[tuple[FrameType, int]]
     after: set[int]
     known: Any
@@ -45,16 +46,18 @@ class WeakThread(LoopingThread, CausalThread):
     loop: whether it has come back to where it was
     loads: those since the last turn of a loop; does_more: whether it has met others since
     turn: the last turn of a loop that polls and was steps
+    before: what it knew before the step that it stands before
     """
 
     __slots__ = (
         "who", "coming", "after", "at", "number", "stores", "fresh", "loop", "loads", "does_more", "turn", "has_failed",
+        "before",
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
         launch = block.launch
-        self.who = (self.rank, launch.name, launch.number, block.index, thread_idx, 0)
+        self.who = (self.rank, launch.name, launch.number, block.index, thread_idx)
         self.coming: Coming | None = None
         self.after: set[int] = self.strategy.before_launch(launch)
         self.at = -1
@@ -66,6 +69,7 @@ class WeakThread(LoopingThread, CausalThread):
         self.does_more = False
         self.turn: list[tuple[FrameType, int]] = []
         self.has_failed = False
+        self.before: Any = None
 
     @property
     def strategy(self) -> Any:
@@ -75,7 +79,8 @@ class WeakThread(LoopingThread, CausalThread):
     def is_standing(self) -> bool:
         return self.coming is not None
 
-    def next_step(self) -> Touch | None:
+    @property
+    def pending(self) -> Access | None:
         """What its next step touches; None if it must wait for stores to arrive."""
         assert self.coming is not None
         touches, waits = self.coming()
@@ -90,10 +95,17 @@ class WeakThread(LoopingThread, CausalThread):
         strategy = self.strategy
         if coming() == NOTHING:
             return
+        tree = strategy.tree
+        if tree.probing == self.who:
+            tree.note_pick(self.who)
+            return
+        self.before = self.after, self.known, self.tellings
         self.coming = coming
         self.runnable.append(self)
         self.park()
         self.coming = None
+        if tree.probing == self.who:
+            return
         touches, waits = coming()
         own = {strategy.arrived[store] for store in waits if store.thread is self}
         others = {strategy.arrived[store] for store in waits if store.thread is not self}
@@ -158,10 +170,12 @@ class WeakThread(LoopingThread, CausalThread):
             self.fresh.add(granule)
         elif store.level == 1:
             self.strategy.shown.setdefault(("block", self.block.serial), set()).add(granule)
-        self.runnable.append(Arrival(self.strategy, store, (*self.who[:5], self.number), self.at))
+        self.runnable.append(
+            Arrival(self.strategy, store, (*self.who[:4], -self.number * MAX_BLOCK - self.thread_idx), self.at)
+        )
 
     def pick_place(self, least: int, most: int) -> int:
-        return most - self.strategy.tree.pick(most - least + 1)
+        return most - self.strategy.tree.decide(most - least + 1)
 
     def pick_version(self, versions: list[Version], least: int) -> int:
         """It may miss a version that comes before it for another reason than this load."""
@@ -171,9 +185,9 @@ class WeakThread(LoopingThread, CausalThread):
         if not (self.turn and is_in_loop(frames_above(sys._getframe(1)), self.turn)):
             for number in range(count - 1, least - 1, -1):
                 at = visible.get(versions[number])
-                if at is None or tree.is_plain or tree.comes_before(at, tree.depth - 1):
+                if at is None or tree.is_plain or tree.comes_before(at):
                     allowed.append(number)
-        return allowed[tree.pick(len(allowed))]
+        return allowed[tree.decide(len(allowed))]
 
     # --- accesses -------------------------------------------------------------------------------------------------
 
@@ -200,7 +214,7 @@ class WeakThread(LoopingThread, CausalThread):
         self.wait_if_it_comes_back()
         before = self.after
         self.stand(lambda: needs)
-        if needs != NOTHING:
+        if needs != NOTHING and self.strategy.tree.probing != self.who:
             self.loop.count(self, needs[0], self.strategy.tree.stores, MANY_WEAK_LOOKS)
         if order in POLLED:
             frames = frames_above(sys._getframe(2))
@@ -208,7 +222,7 @@ class WeakThread(LoopingThread, CausalThread):
 
     def wait_if_it_comes_back(self) -> None:
         """A loop that does nothing but look at cells is a wait, without `wait_expired`, too."""
-        begun = self.loop.comes_back(sys._getframe(2), self.strategy.tree.depth)
+        begun = self.loop.comes_back(sys._getframe(2), len(self.strategy.tree.steps))
         if begun is not None:
             here = frames_above(sys._getframe(2))
             self.end_turn([poll for poll in self.loads if poll.at >= begun], here, False, NEVER)
@@ -280,18 +294,21 @@ class WeakThread(LoopingThread, CausalThread):
 
     def end_turn(self, polls: list[Poll], here: Frames, is_nested: bool, deadline_ns: int) -> bool:
         """A turn of a loop that polls is over. If it looks at one cell, its loads are no steps."""
-        is_one = not self.does_more and len({poll.touch for poll in polls}) == 1
+        is_one = not self.does_more and len({poll.access for poll in polls}) == 1
         self.loads, self.does_more = [], False
         self.loop.forget()
-        can_pick: bool | None = None
-        if is_one and not (is_nested and len(polls) > 1):
+        has_failed = False
+        if self.strategy.tree.probing == self.who:
+            self.strategy.tree.probing = None
+            has_failed = True
+            self.after, self.known, self.tellings = self.before
+        elif is_one and not (is_nested and len(polls) > 1):
             for poll in reversed(polls):
-                again = self.strategy.tree.fail(self.who, poll.at)
-                if again is None:
+                if not self.strategy.tree.fail(self.who, poll.at, poll.access):
                     break
-                can_pick = again
+                has_failed = True
                 self.after, self.known, self.tellings = poll.after, poll.known, poll.tellings
-        if can_pick is None:
+        if not has_failed:
             self.turn = here
             return super().spin(deadline_ns)
         self.turn = []
@@ -302,9 +319,6 @@ class WeakThread(LoopingThread, CausalThread):
             (place, offset, kind, self.peek(place, offset, kind)) for place, offset, kind, _ in self.polled.values()
         ]
         self.polled.clear()
-        if can_pick:
-            self.pause()
-            return False
         return self.watch(cells, deadline_ns)
 
     # --- whoever leaves a meeting comes behind all that came there -------------------------------------------------
@@ -363,9 +377,14 @@ class WeakThread(LoopingThread, CausalThread):
         return done
 
 
+def touch(left: Iterable[Any] = (), right: Iterable[Any] = (), both: Iterable[Any] = ()) -> Access:
+    both = frozenset(both)
+    return Access(both.union(left), both.union(right))
+
+
 def united(one: Needs, other: Needs) -> Needs:
     (touches, waits), (others, more) = one, other
-    return Touch(touches.left | others.left, touches.right | others.right), [*waits, *more]
+    return Access(touches.left | others.left, touches.right | others.right), [*waits, *more]
 
 
 def queues(cells: Iterable[Any]) -> list[Any]:
