@@ -10,22 +10,23 @@ pytestmark = pytest.mark.emulator_only("a GPU explores no schedules")
 
 EXHIBITS = [
     Exhibit(
-        "no_free_sms", "deadlock",
+        "deepep_496", "deadlock",
         ("block 1 of `all_gather` cannot start: all 4 SMs of rank", "waits for `dispatch` of rank",
          "the 3 blocks of `dispatch` cannot start together: 2 of the 4 SMs of rank", "waits for `all_gather` of rank"),
     ),
     Exhibit(
-        "full_queue", "deadlock",
+        "mooncake_3637", "deadlock",
         ("kernel `work`", "head (byte 16)", "in a circle", "`submit`", "The last store", "its own"),
         "starved", 2,
     ),
     Exhibit(
-        "block_given_back", "race",
+        "deepspeed_7965", "race",
         ("kernel `copy` on stream `copies` loads `x`", "kernel `fill`, launch 2 on stream `compute` stores it",
          "stream `compute` must wait", "no event of stream `copies`"),
     ),
+    Exhibit("deepep_739", "memory check", ("load of 4 bytes", "never written")),
     Exhibit(
-        "staging_overwritten", "race", ("the CPU", "`staging`", "queued kernel `copy`", "on stream `copies`"),
+        "megatron_5715", "race", ("the CPU", "`staging`", "queued kernel `copy`", "on stream `copies`"),
         lines=("staging.write(0, ", "ld_na_s32(staging"),
     ),
 ]  # fmt: skip
@@ -42,8 +43,8 @@ def test_the_first_lines_name_the_cause(exhibit):
         [(exhibit, range(2)) for exhibit in EXHIBITS], thorough=[(exhibit, range(2, 12)) for exhibit in EXHIBITS]
     ),
 )
-def test_the_repaired_form_is_clean(exhibit, seeds):
-    assert_repaired_form_is_clean(exhibit, seeds)
+def test_the_repaired_form_is_clean(exhibit, seeds, tmp_path):
+    assert_repaired_form_is_clean(exhibit, seeds, tmp_path)
 
 
 def test_with_more_sms_both_kernels_fit():

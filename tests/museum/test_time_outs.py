@@ -6,7 +6,7 @@ NBEP_TEST_TARGET=cuda python -m pytest -s tests/museum/test_time_outs.py      pr
 from typing import NamedTuple
 
 import pytest
-from exhibits import MUSEUM
+from exhibits import MUSEUM, repaired
 from target import TARGET, spawn
 
 from nbep.check.scenario import load_module
@@ -27,11 +27,11 @@ class Waits(NamedTuple):
 
 
 EXHIBITS = [
-    Waits("rank_without_tokens", {(rank, 3, "count") for rank in range(3)}),
-    Waits("barrier_in_the_loop", {(rank, rank, "arrived") for rank in range(3)}),
-    Waits("short_chunk", {(0, 1, "head"), (1, 0, "tail"), (1, 1, "done")}),
-    Waits("event_recorded_again", {(0, 1, "arrived"), (1, 1, "copied")}),
-    Waits("idle_rank", {(rank, 2, "barrier_signal") for rank in (0, 1, 3)}),
+    Waits("uccl_940", {(rank, 3, "count") for rank in range(3)}),
+    Waits("mori_597", {(rank, rank, "arrived") for rank in range(3)}),
+    Waits("deepep_317", {(0, 1, "head"), (1, 0, "tail"), (1, 1, "done")}),
+    Waits("sglang_31072", {(0, 1, "arrived"), (1, 1, "copied")}),
+    Waits("vllm_43547", {(rank, 2, "barrier_signal") for rank in (0, 1, 3)}),
 ]
 
 
@@ -41,21 +41,21 @@ def short_waits(monkeypatch):
     monkeypatch.setenv("NBEP_TIMEOUT_MS", "3000")
 
 
-def run(name, repaired):
-    module = load_module(MUSEUM / name / "program.py")
-    return spawn(module.main, getattr(module, "NUM_RANKS", 2), (repaired,), on_deadlock="expire")
+def run(program):
+    module = load_module(program)
+    return spawn(module.main, getattr(module, "NUM_RANKS", 2), on_deadlock="expire")
 
 
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=str)
 def test_a_time_out_names_who_is_waited_for_and_the_cell(exhibit):
     with pytest.raises(PeerTimeout) as caught:
-        run(exhibit.name, repaired=0)
+        run(MUSEUM / exhibit.name / "program.py")
     error = caught.value
     print("", exhibit.name, error, *error.__notes__, sep="\n")
-    assert any("has made 5 collective calls" in note for note in error.__notes__) == (exhibit.name == "idle_rank")
+    assert any("has made 5 collective calls" in note for note in error.__notes__) == (exhibit.name == "vllm_43547")
     assert (error.rank, error.peer, error.cell) in exhibit.waits
 
 
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=str)
-def test_the_repaired_form_ends(exhibit):
-    run(exhibit.name, repaired=1)
+def test_the_repaired_form_ends(exhibit, tmp_path):
+    run(repaired(MUSEUM / exhibit.name / "program.py", tmp_path))

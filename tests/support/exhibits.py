@@ -1,5 +1,6 @@
 """What tests ask of an exhibit of examples/museum."""
 
+import re
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,6 +54,28 @@ def assert_first_lines_name_the_cause(exhibit: Exhibit, seed: int) -> None:
         assert any(place in report for place in exhibit.places(code)), f"{code}\n{report}"
 
 
-def assert_repaired_form_is_clean(exhibit: Exhibit, seeds: range) -> None:
-    found = [perform(exhibit.run(seed, model, repaired=1)) for seed in seeds for model in MODELS]
+def repaired(program: Path, folder: Path) -> Path:
+    """A program with its repair.diff applied, as a file of a folder."""
+    lines = program.read_text().splitlines(keepends=True)
+    result: list[str] = []
+    at = 0
+    for line in (program.parent / "repair.diff").read_text().splitlines(keepends=True)[2:]:
+        if hunk := re.match(r"@@ -(\d+)", line):
+            result += lines[at : int(hunk[1]) - 1]
+            at = int(hunk[1]) - 1
+        elif line[0] == "+":
+            result.append(line[1:])
+        else:
+            assert lines[at] == line[1:], f"repair.diff does not fit line {at + 1} of {program}"
+            result += [line[1:]] * (line[0] == " ")
+            at += 1
+    path = folder / f"{program.parent.name}.py"
+    path.write_text("".join([*result, *lines[at:]]))
+    return path
+
+
+def assert_repaired_form_is_clean(exhibit: Exhibit, seeds: range, folder: Path) -> None:
+    path = repaired(exhibit.path, folder)
+    runs = [Run(str(path), (), seed, exhibit.strategy, model) for seed in seeds for model in MODELS]
+    found = [perform(run) for run in runs]
     assert found == [None] * len(found)

@@ -81,6 +81,7 @@ class Allocation:
     __slots__ = (
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
         "watchers", "writers", "lost", "wrapped", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads",
+        "is_hidden",
         "pending", "versions", "last_stores", "last_loads", "overwritten", "messages", "on_host", "signals", "parts",
     )  # fmt: skip
 
@@ -111,6 +112,7 @@ class Allocation:
         self.signals: set[int] = set()  # the 16 bytes with a word that the CPU has written while kernels may run
         self.freed = False
         self.shadow = None if initialized else _new_shadow(self.nbytes)
+        self.is_hidden = False  # rows that no call has written: see `hide`
         self.loads: dict[str, tuple] = Views(memory, self.shadow, storing=False)
         self.stores: dict[str, tuple] = Views(memory, self.shadow, storing=True) if writable else {}
         self.watchers: dict[int, dict[Any, None]] = {}
@@ -193,6 +195,7 @@ class Allocation:
     def hide(self, shadow: bytearray) -> None:
         """Count as initialised what is not 0 in a shadow, for loads through this mapping."""
         self.shadow = shadow
+        self.is_hidden = True
         self.loads = Views(self.memory, shadow, storing=False)
 
     def first_unwritten(self, offset: int, nbytes: int) -> int:

@@ -263,7 +263,7 @@ def _left(waits: Waits, group: Group, rank: int) -> list[str]:
             gone = [thread for block in launch.blocks for thread in block.threads if thread.exited]
             if gone and len(text := who(gone)) <= _LONGEST:
                 lines.append(f"Kernel `{launch.name}` of {name_of(rank)} has been left by {text}")
-    return lines
+    return list(dict.fromkeys(lines))  # launches that run at the same time may say the same
 
 
 def _never_stored(waits: Waits, group: Group, awaited: Awaited) -> list[str]:

@@ -77,7 +77,7 @@ def _not_launched(hole: Hole, world: Run) -> str:
     """Of ranks that have not launched this kernel as often: what they will do is not known."""
     launch = hole.thread.block.launch
     late = [rank for rank in range(world.num_ranks) if world.num_launches[rank, launch.name] < launch.number]
-    if hole.allocation is hole.thread.shared or not late:
+    if hole.allocation is hole.thread.shared or hole.allocation.is_hidden or not late:
         return ""
     who, has = (f"rank {late[0]}", "has") if len(late) == 1 else (f"ranks {', '.join(map(str, late))}", "have")
     what = f"{who} {has} not launched this kernel yet"

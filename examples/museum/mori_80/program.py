@@ -1,0 +1,68 @@
+"""A dispatch and a combine, one after the other. Each puts a row into the peer's memory, and takes one from its own.
+
+nbep check examples/museum/mori_80/program.py
+"""
+
+import numpy as np
+
+import nbep
+from nbep.device.jit import device_function, kernel
+from nbep.device.primitives import (
+    FULL_MASK,
+    lane_id,
+    ld_acquire_sys_s32,
+    ld_weak_s32,
+    st_release_sys_s32,
+    st_weak_s32,
+    syncwarp,
+    wait_expired,
+)
+from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.device.types import InOut, Out
+
+NUM_RANKS = 2
+DISPATCHED, COMBINED, STAGE = 0, 4, 128
+NEVER = 1 << 62
+
+
+@device_function
+def exchange(peers, stage, flag, value):
+    """Put a row into the peer's stage, wait for the peer's row, and return it."""
+    own, there = buffer_of(peers, peers.rank), buffer_of(peers, 1 - peers.rank)
+    lane = lane_id()
+    st_weak_s32(there + stage + 4 * lane, value)
+    syncwarp(FULL_MASK)
+    if lane == 0:
+        st_release_sys_s32(there + flag, 1)
+        while ld_acquire_sys_s32(own + flag) == 0:
+            wait_expired(NEVER)
+    syncwarp(FULL_MASK)
+    return ld_weak_s32(own + stage + 4 * lane)
+
+
+@kernel(max_threads=32)
+def dispatch(experts: Out, peers: Peers):
+    st_weak_s32(experts + 4 * lane_id(), exchange(peers, STAGE, DISPATCHED, 100 + lane_id()))
+
+
+@kernel(max_threads=32)
+def combine(result: InOut, peers: Peers):
+    value = ld_weak_s32(result + 4 * lane_id())
+    st_weak_s32(result + 4 * lane_id(), exchange(peers, STAGE, COMBINED, 2 * value))
+
+
+def main(comm):
+    cells = {"dispatched": DISPATCHED, "combined": COMBINED, "stage": STAGE}
+    memory = nbep.NodeMemory.create(comm, 512, timeout_ms=5000, cells=cells)
+    experts, result = np.zeros(32, np.int32), np.arange(32, dtype=np.int32)
+    comm.barrier()
+    memory.runtime.launch(memory.comm_stream, dispatch, 1, 32, 0, experts, memory.peers)
+    memory.runtime.launch(memory.comm_stream, combine, 1, 32, 0, result, memory.peers)
+    memory.wait()
+    memory.close()
+    return experts.tolist(), result.tolist()
+
+
+def check(results):
+    expected = ([100 + lane for lane in range(32)], [2 * lane for lane in range(32)])
+    assert results == [expected] * len(results), results
