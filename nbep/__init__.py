@@ -20,6 +20,7 @@ register("kernels", "nbep.device.kernels.library:LIBRARY")
 register("scenarios", "nbep.scenarios:SCENARIOS")
 register("steps", "nbep.scenarios.steps:STEPS")
 register("reasons", "nbep.scenarios.reasons:reason_for")
+register("views", "nbep.views:VIEW")
 register("debug", "nbep.workloads.saved_call:TOOLS")
 
 # A name is imported when somebody asks for it: __init__.pyi has them all.

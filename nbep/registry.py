@@ -7,8 +7,7 @@ which folder is which. What it needs from there is registered by name, and impor
  scenarios  name -> `check.scenario.Scenario`        what `nbep check NAME` runs
  steps      name of a step -> its kind, its fault    what `nbep check --fault` can break
  reasons    fault -> why nothing finds it, or ""     what `nbep check --faults` expects
- views      `trace.view.View` classes                roles, cells and tokens of launches in a trace
- pictures   name -> function of a trace              further methods of `nbep.trace.Trace`
+ views      a `trace.view.View`                      roles, cells, tokens and pictures of launches in a trace
  debug      name -> function                         further functions of `nbep.debug`
 
 `nbep/__init__.py` registers what nbep itself has. A library of kernels of its own does the same.

@@ -20,21 +20,24 @@
     trace.to_html("trace.html")           # the same in a file
     trace.to_perfetto("trace.json")       # for ui.perfetto.dev
 
-Read in this order: events, roles, low_latency, internode, recorder, rings, queues, journeys, readings; then table,
-entries, ring_picture, slot_picture, space_time, halves_picture, hops_picture, queue_picture; way, story, page,
-perfetto; touches stands alone.
+What knows nbep's kernels is a view, nbep.views: what roles threads have, what tokens are, and the pictures of rings,
+halves and hops, which are methods of a Trace, too.
+
+Read in this order: events, view, recorder, queues, readings; then table, entries, slot_picture, space_time,
+queue_picture; stories, page, perfetto; touches stands alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from nbep.trace.events import Cell, Event, Launch
 from nbep.trace.queues import queue_table
 from nbep.trace.recorder import Recorder
-from nbep.trace.rings import RingFill, ring_fills
-from nbep.trace.table import Text, event_table, ring_table, stuck_table
+from nbep.trace.table import Text, event_table, stuck_table
+from nbep.trace.view import views
 
 if TYPE_CHECKING:
     from os import PathLike
@@ -43,7 +46,7 @@ if TYPE_CHECKING:
     from nbep.trace.page import Page
     from nbep.trace.style import Picture
 
-__all__ = ["Cell", "Event", "Launch", "RingFill", "Text", "Trace"]
+__all__ = ["Cell", "Event", "Launch", "Text", "Trace"]
 
 SHOWN = ("store", "atomic", "fill", "wait")
 
@@ -59,6 +62,16 @@ class Trace(Recorder):
         kernels = [launch.kernel for launch in self.launches]
         counts = ", ".join(f"{kernels.count(kernel)} {kernel}" for kernel in dict.fromkeys(kernels))
         return f"<Trace of {self.num_ranks} ranks, {self.last_step} steps, launches: {counts or 'none'}>"
+
+    def __getattr__(self, name: str) -> Any:
+        """A picture or a table that a view adds, as `plot_rings`."""
+        for view in views():
+            if name in view.pictures:
+                return partial(view.pictures[name], self)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for view in views() for name in view.pictures)]
 
     def page(self) -> Page:
         """The run as a page with a slider over its steps: who does what, who waits, what is in the rings.
@@ -78,10 +91,6 @@ class Trace(Recorder):
         from nbep.trace.perfetto import save_timeline
 
         return save_timeline(self, path)
-
-    def rings(self, kernel: str | None = None) -> list[RingFill]:
-        """The fill of every ring during every launch that has rings, or during those of one kernel."""
-        return ring_fills(self, kernel)
 
     def table(
         self,
@@ -106,20 +115,6 @@ class Trace(Recorder):
         """After a run that could not go on: who waits for which named cell, a line for each role of each rank."""
         return stuck_table(self.events("wait", rank=rank, kernel=kernel))
 
-    def ring_table(self, kernel: str | None = None, *, width: int = 40) -> Text:
-        """Rings as text, a line each: publishes, peak, and the fill over the launch in `width` characters."""
-        return ring_table(self, kernel, width)
-
-    def plot_rings(self, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
-        """How full every ring is over time: a panel for each receiving rank, a row for each (channel, source).
-
-        Args:   ranks: panels for these alone
-        Raises: ValueError if no kernel with rings ran
-        """
-        from nbep.trace.ring_picture import ring_picture
-
-        return ring_picture(self, kernel, ranks)
-
     def plot_slots(
         self, dst: int = 1, channel: int = 0, kernel: str | None = None, *, call: int = 0, follow: int | None = None
     ) -> Picture:
@@ -134,18 +129,6 @@ class Trace(Recorder):
 
         return slot_picture(self, dst, channel, kernel, call, follow)
 
-    def plot_channel(
-        self, src: int = 0, dst: int = 1, channel: int = 0, kernel: str = "dispatch", *, call: int = 0
-    ) -> Picture:
-        """The two ends of one ring: tails and heads from store to sight, waits, and the fill.
-
-        Args:   kernel: "dispatch" or "combine"; call: which one, if there were several
-        Raises: ValueError if the trace has no such ring
-        """
-        from nbep.trace.space_time import channel_picture
-
-        return channel_picture(self, src, dst, channel, kernel, call)
-
     def plot_cells(self, cell: str, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
         """Who writes the cells whose names begin with `cell`, who sees it and who waits for it: a lane for each rank.
 
@@ -155,63 +138,6 @@ class Trace(Recorder):
         from nbep.trace.space_time import cell_picture
 
         return cell_picture(self, cell, kernel, ranks)
-
-    def plot_call(
-        self,
-        kernel: str = "low_latency_dispatch",
-        *,
-        call: int = 0,
-        ranks: Collection[int] | None = None,
-        follow: Sequence[str] = (),
-    ) -> Picture:
-        """One low-latency call: what its roles put and tell each other, and where they wait. A lane for each role.
-
-        Args:   ranks: what these do alone, where there are many
-                follow: words that the names of cells must hold to keep their colour: ["local expert 0", "src 1"]
-        Raises: ValueError if the trace has no such call
-        """
-        from nbep.trace.space_time import call_picture
-
-        return call_picture(self, kernel, call, ranks, follow)
-
-    def plot_halves(self) -> Picture:
-        """Low-latency calls over time: which half each takes, when it sends and receives, and what else the rank does.
-
-        Raises: ValueError if the trace has no low-latency call
-        """
-        from nbep.trace.halves_picture import halves_picture
-
-        return halves_picture(self)
-
-    def journey(self, rank: int = 0, token: int = 0, *, call: int = 0) -> Text:
-        """The way of one token between nodes, a line for each slot and row that it fills: dispatch, then combine.
-
-        Args:   call: which dispatch, and which combine
-        Raises: ValueError if the trace has no such dispatch, or the token goes nowhere
-        """
-        from nbep.trace.journeys import journey
-
-        return event_table(journey(self, rank, token, call), None)
-
-    def plot_hops(
-        self,
-        src: int = 0,
-        dst: int = 3,
-        channel: int = 0,
-        kernel: str = "internode_dispatch",
-        *,
-        call: int = 0,
-        token: tuple[int, int] | None = None,
-    ) -> Picture:
-        """Between nodes: the roles on the way from one rank to another on one timeline, and the fill of both rings.
-
-        Args:   kernel: "internode_dispatch" or "internode_combine"; call: which one, if there were several
-                token: its rank and its index there; a thick line follows it
-        Raises: ValueError if the trace has no such way
-        """
-        from nbep.trace.hops_picture import hops_picture
-
-        return hops_picture(self, src, dst, channel, kernel, call, token)
 
     def queue(self, rank: int = 0, peer: int = 1, queue: int = 0) -> Text:
         """The entries of a rank's send queue to a peer, a line each: when it was reserved, ready, rung for and done.

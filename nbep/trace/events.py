@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nbep.device.layout.intranode import Notes, RingShape
-
-# As the layouts name cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`; of the RDMA buffer between
-# nodes `tail[channel 0, node 1]`, `recv x[channel 0, node 1, slot 2] + 0`, `count message recv[0, node 1] word 0`.
-_CELL = re.compile(
-    r"(?:recv )?((?:send )?\w+)(?:\[(?:channel (\d+), (src|node) (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?"
-)
-_DIRECT = re.compile(r"\w+\[(row|slot) (\d+)[],]")  # without rings: `recv_x[row 3, half 0] + 0`, `x[slot 2] + 0`
-_MESSAGE = re.compile(r"(count message) recv\[(\d+), node (\d+)\] word (\d+)")
-OUTPUTS = ("recv_x", "combined_x")  # what kernels write tokens to; a row is a cell
-TOKENS = ("x", "message", "count message", "row", *OUTPUTS)  # their first bytes are recorded
-KEPT = tuple(f"send {name}" for name in (*Notes._fields, "x", "padding"))  # in a rank's own buffer, for its NIC
-DIRECT_NOTES = ("recv_src_idx", "recv_topk_idx", "recv_topk_weights", "recv_x_scales")  # without rings
-PAYLOAD = (*Notes._fields, "padding", *DIRECT_NOTES, *TOKENS, *KEPT)
+# As allocations name cells: `tail[channel 0, src 1]`, `x[channel 0, src 1, slot 2] + 16`, `tail[channel 0, node 1]`.
+_CELL = re.compile(r"(\w+)(?:\[(?:channel (\d+), (src|node) (\d+)(?:, slot (\d+))?|[^]]*)\])?(?: \+ (\d+))?")
+_ROW = re.compile(r"\w+\[(row|slot) (\d+)[],]")  # `recv_x[row 3, half 0] + 0`, `x[slot 2] + 0`
 
 
 class Cell(NamedTuple):
@@ -32,27 +22,23 @@ class Cell(NamedTuple):
     slot: int = -1
     byte: int = 0  # within the slot or row
     row: int = -1  # of an output
-    node: int = -1  # of a cell in the RDMA buffer, in the mode between nodes
-    is_in_tags: bool = False  # a count or an arrival of the low-latency mode: see kernels.parts.arrivals
+    node: int = -1  # of whose ranks it is, where a cell is of a whole node
+    words: Callable[[int], str | None] | None = None  # what a value means, if not the number; None: the number
 
     @classmethod
     def parse(cls, owner: int, text: str) -> Cell:
-        """The cell that the layout describes as `text`."""
+        """The cell that an allocation describes as `text`."""
         match = _CELL.match(text)
         if match is None:
             return cls(owner, text, text)
-        message = _MESSAGE.match(text)
-        if message is not None:
-            name, place, node, word = message.groups()
-            return cls(owner, text, name, slot=int(place), byte=4 * int(word), node=int(node))
         name, channel, kind, src, slot, byte = match.groups()
-        direct = _DIRECT.match(text)
+        direct = _ROW.match(text)
         row = -1
         if direct is not None:
             row, slot = (int(direct[2]), None) if direct[1] == "row" else (-1, direct[2])
         return cls(
             owner,
-            text.removeprefix("recv "),
+            text,
             name,
             int(channel) if channel else -1,
             int(src) if kind == "src" else -1,
@@ -61,6 +47,11 @@ class Cell(NamedTuple):
             row=row,
             node=int(src) if kind == "node" else -1,
         )
+
+    def value(self, number: Any) -> Any:
+        """What a value of the cell is, as it is shown."""
+        text = self.words(number) if self.words is not None and isinstance(number, int) else None
+        return number if text is None else text
 
 
 class Launch(NamedTuple):
@@ -73,12 +64,9 @@ class Launch(NamedTuple):
     end: int | None  # None: it has not ended
     grid: int
     block: int
-    shape: RingShape | None  # of the rings that it was given; between nodes of the NVL rings
-    half: int = -1  # in low-latency mode: of the buffer
-    phases: str = ""  # in low-latency mode: "send", "receive", "send and receive", or "free" behind a receive
-
-    rdma_shape: RingShape | None = None  # between nodes: of the RDMA rings
-    num_nvl_ranks: int = 0  # between nodes: ranks of a node
+    half: int = -1  # of a double buffer, which its call takes
+    phases: str = ""  # of its call: "send", "receive", "send and receive", or "free" behind a receive
+    notes: Any = None  # of its view, see `trace.view`
 
     # (1) With a hook, the launches of both phases have the number of their call.
 
@@ -120,13 +108,12 @@ class Event(NamedTuple):
     call: int
     block: int
     thread: int
-    role: str  # what the thread is there for: "sender", "receiver", "copier", "coordinator", "counter", "caster",
-    # between nodes one of `trace.internode.ROLES`, or its kernel's name
+    role: str  # what the thread is there for, as "sender", "receiver"; its kernel's name if no view says it
     cell: Cell
     value: Any
     order: str
     until: int | None = None
-    team: int = -1  # between nodes: which place or node a forwarder, a deliverer or an NVL receiver serves
+    team: int = -1  # which of several peers its role serves
     token: Token | None = None  # of a "fill" of a slot in dispatch, where the bytes that it writes name the token
     first: bytes = b""  # of a "fill" by a bulk copy: the first bytes of the row
     at: tuple[Line, ...] = ()  # where the thread was, and who called that, innermost first

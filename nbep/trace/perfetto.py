@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 from nbep.trace.events import Event, Line
 from nbep.trace.readings import readings
 from nbep.trace.recorder import Recorder
-from nbep.trace.rings import ring_fills
 from nbep.trace.table import describe, who
+from nbep.trace.view import views
 
 KERNELS = "kernels"
 PACKAGE_PARENT = Path(__file__).resolve().parents[2]
@@ -135,10 +135,10 @@ def _complete(each: _Slice, thread: int) -> dict[str, Any]:
 
 
 def _counters(trace: Recorder) -> Iterator[dict[str, Any]]:
-    for ring in ring_fills(trace):
-        name = ring.title
-        for step, fill in zip(ring.steps, ring.fill, strict=True):
-            yield {"ph": "C", "name": name, "pid": ring.rank, "tid": 0, "ts": step, "args": {"slots in use": fill}}
+    for counter in (counter for view in views() for counter in view.counters(trace)):
+        for step, value in zip(counter.steps, counter.values, strict=True):
+            args = {counter.what: value}
+            yield {"ph": "C", "name": counter.title, "pid": counter.rank, "tid": 0, "ts": step, "args": args}
 
 
 def _process(rank: int) -> str:

@@ -2,10 +2,8 @@
 
  emulator --on_launch, on_load, on_store, on_atomic, on_copy, on_park, on_wake--> Trace --> events --> pictures, tables
 
-Recorded are all stores and atomics of more than weak order, and weak stores to cells that their allocation names: ring
-cells, exchanged counts, and of each token in a ring the first bytes. So are the first bytes of each message between
-ranks, and of each row of recv_x and combined_x, where tokens arrive. Loads are recorded when they poll and see a value
-for the first time.
+Recorded are all stores and atomics of more than weak order, and weak stores to cells that their allocation names; of
+tokens the first bytes, see `view.is_recorded`. Loads are recorded when they poll and see a value for the first time.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from nbep.device.layout.intranode import RingShape, locate_notes, note_bytes
 from nbep.emulator import current_thread
 from nbep.emulator.machine.block import NamedBarrier
 from nbep.emulator.machine.bulk import MBarrier
@@ -24,14 +21,10 @@ from nbep.emulator.machine.orders import POLLED
 from nbep.emulator.machine.source import Site, call_chain, site_of
 from nbep.emulator.machine.warp import Collective
 from nbep.emulator.tracing import Atomic
-from nbep.trace.events import OUTPUTS, PAYLOAD, TOKENS, Cell, Event, Launch, Line, Token
-from nbep.trace.internode import InternodeLaunch
-from nbep.trace.low_latency import BUFFER, WORKSPACE, Halves, LowLatencyLaunch, role_of_low_latency
-from nbep.trace.roles import role_of
+from nbep.trace.events import Cell, Event, Launch, Line
+from nbep.trace.view import LaunchView, is_described, is_recorded, views
 
 Warp = tuple[int, str, int, int, int]  # rank, kernel, call, block, warp
-# Memory of a rank that its own kernels alone use: its cells have names in reports, and no place in a trace.
-PRIVATE = (WORKSPACE, "internode workspace", "claim and layout workspace", "NIC")
 FIRST_BYTES = 16  # of a row: see Event.first
 ATOMICS: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda old, operand: old + operand,
@@ -42,41 +35,16 @@ ATOMICS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class _Call:
-    """What is remembered of a running launch: its place in `Recorder.launches`, roles, cells and last values seen."""
+    """What is remembered of a running launch: its place in `Recorder.launches`, its number, cells and values seen."""
 
-    __slots__ = (
-        "index", "number", "row_bytes", "note_bytes", "shape", "low_latency", "internode", "roles", "cells", "seen"
-    )  # fmt: skip
+    __slots__ = "cells", "index", "number", "seen", "view"
 
-    def __init__(
-        self,
-        index: int,
-        number: int,
-        row_bytes: int,
-        note_bytes: int,
-        shape: RingShape | None,
-        low_latency: LowLatencyLaunch | None,
-        internode: InternodeLaunch | None,
-    ):
+    def __init__(self, index: int, number: int, view: LaunchView):
         self.index = index
         self.number = number
-        self.row_bytes = row_bytes  # of an output's row; 0 in a kernel that has no rings
-        self.note_bytes = note_bytes  # in front of a slot's row
-        self.shape = shape
-        self.low_latency = low_latency  # None in other modes
-        self.internode = internode  # None in other modes
-        self.roles: dict[tuple[int, int], str] = {}
+        self.view = view
         self.cells: dict[tuple[Any, int, bool], Cell | None] = {}
         self.seen: dict[tuple[int, int, Cell], Any] = {}
-
-    def token(self, kernel: str, cell: Cell, data: bytes) -> Token | None:
-        """Which token dispatch writes to a slot, notes and all; None for what has no index in its notes."""
-        if self.internode is not None:
-            return self.internode.token(cell, data)
-        if kernel != "dispatch" or self.shape is None or self.shape.num_src_idx == 0:
-            return None
-        index = locate_notes(self.note_bytes, self.shape).src_idx
-        return Token(cell.src, int.from_bytes(data[index : index + 4], "little"), (cell.owner,))
 
 
 class Recorder:
@@ -91,7 +59,7 @@ class Recorder:
         self._events: list[Event] = []
         self._calls: dict[Any, _Call] = {}
         self._numbers: dict[tuple[int, str], int] = {}
-        self._halves = Halves()
+        self._views = [view.begin() for view in views()]
         self._parked: dict[Any, Event] = {}
         self._polled: dict[Any, list[Any]] = {}
         self._acted: dict[Any, int] = {}  # when a warp last stored something
@@ -168,19 +136,14 @@ class Recorder:
             raise ValueError("tracer: got a trace that holds another run; make a new one for each")
         key = (launch.rank, launch.name)
         number = self._numbers[key] = self._numbers.get(key, -1) + 1
-        low_latency = self._halves.begin(launch)
-        half, phases = -1, ""
-        if low_latency is not None:
-            number, half, phases = low_latency.number, low_latency.half, low_latency.phases
+        found = (begin(launch) for begin in self._views)
+        view = next((view for view in found if view is not None), None) or LaunchView()
+        number = number if view.number is None else view.number
         index = len(self.launches)
-        shape = next((arg for arg in launch.args if isinstance(arg, RingShape)), None)
-        sizes: tuple[int, int] = (0, 0) if shape is None else (shape.hidden_bytes, note_bytes(shape))
-        internode = InternodeLaunch.of(launch)
-        between = (None, 0) if internode is None else (internode.rdma, internode.num_nvl_ranks)
-        self._calls[launch] = _Call(index, number, *sizes, shape, low_latency, internode)
-        size = (launch.grid, launch.block)
+        self._calls[launch] = _Call(index, number, view)
+        begin, size = self._step(), (launch.grid, launch.block)
         self.launches.append(
-            Launch(launch.rank, launch.name, number, self._step(), None, *size, shape, half, phases, *between)
+            Launch(launch.rank, launch.name, number, begin, None, *size, view.half, view.phases, view.notes)
         )
 
         def done() -> None:
@@ -205,7 +168,7 @@ class Recorder:
         self, thread: Any, allocation: Any, offset: int, kind: str, value: Any, order: str, scope: str
     ) -> None:
         call = self._calls[thread.block.launch]
-        if order == "weak" and not _has_cells(call, allocation):
+        if order == "weak" and not call.view.has_cells(allocation):
             return
         cell = self._cell(call, thread, allocation, offset, order == "weak")
         if cell is None:
@@ -219,17 +182,17 @@ class Recorder:
     def on_copy(self, thread: Any, allocation: Any, offset: int, data: bytes, site: Site | None) -> None:
         """A bulk copy fills a slot or a row when it is done; it has no order of its own."""
         call = self._calls[thread.block.launch]
-        if not _has_cells(call, allocation):
+        if not call.view.has_cells(allocation):
             return
         cell = self._cell(call, thread, allocation, offset)
-        token = None
-        if cell is None and allocation.describe is not None and len(data) > call.note_bytes:
-            cell = self._cell(call, thread, allocation, offset + call.note_bytes)  # the row behind its notes
+        token, header = None, call.view.header_bytes
+        if cell is None and 0 < header < len(data) and allocation.describe is not None:
+            cell = self._cell(call, thread, allocation, offset + header)
             if cell is not None:
-                token = call.token(thread.block.launch.name, cell, data)
-                data = data[call.note_bytes :]
-        elif cell is not None and call.low_latency is not None:
-            token = call.low_latency.token(cell, data)
+                token = call.view.token(cell, data)
+                data = data[header:]
+        elif cell is not None and header == 0:
+            token = call.view.token(cell, data)
         if cell is not None and max(cell.slot, cell.row) >= 0:
             event = self._event("fill", thread, call, cell, max(cell.slot, cell.row), "")
             at = () if site is None else (self._line(site),)
@@ -301,15 +264,7 @@ class Recorder:
 
     def _event(self, what: str, thread: Any, call: _Call, cell: Cell, value: Any, order: str) -> Event:
         launch, place = thread.block.launch, (thread.block_idx, thread.thread_idx)
-        team = -1
-        if call.low_latency is not None:
-            role = role_of_low_latency(thread, launch.name)
-        elif call.internode is not None:
-            role, team = call.internode.role(thread)
-        else:
-            if place not in call.roles:
-                call.roles[place] = role_of(launch, *place)
-            role = call.roles[place]
+        role, team = call.view.role(thread)
         step, name = self._step(), launch.name
         at = tuple(map(self._line, call_chain(_frame_of(thread))))
         return Event(step, what, thread.rank, name, call.number, *place, role, cell, value, order, team=team, at=at)
@@ -330,15 +285,14 @@ class Recorder:
     def _cell(self, call: _Call, thread: Any, allocation: Any, offset: int, is_weak: bool = False) -> Cell | None:
         """The cell at an offset; None for the bytes of payload that are not recorded.
 
-        is_weak: of a store; in the low-latency mode those are the coordinator's, and of the call before
+        is_weak: of a store; see LaunchView.cell
         """
         key = (allocation, offset, is_weak)
         try:
             return call.cells[key]
         except KeyError:
             cell = _cell(call, thread, allocation, offset, is_weak)
-            is_recorded = cell is not None and (cell.name not in PAYLOAD or (cell.name in TOKENS and cell.byte == 0))
-            return call.cells.setdefault(key, cell if is_recorded else None)
+            return call.cells.setdefault(key, cell if cell is not None and is_recorded(cell) else None)
 
 
 def _frame_of(thread: Any) -> FrameType | None:
@@ -369,37 +323,10 @@ def _telling(allocation: Any) -> int:
     """Which allocation a wait is about, if it polls several: one with named cells, else the block's, else another."""
     if isinstance(allocation, MBarrier):
         return 1
-    return 2 if _is_described(allocation) else int(allocation.number == 0)
-
-
-def _is_described(allocation: Any) -> bool:
-    """Whether an allocation has named cells that others than its owner's kernels may see."""
-    return allocation.describe is not None and allocation.name not in PRIVATE
-
-
-def _has_cells(call: _Call, allocation: Any) -> bool:
-    """Whether the allocation, or the row that a kernel with rings writes, has a name to record weak stores under."""
-    if call.low_latency is not None and allocation.name in (WORKSPACE, *OUTPUTS):
-        return True
-    return _is_described(allocation) or (call.row_bytes > 0 and allocation.name in OUTPUTS)
+    return 2 if is_described(allocation) else int(allocation.number == 0)
 
 
 def _cell(call: _Call, thread: Any, allocation: Any, offset: int, is_weak: bool) -> Cell | None:
     if isinstance(allocation, MBarrier):
         return Cell(allocation.block.launch.rank, f"mbarrier[byte {allocation.address}]", "mbarrier")
-    if call.low_latency is not None:
-        if allocation.name in (BUFFER, WORKSPACE):
-            return call.low_latency.cell(allocation, offset, is_weak)
-        if allocation.name in OUTPUTS:
-            return call.low_latency.output_cell(allocation, offset)
-    if call.internode is not None:
-        cell = call.internode.cell(allocation, offset, thread.block_idx)
-        if cell is not None:
-            return cell
-    if _is_described(allocation):
-        return Cell.parse(allocation.rank, allocation.describe(offset))
-    if _has_cells(call, allocation):
-        row, byte = divmod(offset, call.row_bytes)
-        return Cell(allocation.rank, f"{allocation.name}[row {row}]", allocation.name, byte=byte, row=row)
-    name = "shared" if allocation.number == 0 else allocation.name
-    return Cell(allocation.rank, f"{name}[byte {offset}]", name)
+    return call.view.cell(allocation, offset, thread, is_weak)

@@ -7,11 +7,6 @@ from collections.abc import Sequence
 from nbep.debug import Text
 from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.trace.events import Event
-from nbep.trace.low_latency import in_tags
-from nbep.trace.recorder import Recorder
-from nbep.trace.rings import RingFill, ring_fills
-
-BARS = " ▁▂▃▄▅▆▇█"
 
 
 def align(rows: Sequence[Sequence[object]], right: str) -> Text:
@@ -76,7 +71,7 @@ def describe(event: Event) -> str:
     if event.what == "fill":
         where = event.cell.text
         return f"fills {where.partition('[')[2].partition(']')[0] if event.cell.name == 'x' else where}"
-    value = in_tags(event.value) if event.cell.is_in_tags else event.value
+    value = event.cell.value(event.value) if event.cell.name != "head" else event.value
     if event.what == "see":
         return f"sees {event.cell.text} = {value}{order}"
     if event.what == "wait":
@@ -85,44 +80,3 @@ def describe(event: Event) -> str:
     if event.what == "store":
         return f"stores {event.cell.text} = {value}{order}"
     return f"makes {event.cell.text} {value}{order}"
-
-
-def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:
-    """One line for each ring: how often its cells were published, and how full it was over its launch."""
-    rings = ring_fills(trace, kernel)
-    has_levels = any(ring.level for ring in rings)
-    level = ("level",) if has_levels else ()
-    rows: list[tuple[object, ...]] = [
-        ("rank", "kernel", *level, "channel", "src", "tokens", "tails", "heads", "peak", "slots", "fill over time")
-    ]
-    rows += [
-        (
-            ring.rank,
-            ring.kernel if ring.call == 0 else f"{ring.kernel} {ring.call}",
-            *(_level(ring) if has_levels else ()),
-            ring.channel,
-            ring.src,
-            ring.num_tokens,
-            ring.num_tail_stores,
-            ring.num_head_stores,
-            ring.peak,
-            ring.capacity,
-            sparkline(ring, width),
-        )
-        for ring in rings
-    ]
-    return align(rows, ("><<" if has_levels else "><") + ">>>>>>><")
-
-
-def _level(ring: RingFill) -> tuple[str]:
-    return (ring.level if ring.node < 0 else f"{ring.level}, for node {ring.node}",)
-
-
-def sparkline(ring: RingFill, width: int) -> str:
-    """The fill in `width` characters, the highest in each piece of time; `█` is a full ring."""
-    begin, end = ring.steps[0], max(ring.steps[-1], ring.steps[0] + 1)
-    highest = [ring.at(begin + (end - begin) * i // width) for i in range(width)]
-    for step, fill in zip(ring.steps, ring.fill, strict=True):
-        piece = min((step - begin) * width // (end - begin), width - 1)
-        highest[piece] = max(highest[piece], fill)
-    return "".join(BARS[-(-fill * (len(BARS) - 1) // ring.capacity)] for fill in highest)

@@ -9,8 +9,8 @@ from nbep.device.kernels.internode import coordinator
 from nbep.emulator import DeadlockError
 from nbep.notebook import edit
 from nbep.trace import Trace
-from nbep.trace.internode import COMBINE, DISPATCH
-from nbep.trace.journeys import journey
+from nbep.views.internode import COMBINE, DISPATCH
+from nbep.views.journeys import journey
 
 pytestmark = pytest.mark.thorough
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 import inspect
 import linecache
 from collections.abc import Hashable, Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
 from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.trace.events import Event
-from nbep.trace.low_latency import in_tags
 from nbep.trace.page.slots import all_slots
 from nbep.trace.readings import readings
 from nbep.trace.recorder import Recorder
-from nbep.trace.story import all_stories, as_json, line_of_role
+from nbep.trace.stories import Story, as_json, line_of_role, stories_of_values, value_of
+from nbep.trace.view import views
 
 KINDS = ("store", "atomic", "fill", "see", "wait", "hang")
 NOT_YET = -1
@@ -87,13 +87,19 @@ def page_data(trace: Recorder) -> dict[str, Any]:
         "sources": [_source(*key) for key in sources],  # type: ignore[misc]
         "events": columns,
         "readings": {"stored": [pair[0] for pair in arrows], "seen": [pair[1] for pair in arrows]},
-        "stories": stories,  # see `trace.story`
+        "stories": stories,  # see `trace.stories`
         "roleLines": [line_of_role(tuple(every[number] for number in stack)) for stack in stacks],  # type: ignore
         "slots": [
             {**each._asdict(), "changes": [list(column) for column in zip(*each.changes, strict=True)]}
             for each in all_slots(trace)
         ],
     }
+
+
+def all_stories(trace: Recorder) -> list[Story]:
+    """The stories of a run; the first one is the one that shows most."""
+    told = [story for view in views() for story in view.stories(trace)]
+    return told or list(islice(stories_of_values(trace), 1))
 
 
 def _until(step: int | None) -> int:
@@ -103,16 +109,6 @@ def _until(step: int | None) -> int:
 def _thread(event: Event) -> tuple[int, str, int, int]:
     role = ALL if event.role == event.kernel else event.role
     return event.rank, role, event.block, event.thread // 32
-
-
-def value_of(event: Event) -> int | str:
-    """A value as it is shown."""
-    value = event.value
-    if event.cell.is_in_tags:
-        return in_tags(value)
-    if event.cell.name == "head" and isinstance(value, int) and value >= NO_MORE:
-        return "past the last"
-    return int(value) if isinstance(value, int) and abs(value) < 1 << 53 else str(value)
 
 
 def _one_for_each_warp(pairs: Iterable[tuple[int, int]], threads: list[int]) -> list[tuple[int, int]]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from nbep.trace.events import Event, Launch, Token
-from nbep.trace.internode import COMBINE, DISPATCH
 from nbep.trace.recorder import Recorder
+from nbep.views.internode import COMBINE, DISPATCH
+from nbep.views.ring_fills import notes_of
 
 
 def journey(trace: Recorder, rank: int, token: int, call: int) -> list[Event]:
@@ -42,9 +43,9 @@ def journey(trace: Recorder, rank: int, token: int, call: int) -> list[Event]:
 
 def _back(back: list[Event], launch: Launch, token: Token, channel: int, before: list[Token]) -> Iterator[Event]:
     """In combine. before: the tokens of the same rank and channel that come before it"""
-    assert launch.shape is not None
-    assert launch.rdma_shape is not None
-    places = launch.num_nvl_ranks
+    shape, rdma_shape, places = notes_of(launch)
+    assert shape is not None
+    assert rdma_shape is not None
     source, place = divmod(token.rank, places)
     on_channel = [event for event in back if event.cell.channel == channel]
     for goal in token.goals:
@@ -52,11 +53,11 @@ def _back(back: list[Event], launch: Launch, token: Token, channel: int, before:
         node, k = divmod(goal, places)
         key = (node * places + place, source * places + k)
         ring = [event for event in on_channel if (event.cell.owner, event.cell.src) == key]
-        yield from _nth(ring, sum(goal in each.goals for each in before), launch.shape.num_slots)
+        yield from _nth(ring, sum(goal in each.goals for each in before), shape.num_slots)
     for node in {goal // places for goal in token.goals}:
         ring = [event for event in on_channel if (event.cell.owner, event.cell.node) == (token.rank, node)]
         index = sum(any(goal // places == node for goal in each.goals) for each in before)
-        yield from _nth(ring, index, launch.rdma_shape.num_slots)
+        yield from _nth(ring, index, rdma_shape.num_slots)
     row = (token.rank, "combined_x", token.index)
     yield from (event for event in back if (event.cell.owner, event.cell.name, event.cell.row) == row)
 

@@ -11,7 +11,7 @@ its arguments say which peer a team serves.
 from __future__ import annotations
 
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbep.device.kernels.internode.arguments import (
     BOARD,
@@ -35,7 +35,8 @@ from nbep.device.layout.intranode import RINGS, RingShape, locate_notes, note_by
 from nbep.device.layout.names import describe_nvl_offset, describe_rdma_offset
 from nbep.device.protocols.peers import Peers
 from nbep.trace.events import Cell, Token
-from nbep.trace.roles import function_of
+from nbep.trace.view import Role, function_of
+from nbep.views.intranode import RingLaunch, RingNotes, parse
 
 DISPATCH = "internode_dispatch"
 COMBINE = "internode_combine"
@@ -61,25 +62,20 @@ ROLES = {
 }
 
 
-class Role(NamedTuple):
-    """name; team: the place, in combine the node, that a forwarder, a deliverer or an NVL receiver serves, else -1."""
-
-    name: str
-    team: int = -1
-
-
-class InternodeLaunch:
+class InternodeLaunch(RingLaunch):
     """One launch of the mode between nodes."""
 
     def __init__(self, launch: Any, peers: Peers, cells: int):
+        super().__init__(launch)
         self.kernel = launch.name
         self.num_nvl_ranks = int(peers.num_ranks)
         self.num_rdma_ranks = launch.world.num_ranks // self.num_nvl_ranks
         shapes = [arg for arg in launch.args if isinstance(arg, RingShape)]
         self.nvl: RingShape | None = shapes[0] if len(shapes) == 2 else None
         self.rdma: RingShape | None = shapes[1] if len(shapes) == 2 else None
+        self.notes = RingNotes(self.shape, self.rdma, self.num_nvl_ranks)
         self._cells = cells
-        self._roles: dict[tuple[int, int], Role] = {}
+        self._named: dict[tuple[int, int], Role] = {}
 
     @classmethod
     def of(cls, launch: Any) -> InternodeLaunch | None:
@@ -90,17 +86,24 @@ class InternodeLaunch:
         return cls(launch, next(arg for arg in launch.args if isinstance(arg, Peers)), int(sizes.cells))
 
     def role(self, thread: Any) -> Role:
-        """What a thread is there for; the kernel's name as long as it has not begun with it."""
+        """What a thread is there for; the kernel's name as long as it has not begun with it.
+
+        team: the place, in combine the node, that a forwarder, a deliverer or an NVL receiver serves
+        """
         place = (thread.block_idx, thread.thread_idx)
-        if place not in self._roles:
+        if place not in self._named:
             roles = ROLES.get(self.kernel, {})
             frame = function_of(thread, roles)
             if frame is None:
                 return Role(self.kernel)
-            self._roles[place] = Role(roles[frame.f_code.co_name], _team_of(frame))
-        return self._roles[place]
+            self._named[place] = Role(roles[frame.f_code.co_name], _team_of(frame))
+        return self._named[place]
 
-    def cell(self, allocation: Any, offset: int, block: int) -> Cell | None:
+    def cell(self, allocation: Any, offset: int, thread: Any, is_weak: bool) -> Cell | None:
+        found = self._own_cell(allocation, offset, thread.block_idx)
+        return super().cell(allocation, offset, thread, is_weak) if found is None else found
+
+    def _own_cell(self, allocation: Any, offset: int, block: int) -> Cell | None:
         """A cell of the buffers or of a block's board; None if it is nothing that this launch has names for."""
         if allocation.number == 0:
             return self._board_cell(allocation, offset - BOARD, block)
@@ -108,12 +111,12 @@ class InternodeLaunch:
             in_slots = self.rdma is not None and offset < num_rdma_bytes_needed(self.rdma)
             if in_slots or 0 <= offset - self._cells < cells_bytes(self.num_rdma_ranks):
                 text = describe_rdma_offset(self.rdma, self.num_rdma_ranks, self._cells, offset)
-                return Cell.parse(allocation.rank, text)
+                return parse(allocation.rank, text)
         if allocation.name == NVL_BUFFER and self.nvl is not None:
             nodes = self.num_rdma_ranks, self.num_nvl_ranks
             begin, end = rings_offset(*nodes) + RINGS, num_nvl_bytes_needed_between_nodes(self.nvl, *nodes)
             if begin <= offset < end:
-                return Cell.parse(allocation.rank, describe_nvl_offset(self.nvl, *nodes, offset))
+                return parse(allocation.rank, describe_nvl_offset(self.nvl, *nodes, offset))
         return None
 
     def token(self, cell: Cell, data: bytes) -> Token | None:

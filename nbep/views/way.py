@@ -1,7 +1,7 @@
 """The way of a token through a trace: the places where it comes to lie, and the events that belong to each move.
 
 In all modes: a fill of a slot or of a row of an output, the wait for room before it, what publishes it, the wait that
-this ends, and what gives the slot back. `trace.story` makes steps and captions of them.
+this ends, and what gives the slot back. `views.story` makes steps and captions of them.
 """
 
 from __future__ import annotations
@@ -10,29 +10,19 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from nbep.trace.events import OUTPUTS, Cell, Event, Token
-from nbep.trace.internode import DISPATCH as BETWEEN_NODES
-from nbep.trace.journeys import journey
-from nbep.trace.low_latency import DISPATCH as LOW_LATENCY
+from nbep.trace.events import Cell, Event, Token
 from nbep.trace.recorder import Recorder
-from nbep.trace.rings import Place, ring_changes, ring_places, ring_title
+from nbep.trace.stories import Station
+from nbep.views.internode import DISPATCH as BETWEEN_NODES
+from nbep.views.intranode import OUTPUTS
+from nbep.views.journeys import journey
+from nbep.views.low_latency import DISPATCH as LOW_LATENCY
+from nbep.views.ring_fills import Place, notes_of, ranks_of_node, ring_changes, ring_places, ring_title
 
 INSIDE_A_NODE = "dispatch"
 BACK = {INSIDE_A_NODE: "combine", LOW_LATENCY: "low_latency_combine", BETWEEN_NODES: "internode_combine"}
 MOST_TOKENS = 24  # of a dispatch whose ways are looked at
 STORES = ("store", "atomic")
-
-
-class Station(NamedTuple):
-    """A place where the token lies: in whose memory, and what it is. ring: the title of its ring, if it is a slot."""
-
-    rank: int
-    title: str  # "slot 2", "recv_x"
-    detail: str  # "of the ring from rank 0"
-    ring: str = ""
-    slot: int = -1
-    kernel: str = ""
-    call: int = 0
 
 
 class Move(NamedTuple):
@@ -57,7 +47,6 @@ class Scene:
         self.rings = {
             (place, launch.kernel, launch.call): (num_slots, ring_title(place, source, node))
             for launch in trace.launches
-            if launch.shape is not None
             for place, source, num_slots, node in ring_places(launch)
         }
 
@@ -171,7 +160,7 @@ class Scene:
             return False
         if at.node < 0:  # beside the slots
             return cell.node < 0 and (cell.owner, cell.src) == (at.owner, at.src)
-        places = next(launch.num_nvl_ranks for launch in self.trace.launches if launch.num_nvl_ranks)
+        places = ranks_of_node(self.trace)
         return (cell.owner, cell.node) == (fill.rank, at.owner // places)  # with whoever sends to that node
 
     def taken_slots(self, move: Move) -> tuple[int, int]:
@@ -205,7 +194,7 @@ class Scene:
     def _way_between_nodes(self, token: Token, call: int) -> list[Event]:
         """To the farthest rank, and back from it."""
         fills = journey(self.trace, token.rank, token.index, call)
-        places = next(launch.num_nvl_ranks for launch in self.trace.launches if launch.num_nvl_ranks)
+        places = ranks_of_node(self.trace)
         other = [goal for goal in token.goals if goal // places != token.rank // places] or list(token.goals)
         far = [goal for goal in other if goal % places != token.rank % places] or other
         goal, node = far[0], far[0] // places
@@ -239,9 +228,8 @@ class Scene:
         index = sum(key < first.token[:2] and key[0] == src for key, e in came.items() if e.cell.channel == channel)
         back = self.of_call(BACK[INSIDE_A_NODE], call)
         ring = [e for e in back if (e.cell.owner, e.cell.channel, e.cell.src) == (src, channel, dst)]
-        slots = [
-            launch.shape.num_slots for launch in self.trace.launches if launch.shape and launch.kernel == "combine"
-        ]
+        shapes = [notes_of(launch).shape for launch in self.trace.launches if launch.kernel == BACK[INSIDE_A_NODE]]
+        slots = [shape.num_slots for shape in shapes if shape is not None]
         if slots:
             lap, slot = divmod(index, slots[0])
             yield from [event for event in ring if event.cell.slot == slot][lap : lap + 1]

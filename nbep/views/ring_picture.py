@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 
 from nbep.trace.events import Launch
 from nbep.trace.recorder import Recorder
-from nbep.trace.rings import RingFill, ring_fills
 from nbep.trace.style import FAINT, INK, RANK_COLORS, SHADE, SMALL, TINY, Picture, count_steps, plain_axes
+from nbep.views.ring_fills import RingFill, notes_of, ring_fills
 
 LEFT = (
     "A ring of combine may end above zero: all is received then, and nobody waits for another head, so none is stored."
@@ -32,7 +32,7 @@ def ring_picture(trace: Recorder, kernel: str | None, only: Collection[int] | No
     picture = Picture(5.2 * num_columns + 0.6, 0.7 + num_lines * (0.75 + row_height * num_rows))
     grid = picture.subplots(num_lines, num_columns, sharex=True, squeeze=False)
     for axes, rank in zip(grid.flat, ranks, strict=False):
-        launches = [launch for launch in trace.launches if launch.rank == rank and launch.shape is not None]
+        launches = [launch for launch in trace.launches if launch.rank == rank and notes_of(launch).shape is not None]
         if kernel is not None:
             launches = [launch for launch in launches if launch.kernel == kernel]
         _draw_rank(axes, rank, rows[rank], [ring for ring in rings if ring.rank == rank], launches, trace.last_step)

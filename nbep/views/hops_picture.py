@@ -15,12 +15,13 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from nbep.trace.events import Event, Launch
-from nbep.trace.internode import COMBINE, DISPATCH
-from nbep.trace.journeys import journey
 from nbep.trace.recorder import Recorder
-from nbep.trace.rings import RingFill, ring_fills
-from nbep.trace.space_time import WAITS, LaneOf, Lanes, draw_fill, draw_lanes, show_steps, title
+from nbep.trace.space_time import WAITS, LaneOf, Lanes, draw_lanes, show_steps, title
 from nbep.trace.style import RANK_COLORS, TINY, Picture, count_steps
+from nbep.views.channel_picture import draw_fill
+from nbep.views.internode import COMBINE, DISPATCH
+from nbep.views.journeys import journey
+from nbep.views.ring_fills import RingFill, notes_of, ring_fills
 
 TOKEN_COLOR = RANK_COLORS[5]
 LANE = 0.7  # inches
@@ -89,7 +90,7 @@ def hops_picture(
 
 
 def _way(launch: Launch, src: int, dst: int) -> Way:
-    places = launch.num_nvl_ranks
+    places = notes_of(launch).num_nvl_ranks
     (src_node, src_place), (dst_node, dst_place) = divmod(src, places), divmod(dst, places)
     is_straight = src_place == dst_place  # then there is no second hop, or no first one
     if launch.kernel == DISPATCH:

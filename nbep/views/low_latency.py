@@ -42,7 +42,8 @@ from nbep.device.layout.low_latency import (
 from nbep.device.layout.names import describe_low_latency_offset, place_of_count, row_of_cell
 from nbep.host.low_latency.memory import describe_workspace, slot_at, workspace_at
 from nbep.trace.events import Cell, Token
-from nbep.trace.roles import function_of
+from nbep.trace.view import LaunchView, Role, function_of
+from nbep.views.intranode import NO_RINGS, OUTPUTS
 
 BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"
@@ -97,10 +98,11 @@ class Halves:
         return {half: use for (owner, half), use in self._uses.items() if owner == rank}
 
 
-class LowLatencyLaunch:
+class LowLatencyLaunch(LaunchView):
     """One launch: its call, and who used the halves before it and uses them now."""
 
     def __init__(self, call: Call | ComparedCall, shape: LowLatencyShape, before: dict[int, Use], now: dict[int, Use]):
+        self.notes = NO_RINGS
         self.half = call.half
         self.phases = PHASES[call.phases]
         self.number = now[call.half].number if call.half in now else 0
@@ -109,6 +111,20 @@ class LowLatencyLaunch:
         self._shape = shape
         self._before = before
         self._now = now
+
+    def role(self, thread: Any) -> Role:
+        return Role(role_of_low_latency(thread, thread.block.launch.name))
+
+    def has_cells(self, allocation: Any) -> bool:
+        return allocation.name in (WORKSPACE, *OUTPUTS) or super().has_cells(allocation)
+
+    def cell(self, allocation: Any, offset: int, thread: Any, is_weak: bool) -> Cell | None:
+        """Weak stores are the coordinator's, which ends the call before."""
+        if allocation.name in (BUFFER, WORKSPACE):
+            return self.cell_of_half(allocation, offset, is_weak)
+        if allocation.name in OUTPUTS:
+            return self.output_cell(allocation, offset)
+        return super().cell(allocation, offset, thread, is_weak)
 
     def output_cell(self, allocation: Any, offset: int) -> Cell:
         """A row of recv_x or combined_x."""
@@ -122,7 +138,7 @@ class LowLatencyLaunch:
             text = f"{allocation.name}[row {row}]"
         return Cell(allocation.rank, text, allocation.name, byte=byte, row=row)
 
-    def cell(self, allocation: Any, offset: int, is_coordinator: bool) -> Cell | None:
+    def cell_of_half(self, allocation: Any, offset: int, is_coordinator: bool) -> Cell | None:
         """A cell of the buffer or the workspace; None if no call of this shape uses it.
 
         is_coordinator: whether the access ends the call before
@@ -175,7 +191,7 @@ class LowLatencyLaunch:
 def _arrival_cell(owner: int, half: int, rank: int, use: Use | None) -> Cell | None:
     if use is None or use.shape.deduplicate == 0 or rank >= use.shape.num_ranks:
         return None
-    return Cell(owner, f"arrivals[half {half}, rank {rank}]", "arrivals", src=rank, is_in_tags=True)
+    return Cell(owner, f"arrivals[half {half}, rank {rank}]", "arrivals", src=rank, words=in_tags)
 
 
 def _count_cell(owner: int, half: int, expert: int, rank: int, use: Use | None) -> Cell | None:
@@ -183,9 +199,9 @@ def _count_cell(owner: int, half: int, expert: int, rank: int, use: Use | None) 
         return None
     if use.kernel == DISPATCH:
         text = f"counts[half {half}, local expert {expert}, src {rank}]"
-        return Cell(owner, text, "counts", src=rank, is_in_tags=True)
+        return Cell(owner, text, "counts", src=rank, words=in_tags)
     expert += rank * use.shape.num_local_experts
-    return Cell(owner, f"counts[half {half}, expert {expert}]", "counts", is_in_tags=True)
+    return Cell(owner, f"counts[half {half}, expert {expert}]", "counts", words=in_tags)
 
 
 def _workspace_cell(owner: int, offset: int, num_ranks: int, uses: dict[int, Use]) -> Cell | None:

@@ -11,8 +11,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nbep.trace.events import Cell, Event, Launch
-from nbep.trace.internode import COMBINE
 from nbep.trace.recorder import Recorder
+from nbep.trace.table import Text, align
+from nbep.views.internode import COMBINE
+from nbep.views.intranode import NO_RINGS, RingNotes
+
+BARS = " ▁▂▃▄▅▆▇█"
 
 
 class RingFill(NamedTuple):
@@ -80,6 +84,16 @@ def ring_title(place: Place, source: int, node: int) -> str:
     return f"{place.level} ring from rank {source}, channel {place.channel}{for_node}".strip()
 
 
+def notes_of(launch: Launch) -> RingNotes:
+    """The rings that a launch was given; none where no view of nbep's knows it."""
+    return launch.notes if isinstance(launch.notes, RingNotes) else NO_RINGS
+
+
+def ranks_of_node(trace: Recorder) -> int:
+    """Of the mode between nodes; 0 if the trace has none of its launches."""
+    return max((notes_of(launch).num_nvl_ranks for launch in trace.launches), default=0)
+
+
 Change = tuple[int, str, int]  # step, "head" or "tail", and what it is since the launch
 
 
@@ -88,7 +102,7 @@ def ring_fills(trace: Recorder, kernel: str | None = None) -> list[RingFill]:
     changes = ring_changes(trace)
     rings = []
     for launch in sorted(trace.launches, key=lambda launch: (launch.rank, launch.begin)):
-        if launch.shape is None or (kernel is not None and launch.kernel != kernel):
+        if notes_of(launch).shape is None or (kernel is not None and launch.kernel != kernel):
             continue
         end = trace.last_step if launch.end is None else launch.end
         for place, src, capacity, node in ring_places(launch):
@@ -99,22 +113,24 @@ def ring_fills(trace: Recorder, kernel: str | None = None) -> list[RingFill]:
 
 def ring_places(launch: Launch) -> Iterator[tuple[Place, int, int, int]]:
     """The rings that end at a launch's rank: who fills each, its slots, and `RingFill.node`."""
-    assert launch.shape is not None
-    rank, places = launch.rank, launch.num_nvl_ranks
+    shape, rdma_shape, places = notes_of(launch)
+    if shape is None:
+        return
+    rank = launch.rank
     first = rank - rank % places if places else 0  # of this node
-    for channel in range(launch.shape.num_channels):
-        for number in range(launch.shape.num_ranks):
+    for channel in range(shape.num_channels):
+        for number in range(shape.num_ranks):
             if places and number % places != rank % places:
                 node = number // places if launch.kernel == COMBINE else -1
                 place = Place(rank, "NVL", channel, number)
-                yield place, first + number % places, launch.shape.num_slots, node
+                yield place, first + number % places, shape.num_slots, node
             elif not places and number != rank:
-                yield Place(rank, "", channel, number), number, launch.shape.num_slots, -1
-    if launch.rdma_shape is not None:
-        for channel in range(launch.rdma_shape.num_channels):
-            for node in range(launch.rdma_shape.num_ranks):
+                yield Place(rank, "", channel, number), number, shape.num_slots, -1
+    if rdma_shape is not None:
+        for channel in range(rdma_shape.num_channels):
+            for node in range(rdma_shape.num_ranks):
                 src = node * places + rank % places
-                yield Place(rank, "RDMA", channel, node), src, launch.rdma_shape.num_slots, -1
+                yield Place(rank, "RDMA", channel, node), src, rdma_shape.num_slots, -1
 
 
 def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
@@ -122,7 +138,7 @@ def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
 
     An RDMA ring has its head where its slots are filled from, and both count on from call to call.
     """
-    places = next((launch.num_nvl_ranks for launch in trace.launches if launch.num_nvl_ranks), 0)
+    places = ranks_of_node(trace)
     changes: dict[tuple[Place, str, int], list[Change]] = {}
     begun: dict[tuple[object, str, int], int] = {}  # a total at the start of a call
     totals: dict[object, int] = {}
@@ -182,3 +198,44 @@ def _ring_fill(
         node,
         launch.end is not None,
     )
+
+
+def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:
+    """One line for each ring: how often its cells were published, and how full it was over its launch."""
+    rings = ring_fills(trace, kernel)
+    has_levels = any(ring.level for ring in rings)
+    level = ("level",) if has_levels else ()
+    rows: list[tuple[object, ...]] = [
+        ("rank", "kernel", *level, "channel", "src", "tokens", "tails", "heads", "peak", "slots", "fill over time")
+    ]
+    rows += [
+        (
+            ring.rank,
+            ring.kernel if ring.call == 0 else f"{ring.kernel} {ring.call}",
+            *(_level(ring) if has_levels else ()),
+            ring.channel,
+            ring.src,
+            ring.num_tokens,
+            ring.num_tail_stores,
+            ring.num_head_stores,
+            ring.peak,
+            ring.capacity,
+            sparkline(ring, width),
+        )
+        for ring in rings
+    ]
+    return align(rows, ("><<" if has_levels else "><") + ">>>>>>><")
+
+
+def _level(ring: RingFill) -> tuple[str]:
+    return (ring.level if ring.node < 0 else f"{ring.level}, for node {ring.node}",)
+
+
+def sparkline(ring: RingFill, width: int) -> str:
+    """The fill in `width` characters, the highest in each piece of time; `█` is a full ring."""
+    begin, end = ring.steps[0], max(ring.steps[-1], ring.steps[0] + 1)
+    highest = [ring.at(begin + (end - begin) * i // width) for i in range(width)]
+    for step, fill in zip(ring.steps, ring.fill, strict=True):
+        piece = min((step - begin) * width // (end - begin), width - 1)
+        highest[piece] = max(highest[piece], fill)
+    return "".join(BARS[-(-fill * (len(BARS) - 1) // ring.capacity)] for fill in highest)
