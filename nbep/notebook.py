@@ -62,7 +62,7 @@ def picture(module: ModuleType) -> None:
 
 def boxes(rows: Mapping[str, Sequence[object]], *, follow: object = None, title: str = "") -> Any:
     """A picture of memory: a row of boxes for each name, "" for an empty one. The value `follow` has a colour."""
-    from nbep.trace.box_picture import box_picture
+    from nbep.trace.block_picture import box_picture
 
     return box_picture(rows, follow, title)
 

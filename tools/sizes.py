@@ -17,9 +17,10 @@ BUDGETS = {
     "nbep/emulator": (13_500, 80),
     "nbep/device": (16_500, 122),
     "nbep/host": (15_000, 115),
-    "nbep/check": (2_500, 18),
+    "nbep/check": (2_200, 15),
     "nbep/scenarios": (1_300, 10),
-    "nbep/trace": (4_400, 31),
+    "nbep/trace": (2_700, 22),
+    "nbep/views": (2_100, 14),
     "tests": (56_500, 390),
     "tools": (1_500, 12),
 }

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+ROW_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
+
 
 def refuse(name: str, got: object, allowed: str) -> NoReturn:
     """Raises: ValueError that says which argument it is, what came and what is allowed"""

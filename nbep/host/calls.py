@@ -12,8 +12,8 @@ from functools import lru_cache
 from nbep.device.kernels.parts.calls import CALLS_DIFFER, RANK_WORD, WORDS_OF_VERB, Call
 from nbep.device.protocols.peers import ONE
 from nbep.device.protocols.waits import FaultReport
+from nbep.host.arguments import ROW_DTYPES
 from nbep.host.config import Config
-from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.handles import ArraysHandle
 from nbep.host.node import Node
 from nbep.host.ranks.call_log import Arguments

@@ -23,9 +23,8 @@ from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.layout.low_latency_host import trailer_bytes as rdma_trailer_bytes
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host import handle_contents
-from nbep.host.arguments import flags, integer, refuse
+from nbep.host.arguments import ROW_DTYPES, flags, integer, refuse
 from nbep.host.config import Config, Sizes
-from nbep.host.dtypes import ROW_DTYPES
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import check_nodes

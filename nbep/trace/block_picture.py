@@ -1,4 +1,4 @@
-"""Which blocks touch which elements: a frame for each block, a square for each warp, one story in colour.
+"""Memory as boxes, and which blocks touch what: a frame for each block, a square for each warp, one story in colour.
 
 topk_idx          [ ][ ][#][ ]...
                        \\  |
@@ -12,7 +12,7 @@ totals            [ ][#]...
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from matplotlib.patches import Rectangle
 
@@ -76,5 +76,29 @@ def block_picture(
     for name, y in names.items():
         axes.text(-0.015, y, name, ha="right", va="center", fontsize=SMALL, color=INK)
     axes.set_xlim(-0.16, 1.02)
+    axes.axis("off")
+    return picture
+
+
+BOX_WIDTH, BOX_HEIGHT = 0.55, 0.34  # of a box, in inches
+BOX_MARGIN = 1.9  # for the names
+
+
+def box_picture(rows: Mapping[str, Sequence[object]], follow: object, title: str) -> Picture:
+    """rows: what lies in the boxes of each; "" for an empty box. follow: the value that has a colour"""
+    most = max(len(row) for row in rows.values())
+    picture = Picture(BOX_MARGIN + BOX_WIDTH * max(most, 8), BOX_HEIGHT * (len(rows) + 1.2))
+    axes = picture.subplots()
+    for y, (name, row) in enumerate(rows.items()):
+        axes.text(-0.15, y, name, ha="right", va="center", fontsize=SMALL, color=INK)
+        for x, value in enumerate(row):
+            is_followed = value != "" and value == follow
+            color = TAIL_COLOR if is_followed else "white" if value == "" else SHADE
+            axes.barh(y, 0.94, 0.78, x, color=color, edgecolor=FAINT, linewidth=0.7)
+            text = "white" if is_followed else INK
+            axes.text(x + 0.47, y, str(value), ha="center", va="center", fontsize=SMALL, color=text)
+    axes.set_xlim(-0.2, max(most, 8))
+    axes.set_ylim(len(rows) - 0.45, -0.55)
+    axes.set_title(title, loc="left", fontsize=SMALL, color=INK)
     axes.axis("off")
     return picture

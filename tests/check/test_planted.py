@@ -3,10 +3,9 @@
 from pathlib import Path
 
 import pytest
+from fault_table import lines_in
 from parts import both_parts
-
-from nbep.check.planted import HEAD, SMALL, look, rows_in, text_of, words_of
-from nbep.check.rows import lines_in
+from planted_table import HEAD, SMALL, look, rows_in, text_of, words_of
 
 pytestmark = pytest.mark.emulator_only("every schedule is one of the emulator")
 

@@ -4,10 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fault_table import Line, lines_in, text_of
 from table import FOUND, LINES, faults_of_mode, in_parts, is_found
 
 from nbep.check.catalogue import own_faults
-from nbep.check.rows import Line, lines_in, text_of
 from nbep.check.runs import Run
 from nbep.check.table import Row, Task, check_fault, tasks_of
 from nbep.scenarios.reasons import REASONS, reason_for
@@ -17,7 +17,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 
 def test_every_step_that_can_be_broken_has_a_line():
     missing = own_faults().keys() - {line.fault for line in LINES}
-    assert missing == set(), "out of date: run `python docs/faults.py --missing KERNEL`"
+    assert missing == set(), "out of date: run `python tools/fault_table.py --missing KERNEL`"
     assert [line.fault for line in LINES] == list(own_faults())
 
 

@@ -27,7 +27,6 @@ ROOMS = (
     ("nbep.emulator",),
     (
         "nbep.host.arguments",
-        "nbep.host.dtypes",
         "nbep.host.target.base",
         "nbep.host.target.current",
         "nbep.host.target.forks",

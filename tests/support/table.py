@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
+from fault_table import Line, lines_in
 
 from nbep.check.catalogue import own_faults
-from nbep.check.rows import Line, lines_in
 from nbep.check.runs import Run
 from nbep.check.table import Task, check_fault
 from nbep.scenarios import SCENARIOS

@@ -16,13 +16,17 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from nbep.host.dtypes import native_name
 from nbep.host.target.new_arrays import ROWS, ByColumns
 
 NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
     "float8_e4m3fn": np.dtype(ml_dtypes.float8_e4m3fn),
 }
+
+
+def native_name(dtype: Any) -> str:
+    """NumPy's name of a NumPy dtype; one in the other order of bytes has another name than any that nbep takes."""
+    return dtype.name if dtype.isnative else f"byte-swapped {dtype.name}"
 
 
 def numpy_dtype(name: str) -> np.dtype:

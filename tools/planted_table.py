@@ -1,21 +1,31 @@
-"""Planted orders under `--all`: in which schedule of a small run a broken step shows.
+"""Write the table of docs/planted.md: in which of all schedules of a small run each broken step shows.
 
-docs/planted.py writes the table of docs/planted.md with it, beside the seeds of docs/faults.md.
+python tools/planted_table.py              takes some twenty minutes of CPU
+python tools/planted_table.py --missing    only the steps that have no line yet; the others stay
 """
 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
-from nbep.check.catalogue import fault_of
-from nbep.check.every import one
-from nbep.check.rows import Line
-from nbep.check.runs import ERROR, Run, option_of, perform
-from nbep.check.table import noting
-from nbep.emulator.schedule.every import Tree
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "planted.md"
+sys.path.insert(0, str(ROOT))
+
+from fault_table import Line, lines_in  # noqa: E402
+
+from nbep.check.catalogue import fault_of  # noqa: E402
+from nbep.check.every import one  # noqa: E402
+from nbep.check.options import default_jobs  # noqa: E402
+from nbep.check.runs import ERROR, Run, option_of, perform  # noqa: E402
+from nbep.check.search import workers  # noqa: E402
+from nbep.check.table import noting  # noqa: E402
+from nbep.emulator.schedule.every import Tree  # noqa: E402
 
 BOTH_WAYS = {"tokens": 2, "topk": 2, "experts": 1, "blocks": 1}
 # Whole calls between two ranks whose schedules all end: docs/every_schedule.md has their numbers.
@@ -98,3 +108,22 @@ def rows_in(page: str) -> list[Planted]:
             fault, kind, schedule, run, seeds = (part.strip().strip("`") for part in text.strip("|").split(" |"))
             found.append(Planted(fault, kind, int(schedule), runs[run], int(seeds)))
     return found
+
+
+def main() -> None:
+    lines = lines_in(PAGE.with_name("faults.md").read_text())
+    reached = reached_by(lines)
+    page = PAGE.read_text()
+    begin = page[: page.index(HEAD)]
+    rows = {row.fault: row for row in rows_in(page)} if "--missing" in sys.argv[1:] else {}
+    tasks = [(line, tuple(reached[line.fault])) for line in lines if line.fault in reached and line.fault not in rows]
+    with workers(default_jobs()) as each:
+        for row in each(look, tasks):
+            print(f"{row.fault}: {row.kind or 'nothing'} {row.schedule}", flush=True)
+            rows[row.fault] = row
+            PAGE.write_text(begin + text_of(rows[line.fault] for line in lines if line.fault in rows))
+    print(f"{sum(row.run is not None for row in rows.values())} of {len(rows)} show")
+
+
+if __name__ == "__main__":
+    main()
