@@ -5,6 +5,8 @@ from .emulator import DataRace, DeadlockError, EmulatorError
 from .host.buffer import Buffer
 from .host.cast import per_token_cast_back, per_token_cast_to_fp8
 from .host.config import Config
+from .host.elastic.buffer import ElasticBuffer
+from .host.elastic.handle import EPHandle
 from .host.events import EventHandle, EventOverlap
 from .host.faults import NetworkError
 from .host.intranode.handle import DispatchHandle
@@ -20,6 +22,8 @@ __all__ = [
     "DataRace",
     "DeadlockError",
     "DispatchHandle",
+    "EPHandle",
+    "ElasticBuffer",
     "EmulatorError",
     "EventHandle",
     "EventOverlap",

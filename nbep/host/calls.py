@@ -14,13 +14,13 @@ from nbep.device.protocols.peers import ONE
 from nbep.device.protocols.waits import FaultReport
 from nbep.host.arguments import ROW_DTYPES
 from nbep.host.config import Config
-from nbep.host.handles import ArraysHandle
+from nbep.host.handles import ArraysHandle, Numbered
 from nbep.host.node import Node
 from nbep.host.ranks.call_log import Arguments
 from nbep.host.tokens import Tokens
 
-DISPATCH, COMBINE = range(2)
-VERBS = ("dispatch", "combine")
+DISPATCH, COMBINE, ELASTIC_DISPATCH, ELASTIC_COMBINE, ELASTIC_BARRIER = range(5)
+VERBS = ("dispatch", "combine", "elastic dispatch", "elastic combine", "barrier")
 SCALES_DTYPES = ("float32", "int32")
 NAMES = (
     "buffer",
@@ -38,6 +38,8 @@ NAMES = (
     "config.num_max_rdma_chunked_recv_tokens",
 )
 VERB, HANDLE, ZERO_COPY, DTYPE, _, SCALES, TOPK, EXPERTS = range(8)
+# Words of elastic calls that have other names. Its dispatches do not say in words whether ranks expand.
+ELASTIC_NAMES = {2: "topk_weights", 6: "topk_idx", 7: "num_experts", 9: "num_max_tokens_per_rank", 10: "do_expand"}
 HAS_HANDLE = 1  # in the word of a handle, which adds its number
 
 # Below ONE, so a digest fits. Both are primes: words that differ in one place have different digests.
@@ -77,7 +79,7 @@ def dispatch_call(
         scales = 2 * tokens.num_scales + SCALES_DTYPES.index(tokens.scales.dtype_name)
     dtype = ROW_DTYPES.index(tokens.x.dtype_name)
     sizes = tokens.hidden, scales, tokens.num_topk, num_experts or 0
-    of_handle = 0 if handle is None else _handle_word(memory, handle)
+    of_handle = 0 if handle is None else handle_word(memory, handle)
     return make_call(
         memory.rank,
         (DISPATCH, of_handle, int(zero_copy), dtype, *sizes, *_of_config(config, between_nodes, zero_copy)),
@@ -94,11 +96,11 @@ def combine_call(
     zero_copy: bool = False,
 ) -> Call:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
-    words = COMBINE, _handle_word(memory, handle), int(zero_copy), 0, hidden, 0, num_topk, 0
+    words = COMBINE, handle_word(memory, handle), int(zero_copy), 0, hidden, 0, num_topk, 0
     return make_call(memory.rank, (*words, *_of_config(config, between_nodes, zero_copy)))
 
 
-def _handle_word(memory: Node, handle: ArraysHandle) -> int:
+def handle_word(memory: Node, handle: Numbered) -> int:
     """Which dispatch it is of, if the buffer has check_calls: a replay of a CUDA graph counts no calls."""
     return HAS_HANDLE + (handle.number if memory.compares_handles else 0)
 
@@ -124,7 +126,7 @@ def _of_config(config: Config, between_nodes: bool, zero_copy: bool) -> tuple[in
 # In words
 
 
-def arguments_of(call: Call, handle: ArraysHandle | None) -> Arguments:
+def arguments_of(call: Call, handle: Numbered | None) -> Arguments:
     """What `call_log` compares: the arguments by their names."""
     words = list(call[2:])
     words[HANDLE] = 0 if handle is None else HAS_HANDLE + handle.number
@@ -159,6 +161,8 @@ def relayed_error(rank: int, own: Sequence[int], relayed: Sequence[int]) -> Valu
 def _named(verb: int, index: int, word: int) -> tuple[str, object]:
     """What a word is called in a call of a verb, and what its value is."""
     name, value = NAMES[index], word
+    if verb in (ELASTIC_DISPATCH, ELASTIC_COMBINE) and index in ELASTIC_NAMES:
+        return ELASTIC_NAMES[index], _elastic_value(index, word)
     if index == VERB:
         return name, VERBS[word]
     if index == HANDLE:
@@ -175,3 +179,11 @@ def _named(verb: int, index: int, word: int) -> tuple[str, object]:
     if index == EXPERTS:
         return name, word or None
     return name, value
+
+
+def _elastic_value(index: int, word: int) -> object:
+    if index == ZERO_COPY:
+        return "given" if word else None
+    if index == TOPK:
+        return f"{word} choices a token"
+    return bool(word) if ELASTIC_NAMES[index] == "do_expand" else word

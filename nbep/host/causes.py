@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 
 import numpy as np
 
+from nbep.device.kernels.elastic.dispatch import ELASTIC_ROWS
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF, UNCLEAN
 from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
@@ -157,6 +158,11 @@ def fault_error(
 
     network: what is known of the network to the peer; gone: ranks that do nothing any more
     """
+    if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_ROWS:
+        return ValueError(
+            f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the rows that came: "
+            f"tokens name an expert more than once. do_cpu_sync=True makes room for all"
+        )
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:
         return ValueError(
             f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the tokens that came. "

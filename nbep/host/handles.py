@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Protocol, Self
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -64,6 +64,13 @@ class Unpacks:
 
     def __getitem__(self, index: Any) -> Any:
         return self._as_tuple()[index]
+
+
+class Numbered(Protocol):
+    """A handle of one of a buffer's dispatches, from 1 on; 0 if nobody knows."""
+
+    @property
+    def number(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,9 @@ from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import RingShape
 from nbep.device.protocols.peers import Bounds
 from nbep.host.counters import Counters
+from nbep.host.elastic.memory import ElasticMemory
 from nbep.host.events import EventOverlap
-from nbep.host.handles import ArraysHandle, Identity
+from nbep.host.handles import Identity, Numbered
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -52,7 +53,7 @@ class Node(Protocol):
 
     num_ranks, num_nvl_peers: of the group, of a node; identity: what handles remember; has_verbs: a buffer's
     compares_handles: notify kernels compare whose handles calls get; num_dispatches: that made one, so far
-    ring_shape: of the latest launch; rdma, low_latency, direct, internode: None if the buffer has no such part
+    ring_shape: of the latest launch; rdma, low_latency, direct, internode, elastic: None if the buffer has no such part
     """
 
     runtime: Runtime
@@ -79,6 +80,7 @@ class Node(Protocol):
     low_latency: LowLatencyMemory | None
     direct: DirectMemory | None
     internode: InternodeMemory | None
+    elastic: ElasticMemory | None
 
     @property
     def num_nodes(self) -> int: ...
@@ -101,5 +103,5 @@ class Node(Protocol):
         self, order: Ordered, like: Array, make: Make | None = None, num_rows: int = 0
     ) -> tuple[list[Array], list[Any]]: ...
     def finish(self, async_finish: bool) -> EventOverlap: ...
-    def compare(self, call: Call, handle: ArraysHandle | None = None) -> None: ...
+    def compare(self, call: Call, handle: Numbered | None = None) -> None: ...
     def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None: ...

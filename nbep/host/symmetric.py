@@ -39,14 +39,15 @@ from nbep.device.layout.names import describe_nvl_offset, describe_offset
 from nbep.device.protocols.peers import Bounds, HostPeers, Peers
 from nbep.host import counters, validate
 from nbep.host.arguments import integer, refuse
-from nbep.host.calls import DIGESTS, DISPATCH, VERBS, arguments_of
+from nbep.host.calls import DIGESTS, DISPATCH, ELASTIC_DISPATCH, VERBS, arguments_of
 from nbep.host.causes import REPORT_WORDS, KernelReport
 from nbep.host.comm_work import CommWork
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
 from nbep.host.dropped import KeptMemory, Name, give_back_dropped, idle_names, keep_dropped
+from nbep.host.elastic.memory import ElasticMemory
 from nbep.host.faults import destroy_error, destroyed_without
-from nbep.host.handles import ArraysHandle, Identity
+from nbep.host.handles import Identity, Numbered
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -180,6 +181,7 @@ class NodeMemory(CommWork):
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
         self.direct: DirectMemory | None = None  # unless the buffer has no room for it
         self.internode: InternodeMemory | None = None  # where the normal mode goes between nodes
+        self.elastic: ElasticMemory | None = None  # of an ElasticBuffer
         self._is_open = True
         self._kept: list[SymmetricMemory] | None = None  # what is shown when all else is given back
         # A rank that was masked has missed calls of the others.
@@ -405,10 +407,10 @@ class NodeMemory(CommWork):
     def layout_totals(self) -> int:
         return self.device.address + ALIGNMENT_BYTES
 
-    def compare(self, call: Call, handle: ArraysHandle | None = None) -> None:
+    def compare(self, call: Call, handle: Numbered | None = None) -> None:
         """As compare_call, of a call whose notify kernel compares it, too. handle: that it is given"""
         self.compare_call(VERBS[call.verb], arguments_of, call, handle)
-        if call.verb == DISPATCH and handle is None:
+        if call.verb in (DISPATCH, ELASTIC_DISPATCH) and handle is None:
             self.num_dispatches = 1 + self.num_dispatches % (DIGESTS - 2)
 
     def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None:
@@ -454,6 +456,8 @@ class NodeMemory(CommWork):
     def _describe(self, offset: int) -> str:
         if self.direct is not None and offset >= self.direct.start:
             return self.direct.describe(offset)
+        if self.elastic is not None and offset < self.num_nvl_bytes:
+            return self.elastic.describe(offset)
         named = bisect.bisect(self._cells, offset, key=lambda cell: cell[0])
         if named and offset < self.num_nvl_bytes:
             start, name = self._cells[named - 1]

@@ -7,6 +7,7 @@ Arrays: x [num_tokens, hidden] bf16; topk_idx [num_tokens, num_topk] int64, -1 =
 """
 
 from nbep.reference.accuracy import calc_diff
+from nbep.reference.elastic import ElasticDispatched, elastic_combine, elastic_dispatch
 from nbep.reference.fp8 import (
     AMAX_FLOOR,
     BF16,
@@ -51,6 +52,7 @@ __all__ = [
     "E4M3_MAX",
     "NO_MORE_TOKENS",
     "Dispatched",
+    "ElasticDispatched",
     "InternodeDispatched",
     "Layout",
     "LowLatencyDispatched",
@@ -60,6 +62,8 @@ __all__ = [
     "count_tokens_per_rdma_rank",
     "decode_logfmt",
     "dispatch",
+    "elastic_combine",
+    "elastic_dispatch",
     "encode_logfmt",
     "encode_send_head",
     "encode_send_nvl_head",

@@ -170,6 +170,7 @@ COUNTERS: dict[str, dict[str, Any]] = {
         "call[n, i]": "it changes once: the buffer is of no use then",
     },
     "kernels/internode/notify_dispatch.py": {"arrived[n]": between_nodes},
+    "kernels/elastic/combine.py": {"next_token": RESET},
     "kernels/intranode/direct_combine.py": {"next_token": RESET},
     "kernels/intranode/direct_dispatch.py": {"arrived[s]": RESET},
     "kernels/low_latency/calls.py": {"calls[h, s, word]": RESET},

@@ -43,7 +43,7 @@ ROOMS = (
     ("nbep.host.transport",),
     ("nbep.host",),
     ("nbep.host.symmetric", "nbep.host.connect", "nbep.host.spawn", "nbep.host.cast"),
-    ("nbep.host.buffer",),
+    ("nbep.host.buffer", "nbep.host.elastic.buffer"),
 )
 LEAVES = ("nbep.registry", "nbep.version")  # import nothing of nbep
 LAYERS_WITHOUT_CIRCLES = ("nbep.emulator", "nbep.host")
@@ -186,8 +186,10 @@ def test_buffers_and_emulated_ranks_load_neither_numba_nor_mpi_nor_matplotlib_no
     assert not {"numba", "mpi4py", "matplotlib", "torch"} & set(out.stdout.split())
 
 
-DEEP_EP_VERBS = {"Buffer.__init__", "NormalVerbs.dispatch", "Buffer.dispatch"} | {
-    f"LowLatencyVerbs.low_latency_{verb}" for verb in ("dispatch", "combine")
+DEEP_EP_VERBS = {
+    *("Buffer.__init__", "NormalVerbs.dispatch", "Buffer.dispatch"),
+    *(f"LowLatencyVerbs.low_latency_{verb}" for verb in ("dispatch", "combine")),
+    *("ElasticBuffer.__init__", "ElasticVerbs.dispatch", "ElasticVerbs.combine", "EPHandle.__init__"),
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from nbep.device.kernels.elastic import combine as elastic_combine
 from nbep.device.kernels.get_dispatch_layout import LayoutSizes, num_counters
 from nbep.device.kernels.internode import arguments as internode
 from nbep.device.kernels.intranode import combine, direct_combine
@@ -36,6 +37,9 @@ def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bo
         "combine": lambda offset: _combine(num_threads // WARP, offset),
         "direct_dispatch": _stage,
         "direct_combine": lambda offset: _direct_combine(num_threads // WARP, has_tma, offset),
+        "elastic_publish": _stage,
+        "elastic_dispatch": _stage,
+        "elastic_combine": lambda offset: _elastic_combine(num_threads // WARP, has_tma, offset),
         "low_latency_dispatch": lambda offset: _low_latency_dispatch(_one_of(args, LowLatencyShape), offset),
         "low_latency_combine": lambda offset: _low_latency_combine(_one_of(args, LowLatencyShape), offset),
         "internode_notify_dispatch": partial(_of_warp, "count message", COUNT_MESSAGE_BYTES),
@@ -89,6 +93,14 @@ def _direct_combine(num_warps: int, has_tma: bool, offset: int) -> str:
         if row < direct_combine.MAX_ROWS:
             return f"rows[warp {warp}, {row}]"
         return f"weights[warp {warp}, {row - direct_combine.MAX_ROWS}]"
+    return _sum_stage(num_warps, offset)
+
+
+def _elastic_combine(num_warps: int, has_tma: bool, offset: int) -> str:
+    stages = (SUM_STAGE_BYTES + FULL_BYTES) * num_warps if has_tma else 0
+    if offset >= stages:
+        warp, byte = divmod(offset - stages, elastic_combine.LIST_BYTES)
+        return f"rows[warp {warp}, {byte // 8}]"
     return _sum_stage(num_warps, offset)
 
 

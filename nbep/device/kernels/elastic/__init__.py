@@ -1,0 +1,1 @@
+"""Kernels of `ElasticBuffer`: one dispatch and one combine for training, prefill and decoding."""

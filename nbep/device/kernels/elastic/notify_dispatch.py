@@ -1,0 +1,126 @@
+"""Notify dispatch: all ranks meet, and each adds up what comes to it. One block, between publish and dispatch.
+
+ rank_counts[half, s] ---------sum over s-------------> psum_num_recv_tokens_per_scaleup_rank
+ expert_counts[half, s, e] ----sum over s, then e ----> where the rows of each (rank, expert) begin; how many they are
+
+ cell                        written by      with              read by             with
+ turn                        thread 0        st_weak           the owner's kernels ld_nc, ld_weak
+ rank_counts[half, s]        rank s          see publish.py    all threads         ld_na, after the meeting
+ expert_counts[half, s]      rank s          see publish.py    all threads         ld_na, after the meeting
+ num_unaligned_recv_         thread e        st_weak           all threads         ld_weak, after syncthreads
+ psum_ arrays, row_starts    thread e        st_weak           (dispatch)          -
+ moe_recv_counter            thread 0        st_relaxed_sys    the CPU             polls until >= 0
+ moe_recv_expert_counter[e]  thread e        st_relaxed_sys    the CPU             polls until >= 0
+ cumulative_local_expert_    thread e        st_weak           the next kernel     -
+
+Counts of a half are written again by the second dispatch from here. Its writers have met this rank before, at the first
+one, to which this rank came behind this kernel.
+
+With a handle there is nothing to count: the ranks only meet.
+
+Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps)
+"""
+
+from typing import NamedTuple
+
+import nbep.device.primitives as ptx
+from nbep.device.alignment import align_up
+from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.parts.calls import Call, meet_block
+from nbep.device.layout.elastic import TURN, expert_count, rank_count
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.waits import has_timed_out
+from nbep.device.types import I32, InOut, Out, Sym
+
+
+class ElasticCounts(NamedTuple):
+    """All absent (0) with a handle; cumulative_local_expert_recv_stats may be."""
+
+    psum_num_recv_tokens_per_scaleup_rank: Out  # [num_ranks] s32, inclusive
+    psum_num_recv_tokens_per_expert: Out  # [num_local_experts] s32: see `end_of`
+    num_unaligned_recv_tokens_per_expert: InOut  # [num_local_experts] s32
+    row_starts: Out  # [num_ranks, num_local_experts] s32: where an expert's rows from a rank begin, if expanded
+    cumulative_local_expert_recv_stats: InOut  # [num_local_experts] s32
+    moe_recv_counter: Sym  # s32 that the CPU polls
+    moe_recv_expert_counter: Sym  # [num_local_experts] s32 that the CPU polls
+
+
+class ElasticCountSizes(NamedTuple):
+    num_local_experts: I32
+    expert_alignment: I32
+    do_expand: I32
+
+
+@device_function
+def end_of(start, count, sizes):
+    """What the prefix sum says of an expert: up to where its rows go, in compact form with their padding."""
+    return start + (count if sizes.do_expand != 0 else align_up(count, sizes.expert_alignment))
+
+
+@device_function
+def sum_rank_counts(out, buffer, number, num_ranks):
+    """Prefix sums of the tokens from each rank, and the total for the CPU; one thread."""
+    total = 0
+    for src in range(num_ranks):
+        total += ptx.ld_na_s32(buffer + rank_count(number, src))
+        ptx.st_weak_s32(out.psum_num_recv_tokens_per_scaleup_rank + 4 * src, total)
+    ptx.st_relaxed_sys_s32(out.moe_recv_counter, total)
+
+
+@device_function
+def sum_expert_counts(out, buffer, number, num_ranks, expert):
+    """The number of rows of an expert; one thread."""
+    total = 0
+    for src in range(num_ranks):
+        total += ptx.ld_na_s32(buffer + expert_count(number, src, expert))
+    ptx.st_weak_s32(out.num_unaligned_recv_tokens_per_expert + 4 * expert, total)
+    stats = out.cumulative_local_expert_recv_stats
+    if stats != 0:
+        ptx.st_weak_s32(stats + 4 * expert, ptx.ld_weak_s32(stats + 4 * expert) + total)
+
+
+@device_function
+def place_rows(out, buffer, number, num_ranks, expert, sizes):
+    """Where the rows of an expert begin, of each rank; one thread."""
+    start = 0
+    for before in range(expert):
+        count = ptx.ld_weak_s32(out.num_unaligned_recv_tokens_per_expert + 4 * before)
+        start += align_up(count, sizes.expert_alignment)
+    count = ptx.ld_weak_s32(out.num_unaligned_recv_tokens_per_expert + 4 * expert)
+    ptx.st_weak_s32(out.psum_num_recv_tokens_per_expert + 4 * expert, end_of(start, count, sizes))
+    ptx.st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * expert, align_up(count, sizes.expert_alignment))
+    for src in range(num_ranks):
+        ptx.st_weak_s32(out.row_starts + 4 * (src * sizes.num_local_experts + expert), start)
+        start += ptx.ld_na_s32(buffer + expert_count(number, src, expert))
+
+
+@device_function
+def count_nothing(out, num_ranks, sizes):
+    """What dispatch finds if a peer did not come, or called something else: no tokens. The CPU finds the fault."""
+    for src in range(ptx.thread_idx(), num_ranks, ptx.block_dim()):
+        ptx.st_weak_s32(out.psum_num_recv_tokens_per_scaleup_rank + 4 * src, 0)
+    for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
+        ptx.st_weak_s32(out.num_unaligned_recv_tokens_per_expert + 4 * expert, 0)
+        ptx.st_weak_s32(out.psum_num_recv_tokens_per_expert + 4 * expert, 0)
+
+
+@kernel(max_threads=128)
+def elastic_notify_dispatch(out: ElasticCounts, peers: Peers, bounds: Bounds, sizes: ElasticCountSizes, call: Call):
+    """Grid: 1 block. Block: 128 threads, or any multiple of 32."""
+    buffer = buffer_of(peers, peers.rank)
+    number = ptx.ld_weak_s32(buffer + TURN)
+    is_same = meet_block(peers, bounds, call)
+    has_met = ptx.bar_red_and(0, ptx.block_dim(), is_same and not has_timed_out(bounds))
+    counts = out.psum_num_recv_tokens_per_scaleup_rank != 0
+    if counts and has_met:
+        if ptx.thread_idx() == 0:
+            sum_rank_counts(out, buffer, number, peers.num_ranks)
+        for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
+            sum_expert_counts(out, buffer, number, peers.num_ranks, expert)
+        ptx.syncthreads()
+        for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
+            place_rows(out, buffer, number, peers.num_ranks, expert, sizes)
+    elif counts:
+        count_nothing(out, peers.num_ranks, sizes)
+    if ptx.thread_idx() == 0:
+        ptx.st_weak_s32(buffer + TURN, number + 1)

@@ -1,0 +1,200 @@
+"""Publish: a rank lays its tokens out where the others read them, and numbers its choices. First part of a dispatch.
+
+ warp e:  all choices of expert e, in order ----> numbers[t, k] of the own half; how many --> expert_counts of its rank
+ warp r:  all tokens that go to rank r, in order -> lists[r, i] of the own half; how many --> rank_counts of rank r
+ warp t:  x[t], its scales, choices and weights -> row t of the own half
+
+ cell                    written by     with                   read by              with
+ turn                    the owner      see notify_dispatch.py all warps            ld_nc
+ x of a half             warp t         bulk copy, or st_na    all ranks            see dispatch.py (1)
+ scales, topk_idx,       warp t         st_na                  all ranks            see dispatch.py (1)
+   topk_weights of a half
+ numbers, lists          warps e and r  st_na                  all ranks            see dispatch.py (1)
+ rank_counts[half, s]    warp r         st_na                  rank r               see notify_dispatch.py
+ expert_counts[half, s]  warp e         st_na                  the expert's rank    see notify_dispatch.py
+ topk_idx (the handle's) warp t         st_na                  the next kernel      -
+ dst_buffer_slot_idx     warp r         st_na                  the next kernel      -
+ stage of a warp         copy engine    bulk copy              copy engine          after full
+
+ (1) The next kernel meets all ranks. Who reads this half does so before it comes to the meeting of the next dispatch,
+     or of a combine; and this rank comes here again for the same half only after that.
+
+So there is no ring and no flow control, and receivers fetch. A row crosses the wire once for each rank that wants it,
+also where several experts there get a copy. What comes lies in ordinary arrays, which no later call overwrites.
+
+One pass over all choices for each expert looks like too many. But a choice is 8 bytes against a row of 14,336, the
+passes run side by side with the copies, and the order of tokens gives every row its place: nothing is left to chance.
+
+Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps), which adds up counts with atomics and pushes
+"""
+
+from typing import NamedTuple
+
+import nbep.device.primitives as ptx
+from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.intranode.arguments import Context
+from nbep.device.kernels.parts.notes import Scales, copy_scales
+from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, expert_count, half_offset, rank_count
+from nbep.device.protocols.copies import Row, begin_copy, end_copy
+from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
+from nbep.device.protocols.teams import Team
+from nbep.device.protocols.waits import has_timed_out
+from nbep.device.types import I32, In, Out
+
+
+class PublishOutputs(NamedTuple):
+    """Both may be absent (0): a handle has them."""
+
+    topk_idx: Out  # [num_tokens, num_topk] s64
+    dst_buffer_slot_idx: Out  # [num_tokens, num_topk] s32: the token's index among those that go to the choice's rank
+
+
+class PublishInputs(NamedTuple):
+    """x_scales and topk_weights may be absent (0)."""
+
+    x: In  # [num_tokens, hidden_bytes]
+    x_scales: In  # [num_tokens, num_scales] 4 bytes each, any strides
+    topk_idx: In  # [num_tokens, num_topk] s64
+    topk_weights: In  # [num_tokens, num_topk] f32
+
+
+class PublishSizes(NamedTuple):
+    """Strides count scales, not bytes. does_number: 0 with a handle, which knows where rows go."""
+
+    num_tokens: I32
+    num_experts: I32
+    does_number: I32
+    scale_token_stride: I32
+    scale_hidden_stride: I32
+
+
+def publish_smem_bytes(num_threads: int, has_tma: bool) -> int:
+    """Dynamic shared memory of a block: where there are bulk copies, a stage for each warp."""
+    return STAGE_STRIDE * (num_threads // 32) if has_tma else 0
+
+
+@device_function
+def number_choices(ctx, inputs, half, number, expert):
+    """Number the choices of one expert, 32 at a time, and tell its rank how many there are; one warp."""
+    peers, lane = ctx.peers, ctx.team.lane
+    num_choices = ctx.sizes.num_tokens * ctx.shape.num_topk
+    count = 0
+    choice = lane
+    while choice - lane < num_choices:
+        is_one = choice < num_choices and ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice) == expert
+        found = ptx.vote_ballot(ptx.FULL_MASK, is_one)
+        if is_one:
+            ptx.st_na_s32(half + ctx.places.numbers + 4 * choice, count + ptx.popc_u32(found & ((1 << lane) - 1)))
+        count += ptx.popc_u32(found)
+        choice += 32
+    num_local_experts = ptx.u32_div(ctx.sizes.num_experts, peers.num_ranks)
+    owner = ptx.u32_div(expert, num_local_experts)
+    if lane == 0:
+        cell = expert_count(number, peers.rank, expert - owner * num_local_experts)
+        ptx.st_na_s32(buffer_of(peers, owner) + cell, count)
+
+
+@device_function
+def goes_to(ctx, inputs, token, rank):
+    """Whether a token has chosen an expert of a rank."""
+    num_topk = ctx.shape.num_topk
+    num_local_experts = ptx.u32_div(ctx.sizes.num_experts, ctx.peers.num_ranks)
+    first = rank * num_local_experts
+    found = False
+    for k in range(num_topk):
+        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * (token * num_topk + k))
+        found = found or first <= expert < first + num_local_experts
+    return found
+
+
+@device_function
+def note_index(ctx, out, inputs, token, rank, index):
+    """Write the index of a token among those of a rank to the choices of that rank; -1 to unused ones, of rank 0."""
+    num_topk = ctx.shape.num_topk
+    num_local_experts = ptx.u32_div(ctx.sizes.num_experts, ctx.peers.num_ranks)
+    first = rank * num_local_experts
+    for k in range(num_topk):
+        choice = token * num_topk + k
+        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice)
+        if first <= expert < first + num_local_experts:
+            ptx.st_na_s32(out.dst_buffer_slot_idx + 4 * choice, index)
+        elif rank == 0 and not 0 <= expert < ctx.sizes.num_experts:
+            ptx.st_na_s32(out.dst_buffer_slot_idx + 4 * choice, -1)
+
+
+@device_function
+def list_tokens(ctx, out, inputs, half, number, rank):
+    """List the tokens that go to one rank, 32 at a time, and tell it how many there are; one warp."""
+    peers, num_tokens, lane = ctx.peers, ctx.sizes.num_tokens, ctx.team.lane
+    tokens = half + ctx.places.lists + 4 * rank * ctx.shape.num_max_tokens
+    count = 0
+    token = lane
+    while token - lane < num_tokens:
+        goes_there = token < num_tokens and goes_to(ctx, inputs, token, rank)
+        chosen = ptx.vote_ballot(ptx.FULL_MASK, goes_there)
+        index = count + ptx.popc_u32(chosen & ((1 << lane) - 1))
+        if goes_there:
+            ptx.st_na_s32(tokens + 4 * index, token)
+        if token < num_tokens:
+            note_index(ctx, out, inputs, token, rank, index)
+        count += ptx.popc_u32(chosen)
+        token += 32
+    if lane == 0:
+        ptx.st_na_s32(buffer_of(peers, rank) + rank_count(number, peers.rank), count)
+
+
+@device_function
+def lay_out_token(ctx, out, inputs, half, token, stage, parity):
+    """Copy a token and what goes with it to its row of the half; one warp. Returns the parity of the next copy."""
+    places, shape, sizes, lane = ctx.places, ctx.shape, ctx.sizes, ctx.team.lane
+    row = Row(inputs.x + token * shape.hidden_bytes, shape.hidden_bytes, 0)
+    begin_copy(row, stage, lane)
+    if lane < shape.num_topk:
+        choice = token * shape.num_topk + lane
+        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice)
+        ptx.st_na_s64(half + places.topk_idx + 8 * choice, expert)
+        if out.topk_idx != 0:
+            ptx.st_na_s64(out.topk_idx + 8 * choice, expert)
+        if inputs.topk_weights != 0:
+            ptx.st_na_f32(half + places.topk_weights + 4 * choice, ptx.ld_nc_f32(inputs.topk_weights + 4 * choice))
+    scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
+    scales = Scales(scales, sizes.scale_hidden_stride, shape.num_scales)
+    copy_scales(ptx.ld_nc_keep_s32, ptx.st_na_s32, half + places.scales + 4 * token * shape.num_scales, scales, lane)
+    return end_copy(ptx.ld_nc_v4, half + places.x + token * shape.hidden_bytes, row, stage, parity, lane)
+
+
+@kernel(max_threads=768)
+def elastic_publish(
+    out: PublishOutputs,
+    inputs: PublishInputs,
+    peers: Peers,
+    bounds: Bounds,
+    places: ElasticPlaces,
+    shape: ElasticShape,
+    sizes: PublishSizes,
+):
+    """Grid: any. Block: a multiple of 32. Shared memory: `publish_smem_bytes`."""
+    num_warps = ptx.block_dim() // 32
+    warp = ptx.thread_idx() // 32
+    lane = ptx.thread_idx() % 32
+    ctx = Context(peers, bounds, shape, sizes, places, Team(True, -1, -1, warp, num_warps, lane))
+    if ptx.vote_any(ptx.FULL_MASK, has_timed_out(bounds)):
+        return  # a peer that is only late may still read what is there
+    own = buffer_of(peers, peers.rank)
+    number = ptx.ld_nc_s32(own + TURN)
+    half = own + half_offset(places, number)
+    stage = open_stage(ptx.smem_base(), warp, lane)
+    parity = 0
+    num_lists = sizes.num_experts + peers.num_ranks if sizes.does_number != 0 else 0
+    job = ptx.block_idx() + ptx.grid_dim() * warp
+    while job < num_lists + sizes.num_tokens:
+        if job >= num_lists:
+            parity = lay_out_token(ctx, out, inputs, half, job - num_lists, stage, parity)
+        elif job >= sizes.num_experts:
+            list_tokens(ctx, out, inputs, half, number, job - sizes.num_experts)
+        else:
+            number_choices(ctx, inputs, half, number, job)
+        job += ptx.grid_dim() * num_warps
+    if ptx.has_tma() and lane == 0:
+        ptx.tma_store_wait_all()

@@ -1,0 +1,1 @@
+"""`ElasticBuffer`: one dispatch and one combine whose form each call chooses."""

@@ -1,0 +1,313 @@
+"""DeepEP's second interface: one dispatch and one combine, whose form each call chooses.
+
+Life cycle: construct (compare arguments, allocate, exchange memory handles, open peers) -> use -> destroy.
+
+Source: DeepEP deep_ep/buffers/elastic.py
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from contextlib import suppress
+from threading import Lock
+from typing import Any
+
+from nbep.device.layout.elastic import DATA
+from nbep.device.layout.intranode import MAX_NVL_PEERS
+from nbep.host import validate
+from nbep.host.arguments import flags, integer, refuse
+from nbep.host.config import Sizes
+from nbep.host.connect import connect
+from nbep.host.dropped import Name, give_back_dropped, idle_names, keep_dropped
+from nbep.host.elastic.barrier import barrier
+from nbep.host.elastic.experimental import Experimental
+from nbep.host.elastic.memory import BUFFER_ALIGNMENT, ElasticMemory, size_hint, size_of
+from nbep.host.elastic.num_sms import NVLINK_GBS, theoretical_num_sms
+from nbep.host.elastic.verbs import ElasticVerbs
+from nbep.host.events import EventHandle
+from nbep.host.handles import OfThisProcess
+from nbep.host.node import Node
+from nbep.host.one_thread import in_turn
+from nbep.host.ranks.comm import await_all, gather_results
+from nbep.host.symmetric import NodeMemory
+from nbep.host.target import forks
+from nbep.host.target.streams import Stream
+from nbep.host.target.torch_modes import untraced
+from nbep.host.transport import check_target, mapped_transport
+from nbep.host.transport.base import NetworkOptions, chosen_options
+
+EMULATED_SMS = 132  # as an H100 has
+QPS_OF_HYBRID, QPS_OF_DIRECT = 129, 17  # that DeepEP allocates unless it is told how many
+QPS_OF_SM = 16
+
+
+class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
+    """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same arguments.
+
+    Args:     group the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
+              whose ranks must have set their own current GPU. 1 to 8 ranks, all of one node
+              num_bytes size of the symmetric buffer, a multiple of 2 MiB; None: what num_max_tokens_per_rank, hidden
+              and num_topk need; see get_buffer_size_hint
+              num_cpu_bytes only 0: it is for Engram
+              num_max_tokens_per_rank the most tokens of a rank in a call, unless the call says another number
+              hidden, num_topk values of a token, choices of a token; 0 choices: room for 32
+              use_fp8_dispatch the buffer need have room only for FP8 in dispatch
+              deterministic changes nothing: the order of rows never depends on timing
+              allow_hybrid_mode for between nodes; inside a node it changes nothing
+              allow_multiple_reduction a rank may add up the rows of an expanded token and send the sum, rounded to
+              bf16; False: it sends them all, and there is one rounding
+              prefer_overlap_with_compute fewer SMs, see get_theoretical_num_sms
+              sl_idx, num_allocated_qps for a network; inside a node they change nothing
+              num_cpu_timeout_secs longest time that the CPU waits for counts
+              num_gpu_timeout_secs longest time that a wait inside a kernel may take, unless the environment variable
+              NBEP_TIMEOUT_MS says another. The emulator in one process counts primitive calls instead of nanoseconds
+              explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`
+    Raises:   ValueError if an argument is wrong or differs between ranks, if the group has more than 8 ranks or several
+              nodes, or while the current stream captures a CUDA graph
+              RuntimeError if a rank has not enough memory, or cannot reach a peer; nothing stays allocated
+    Blocks:   until all ranks of the group construct theirs
+    Source:   DeepEP deep_ep/buffers/elastic.py, ElasticBuffer.__init__
+
+    Attributes:
+        group: what was given
+        rank_idx, num_ranks: this rank, and how many there are
+        num_bytes, num_max_tokens_per_rank, num_allocated_qps and the switches: as constructed
+        num_scaleout_ranks, num_scaleup_ranks, scaleout_rank_idx, scaleup_rank_idx: 1 node of num_ranks
+        num_rdma_ranks, num_nvlink_ranks: 1 host of num_ranks
+
+    What calls return is the caller's: ordinary arrays, which no later call overwrites. Streams, events and threads: as
+    Buffer says. After a PeerTimeout every call but destroy raises the same again.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+    ):
+        self._memory: NodeMemory | None = None
+        self._turn = Lock()
+        communicator, runtime = connect(group, None)
+
+        def check() -> tuple[dict[str, Any], NetworkOptions, float, int, list[Name]]:
+            if runtime.is_capturing:
+                raise ValueError(
+                    "ElasticBuffer: got made while a CUDA graph is captured; must be made before: memory of peers "
+                    "cannot be opened there"
+                )
+            flags(
+                use_fp8_dispatch=use_fp8_dispatch,
+                deterministic=deterministic,
+                allow_hybrid_mode=allow_hybrid_mode,
+                allow_multiple_reduction=allow_multiple_reduction,
+                prefer_overlap_with_compute=prefer_overlap_with_compute,
+                explicitly_destroy=explicitly_destroy,
+            )
+            if integer("num_cpu_bytes", num_cpu_bytes, 0) > 0:
+                refuse("num_cpu_bytes", num_cpu_bytes, "0: Engram, which it is for, is not in nbep")
+            options = chosen_options(communicator.size, None, None, 1, True, None)
+            if options.num_nvl_peers != communicator.size:
+                got = f"{communicator.size} ranks in nodes of {options.num_nvl_peers}"
+                allowed = f"1 to {MAX_NVL_PEERS} ranks of one node; between nodes see Buffer"
+                refuse("group", got, allowed)
+            check_target(runtime, options)
+            most = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
+            shape = most, hidden, num_topk, bool(use_fp8_dispatch), bool(allow_multiple_reduction)
+            size = num_bytes
+            if size is None:
+                size = size_hint(communicator.size, *shape)
+            elif integer("num_bytes", size, 1) % BUFFER_ALIGNMENT != 0:
+                refuse("num_bytes", size, f"a multiple of {BUFFER_ALIGNMENT} (2 MiB), or None")
+            validate.symmetric_memory(runtime, "num_bytes", size + DATA, 1, "ipc")
+            alike = {"num_bytes": size, "allow_multiple_reduction": bool(allow_multiple_reduction)}
+            return alike, options, _timeout_ms(num_gpu_timeout_secs), next(runtime.buffer_numbers), idle_names(runtime)
+
+        every_alike, every_options, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
+        for every in (every_alike, [vars(each) for each in every_options]):
+            for name in every[0]:
+                validate.same_on_all_ranks(name, [of_rank[name] for of_rank in every])
+        give_back_dropped(runtime, held)
+        rank = communicator.rank
+        size, options = every_alike[rank]["num_bytes"], every_options[rank]
+
+        self.group = group
+        self.rank_idx = rank
+        self.num_ranks = communicator.size
+        self.num_bytes = size
+        self.num_max_tokens_per_rank = int(num_max_tokens_per_rank)
+        self.deterministic = deterministic
+        self.allow_hybrid_mode = allow_hybrid_mode
+        self.allow_multiple_reduction = bool(allow_multiple_reduction)
+        self.prefer_overlap_with_compute = prefer_overlap_with_compute
+        default_qps = QPS_OF_HYBRID if allow_hybrid_mode else QPS_OF_DIRECT
+        self.num_allocated_qps = integer("num_allocated_qps", num_allocated_qps, 0) or default_qps
+        self.explicitly_destroy = explicitly_destroy
+        self.timeout_ms = timeouts_ms[rank]
+        self.num_cpu_timeout_secs = integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
+
+        sizes = Sizes(size + DATA, check_calls=runtime.target == "emulator")
+        transport = mapped_transport(runtime, rank, options, "ipc")
+        memory = NodeMemory(communicator, runtime, sizes, self.timeout_ms, transport)
+        memory.elastic = ElasticMemory(memory.symmetric, size, communicator.size)
+        memory.name = numbers
+        self._memory = memory
+        self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
+        self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(rank, self.num_scaleup_ranks)
+        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        await_all(communicator)  # the cells of all ranks are 0 now
+
+    @in_turn
+    def destroy(self) -> None:
+        """Give the memory back. Collective: blocks until all ranks of the group are here.
+
+        Unlike DeepEP's it needs no explicitly_destroy. A buffer that goes away without it, and without
+        explicitly_destroy, is given back when its ranks make their next one together: no destructor waits for anybody.
+
+        Raises: as Buffer.destroy
+        """
+        memory = self._memory
+        if memory is None:
+            refuse("buffer", "one that is destroyed already", "destroyed once")
+        memory.runtime.check_caller("destroy")
+        self._memory = None
+        memory.close()
+
+    def __del__(self) -> None:
+        memory = getattr(self, "_memory", None)
+        if memory is None:
+            return
+        with suppress(Exception):
+            memory.report.warn()
+        if self.explicitly_destroy:
+            warnings.warn(f"{self!r} goes away without destroy()", RuntimeWarning, stacklevel=2)
+        else:
+            keep_dropped(memory)
+
+    def __repr__(self) -> str:
+        return f"<ElasticBuffer of rank {self.rank_idx} of {self.num_ranks}, {self.num_bytes} bytes>"
+
+    # Sizes
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """num_bytes for calls of so many tokens of each rank, a multiple of 2 MiB.
+
+        Dispatch needs room for the tokens of one rank, twice; combine for a row of each token from each rank that may
+        send one. They share the memory. num_topk=0 stands for 32.
+        """
+        flags(use_fp8_dispatch=use_fp8_dispatch, allow_multiple_reduction=allow_multiple_reduction)
+        sizes = num_max_tokens_per_rank, hidden, num_topk
+        return size_hint(size_of(group), *sizes, use_fp8_dispatch, allow_multiple_reduction)
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """(hosts, ranks of a host)"""
+        return 1, self.num_ranks
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """(nodes, ranks of a node)"""
+        return 1, self.num_ranks
+
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
+        """How many SMs keep the wire busy, if all experts are alike likely: even, at least 4 if there are so many.
+
+        Args:   num_scaleout_topk only 0; rdma_gbs not looked at inside a node
+                nvlink_gbs rate of the wire in one direction; 0: that of an H100
+                sm_read_gbs, sm_write_gbs of one SM
+        """
+        num_experts = validate.num_experts(self.num_ranks, num_experts)
+        num_topk = integer("num_topk", num_topk, 1)
+        if num_topk > num_experts:
+            refuse("num_topk", num_topk, f"at most the {num_experts} experts")
+        if num_scaleout_topk != 0:
+            refuse("num_scaleout_topk", num_scaleout_topk, "0")
+        rates = nvlink_gbs or NVLINK_GBS, sm_read_gbs, sm_write_gbs
+        device = getattr(self._usable("get_theoretical_num_sms").runtime, "device", None)
+        device_sms = EMULATED_SMS if device is None else device.num_sms
+        return theoretical_num_sms(
+            num_experts, num_topk, self.num_ranks, *rates, device_sms, self.prefer_overlap_with_compute
+        )
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """How many queue pairs a call with so many SMs would take of a network; inside a node it takes none."""
+        wanted = min(num_sms, 8 + 1)
+        if self.allow_hybrid_mode:
+            wanted = num_sms * QPS_OF_SM + 1
+        return min(wanted, self.num_allocated_qps)
+
+    # Streams and barriers
+
+    @staticmethod
+    @untraced
+    def capture() -> EventHandle:
+        """An event at the present end of the caller's current stream. There need be no buffer yet."""
+        return EventHandle()
+
+    def get_comm_stream(self) -> Stream:
+        """The stream that this buffer's kernels run on if a call is asynchronous."""
+        return self._usable("get_comm_stream").comm_stream
+
+    @in_turn
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
+        """Let the current stream, and the comm stream, go on when all ranks have come here. Collective.
+
+        Args:   use_comm_stream meet on the comm stream; False: on the current one
+                with_cpu_sync wait for the device before and after
+                sequential changes nothing inside a node
+        """
+        flags(use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential)
+        barrier(self._usable("barrier"), use_comm_stream, with_cpu_sync)
+
+    def _usable(self, verb: str) -> Node:
+        if self._memory is None:
+            raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
+        if self._memory.runtime.num_forks != forks.num_forks:
+            self._memory.runtime.check_caller(verb)
+        return self._memory
+
+
+def _timeout_ms(num_gpu_timeout_secs: Any) -> float:
+    text = os.environ.get("NBEP_TIMEOUT_MS")
+    if text is not None:
+        return validate.timeout_ms("NBEP_TIMEOUT_MS", text)
+    return 1000 * validate.timeout_ms("num_gpu_timeout_secs", num_gpu_timeout_secs)
+
+
+def get_physical_domain_size(group: Any) -> tuple[int, int]:
+    """(hosts, ranks of a host) of a group, as its ElasticBuffer would have them."""
+    return 1, size_of(group)
+
+
+def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
+    """(nodes, ranks of a node) of a group, as its ElasticBuffer would have them."""
+    return 1, size_of(group)

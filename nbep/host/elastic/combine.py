@@ -1,0 +1,125 @@
+"""ElasticBuffer.combine: bring tokens back to their source ranks and add them up.
+
+ elastic_notify_combine: meet the others --> elastic_combine
+
+Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::combine
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine, elastic_combine_smem_bytes
+from nbep.device.kernels.elastic.notify_combine import elastic_notify_combine
+from nbep.device.kernels.parts.calls import Call
+from nbep.device.layout.elastic import ElasticSlots
+from nbep.host.block_sizes import block_sizes
+from nbep.host.elastic import checks
+from nbep.host.elastic.calls import combine_call
+from nbep.host.elastic.handle import EPHandle
+from nbep.host.elastic.request import ElasticCombineRequest
+from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
+from nbep.host.events import EventOverlap
+from nbep.host.node import Node
+from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.tokens import BF16_BYTES
+
+FEW_SMS = 12  # up to here more warps add up than push: see intranode.direct_combine
+
+
+class Plan(NamedTuple):
+    """What depends on the sizes of the arrays, on the handle's, and on the options."""
+
+    notify: PreparedLaunch
+    combine: PreparedLaunch
+    call: Call
+    slots: ElasticSlots
+    hidden: int
+
+
+def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Array, MaybeArray, EventOverlap]:
+    """See ElasticBuffer.combine. reduces: whether a rank may add up the rows of a token before it sends"""
+    memory.check_faults()
+    checks.options(request)
+    handle, x = request.handle, request.x
+    plan, arguments = _find_plan(memory, request, reduces)
+    num_tokens, num_topk = handle.topk_idx.shape
+    with memory.allocations(request, x) as empty:
+        combined_x = empty((num_tokens, plan.hidden), "bfloat16")
+        combined_topk_weights: MaybeArray = None
+        if request.topk_weights is not None:
+            combined_topk_weights = empty((num_tokens, num_topk), "float32")
+    wait_before_epilogue(memory, request.previous_event_before_epilogue)
+    memory.compare(plan.call, handle)
+    assert memory.elastic is not None
+    memory.elastic.begin_combine(plan.slots)
+    plan.notify.launch(memory.stream)
+    outputs = combined_x, combined_topk_weights
+    of_handle = (
+        handle.psum_num_recv_tokens_per_scaleup_rank,
+        handle.recv_src_metadata,
+        handle.topk_idx,
+        handle.dst_buffer_slot_idx,
+    )
+    given = memory.runtime.arguments
+    first = *given(outputs), *arguments[:4], *given(of_handle)
+    plan.combine.launch(memory.stream, first, (outputs, request, of_handle))
+    return combined_x, combined_topk_weights, memory.finish(request.async_finish)
+
+
+def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Plan, list[Any]]:
+    """The plan of a call, and what launches take for x, topk_weights and biases."""
+    handle, given = request.handle, request.arrays
+    arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
+    kinds, arguments = memory.runtime.look_at(arrays)
+    if len(given) != 4 or getattr(handle, "owner", None) is not memory.identity:
+        kinds = None
+    key, plan = memory.plans.find(kinds, ("elastic combine", request.num_sms, reduces, getattr(handle, "number", 0)))
+    if plan is None:
+        plan = _make_plan(memory, request, reduces)
+        memory.plans.keep(key, plan)
+    return plan, arguments
+
+
+def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> Plan:
+    """Check what does not change, and prepare the launches."""
+    runtime, handle = memory.runtime, checks.owned(memory, request.handle)
+    hidden = checks.rows(memory, request)
+    num_tokens, num_topk = handle.topk_idx.shape
+    one_each = handle.do_expand and not reduces
+    most = handle.num_max_tokens_per_rank
+    assert memory.elastic is not None
+    slots = memory.elastic.slots(most, hidden * BF16_BYTES, num_topk, one_each)
+    call = combine_call(memory, hidden, num_topk, handle, one_each, request.topk_weights is not None)
+    threads = num_threads(memory)
+    num_warps = threads // 32
+    sizes = ElasticCombineSizes(
+        num_tokens,
+        handle.recv_src_metadata.shape[0],
+        request.x.shape[0],
+        handle.num_experts // memory.num_ranks,
+        max(1, num_warps // (3 if request.num_sms <= FEW_SMS else 2)),
+        int(handle.do_expand),
+        int(one_each),
+    )
+    notify = runtime.prepare(
+        elastic_notify_combine,
+        1,
+        block_sizes(runtime).notify,
+        0,
+        -(-most // slots.chunk),
+        memory.peers,
+        memory.bounds,
+        call,
+    )
+    launch = runtime.prepare(
+        elastic_combine,
+        blocks_for(request.num_sms, most * memory.num_ranks, threads),
+        threads,
+        elastic_combine_smem_bytes(threads, runtime.has_tma),
+        memory.peers,
+        memory.bounds,
+        slots,
+        sizes,
+    )
+    return Plan(notify, launch, call, slots, hidden)

@@ -1,0 +1,97 @@
+"""What an elastic dispatch leaves behind for combine and for later dispatches along the same routes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbep.host.handles import Identity, OfThisProcess
+from nbep.host.target.base import Array, MaybeArray
+
+
+class EPHandle(OfThisProcess):
+    """The routing of one dispatch, as one rank sees it. Every rank's rows come in the order of (rank, token).
+
+    do_expand                 whether there is a row for each (token, expert), or one for each token
+    num_experts, expert_alignment, num_max_tokens_per_rank, num_sms   of the dispatch
+    topk_idx                  [num_tokens, num_topk] int64: a copy, unless do_handle_copy was False
+    num_recv_tokens           tokens that came; without CPU sync, how many could
+    num_expanded_tokens       rows for (token, expert), with what pads each expert; without CPU sync, how many could be
+    num_recv_tokens_per_expert_list        aligned rows of each local expert; [] without CPU sync
+    psum_num_recv_tokens_per_scaleup_rank  [num_ranks] int32: tokens from ranks 0 to r
+    psum_num_recv_tokens_per_expert        [num_local_experts] int32: where the rows of expert e end. Compact: with all
+                                           padding, its own too; expanded: without its own, so the next expert begins at
+                                           the next multiple of expert_alignment
+    num_unaligned_recv_tokens_per_expert   [num_local_experts] int32: rows without padding
+    recv_src_metadata         [num_recv_tokens, 2 + num_topk] int32 of each token that came: its rank times
+                              num_max_tokens_per_rank, and its index; rank * num_topk + its last choice of an expert
+                              here; the row of each choice if expanded, else -1. -1 past the last token
+    dst_buffer_slot_idx       [num_tokens, num_topk] int32: the token's index among those that go to the rank of a
+                              choice; -1 for choices that are unused
+    token_metadata_at_forward, channel_linked_list   None: there are no forwarding ranks inside a node
+
+    Source: DeepEP deep_ep/buffers/elastic.py, EPHandle
+    """
+
+    # The identity of the buffer, and which of its dispatches it is of, from 1 on; None and 0 for a handle that somebody
+    # else has put together.
+    owner: Identity | None = None
+    number = 0
+
+    def __init__(
+        self,
+        do_expand: bool,
+        num_experts: int,
+        expert_alignment: int,
+        num_max_tokens_per_rank: int,
+        num_sms: int,
+        topk_idx: Array,
+        num_recv_tokens: int,
+        num_expanded_tokens: int,
+        num_recv_tokens_per_expert_list: list[int],
+        psum_num_recv_tokens_per_scaleup_rank: Array,
+        psum_num_recv_tokens_per_expert: Array,
+        num_unaligned_recv_tokens_per_expert: Array,
+        recv_src_metadata: Array,
+        dst_buffer_slot_idx: Array,
+        token_metadata_at_forward: MaybeArray = None,
+        channel_linked_list: MaybeArray = None,
+    ):
+        self.do_expand = do_expand
+        self.num_experts = num_experts
+        self.expert_alignment = expert_alignment
+        self.num_max_tokens_per_rank = num_max_tokens_per_rank
+        self.num_sms = num_sms
+        self.topk_idx = topk_idx
+        self.num_recv_tokens = num_recv_tokens
+        self.num_expanded_tokens = num_expanded_tokens
+        self.num_recv_tokens_per_expert_list = num_recv_tokens_per_expert_list
+        self.psum_num_recv_tokens_per_scaleup_rank = psum_num_recv_tokens_per_scaleup_rank
+        self.psum_num_recv_tokens_per_expert = psum_num_recv_tokens_per_expert
+        self.num_unaligned_recv_tokens_per_expert = num_unaligned_recv_tokens_per_expert
+        self.recv_src_metadata = recv_src_metadata
+        self.dst_buffer_slot_idx = dst_buffer_slot_idx
+        self.token_metadata_at_forward = token_metadata_at_forward
+        self.channel_linked_list = channel_linked_list
+
+    def owned_by(self, owner: Identity, number: int) -> EPHandle:
+        """The same, as made by a dispatch of the buffer of this identity."""
+        self.owner, self.number = owner, number
+        return self
+
+    def __repr__(self) -> str:
+        form = "expanded" if self.do_expand else "compact"
+        sizes = f"{self.num_recv_tokens} tokens of {self.num_experts} experts"
+        return f"<EPHandle of dispatch {self.number}, {form}, at most {sizes}>"
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """Those that kernels read."""
+        names = (
+            "topk_idx",
+            "psum_num_recv_tokens_per_scaleup_rank",
+            "psum_num_recv_tokens_per_expert",
+            "num_unaligned_recv_tokens_per_expert",
+            "recv_src_metadata",
+            "dst_buffer_slot_idx",
+        )
+        return {name: getattr(self, name) for name in names}

@@ -1,0 +1,29 @@
+"""How many blocks the kernels of an `ElasticBuffer` take, and what they come behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nbep.host.block_sizes import block_sizes
+from nbep.host.events import handle_of
+from nbep.host.node import Node
+from nbep.host.target.streams import PastEvent
+
+WARP = 32
+
+
+def num_threads(memory: Node) -> int:
+    """Of a block."""
+    return block_sizes(memory.runtime).ring(memory.num_ranks)
+
+
+def blocks_for(num_sms: int, num_items: int, threads: int) -> int:
+    """num_sms, or fewer if that many warps have nothing to do."""
+    return max(1, min(num_sms, -(-num_items // (threads // WARP))))
+
+
+def wait_before_epilogue(memory: Node, event: Any) -> None:
+    """Let the call under way wait for an event: in nbep there is no epilogue of its own, so all of the call does."""
+    handle = handle_of(event)
+    if handle is not None and not isinstance(handle.event, PastEvent):
+        memory.stream.wait(handle.event)

@@ -1,0 +1,293 @@
+"""Dispatch and combine through `nbep.ElasticBuffer`, and their outputs compared with `nbep.reference`, bit for bit.
+
+The bodies run once per rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+import nbep
+from nbep import reference
+from nbep.workloads.arrays import assert_kind, to_numpy, to_target
+from nbep.workloads.cases import Case
+from nbep.workloads.compare import Report
+from nbep.workloads.intranode import Options as IntranodeOptions
+from nbep.workloads.intranode import biases, dispatch_input, expert_output
+
+STATS_BEFORE = 7  # statistics are added to what was there
+
+
+@dataclass(frozen=True)
+class ElasticOptions:
+    """How one dispatch and one combine are called.
+
+    fp8: see intranode.Options
+    spare: by how much num_max_tokens_per_rank exceeds the largest number of tokens
+    num_sms: blocks of each kernel, at most
+    is_cached: dispatch is called again with its handle, and combine takes what comes then
+    own_weights: each rank gives combine weights of its own for all choices; else it gives back what it received
+    """
+
+    do_expand: bool = False
+    do_cpu_sync: bool = True
+    expert_alignment: int = 1
+    fp8: str | None = None
+    with_weights: bool = True
+    own_weights: bool = False
+    num_biases: int = 0
+    do_zero_padding: bool = False
+    by_column: bool = False
+    do_handle_copy: bool = True
+    with_stats: bool = False
+    is_cached: bool = False
+    allow_multiple_reduction: bool = True
+    spare: int = 1
+    num_sms: int = 2
+
+    @property
+    def as_intranode(self) -> IntranodeOptions:
+        """For what is the same there."""
+        return IntranodeOptions(fp8=self.fp8, num_biases=self.num_biases)
+
+
+@dataclass
+class ElasticOutcome:
+    """What one rank got back, in NumPy arrays."""
+
+    recv_x: Any
+    recv_topk_idx: Any
+    recv_topk_weights: Any
+    handle: dict[str, Any] = field(default_factory=dict)
+    stats: Any = None
+    cached: tuple = field(default_factory=tuple)
+    combined_x: Any = None
+    combined_topk_weights: Any = None
+
+
+HANDLE_ARRAYS = (
+    "topk_idx",
+    "psum_num_recv_tokens_per_scaleup_rank",
+    "psum_num_recv_tokens_per_expert",
+    "num_unaligned_recv_tokens_per_expert",
+    "recv_src_metadata",
+    "dst_buffer_slot_idx",
+)
+
+
+def num_max_tokens(case: Case, options: ElasticOptions) -> int:
+    return max(1, *case.num_tokens) + options.spare
+
+
+def make_elastic_buffer(comm: Any, calls: list[tuple[Case, ElasticOptions]]) -> nbep.ElasticBuffer:
+    """A buffer that is large enough for the calls of some cases."""
+    return nbep.ElasticBuffer(
+        comm,
+        num_max_tokens_per_rank=max(num_max_tokens(case, options) for case, options in calls),
+        hidden=max(case.hidden for case, _ in calls),
+        num_topk=max(case.topk_idx[0].shape[1] for case, _ in calls),
+        allow_multiple_reduction=calls[0][1].allow_multiple_reduction,
+    )
+
+
+def dispatch_arguments(case: Case, options: ElasticOptions, rank: int) -> dict[str, Any]:
+    """What a rank's dispatch is called with, but for statistics."""
+    topk_idx, topk_weights = to_target((case.topk_idx[rank], case.topk_weights[rank]))
+    return {
+        "x": to_target(dispatch_input(case, options.as_intranode, rank)),
+        "topk_idx": topk_idx,
+        "topk_weights": topk_weights if options.with_weights else None,
+        "num_experts": case.num_experts,
+        "num_max_tokens_per_rank": num_max_tokens(case, options),
+        "expert_alignment": options.expert_alignment,
+        "num_sms": options.num_sms,
+        "do_cpu_sync": options.do_cpu_sync,
+        "do_handle_copy": options.do_handle_copy,
+        **form(options),
+    }
+
+
+def form(options: ElasticOptions) -> dict[str, Any]:
+    """What a dispatch with a handle takes, too."""
+    return {
+        "do_expand": options.do_expand,
+        "do_zero_padding": options.do_zero_padding,
+        "use_tma_aligned_col_major_sf": options.by_column,
+    }
+
+
+def call(buffer: nbep.ElasticBuffer, case: Case, options: ElasticOptions) -> ElasticOutcome:
+    """Dispatch and combine of one rank."""
+    rank = buffer.rank_idx
+    arguments = dispatch_arguments(case, options, rank)
+    stats = None
+    if options.with_stats:
+        stats = to_target(np.full(case.num_experts // case.num_ranks, STATS_BEFORE, np.int32))
+    recv_x, recv_topk_idx, recv_topk_weights, handle, _ = buffer.dispatch(
+        **arguments, cumulative_local_expert_recv_stats=stats
+    )
+    assert_kind(recv_x, recv_topk_idx, recv_topk_weights)
+    assert (handle.topk_idx is arguments["topk_idx"]) == (not options.do_handle_copy)
+    of_handle = {name: to_numpy(getattr(handle, name)).copy() for name in HANDLE_ARRAYS}
+    of_handle["num_recv_tokens_per_expert_list"] = handle.num_recv_tokens_per_expert_list
+    received: tuple[Any, ...] = recv_x, recv_topk_idx, recv_topk_weights
+    on_host = to_numpy(received)
+    outcome = ElasticOutcome(on_host[0], on_host[1], on_host[2], of_handle, to_numpy(stats))
+    if options.is_cached:
+        again = {name: arguments[name] for name in ("x", "topk_weights")}
+        *others, same, _ = buffer.dispatch(**again, **form(options), handle=handle)
+        assert same is handle
+        received = tuple(others)
+        outcome.cached = to_numpy(received)
+    weights = received[2]
+    if weights is not None and options.own_weights:
+        weights = to_target(own_weights(to_numpy(weights), rank))
+    outcome.combined_x, outcome.combined_topk_weights, _ = to_numpy(
+        buffer.combine(
+            to_target(expert_rows(case, options, to_numpy(received[0]), rank)),
+            handle,
+            topk_weights=weights,
+            bias=to_target(biases(case, options.as_intranode, rank)),
+        )
+    )
+    for name in HANDLE_ARRAYS:
+        assert (to_numpy(getattr(handle, name)) == of_handle[name]).all(), f"{name}: changed by a later call"
+    return outcome
+
+
+def round_trip(comm: Any, case: Case, options: ElasticOptions) -> ElasticOutcome:
+    """One rank's dispatch and combine with a buffer of its own."""
+    buffer = make_elastic_buffer(comm, [(case, options)])
+    outcome = call(buffer, case, options)
+    buffer.destroy()
+    return outcome
+
+
+def expert_rows(case: Case, options: ElasticOptions, recv_x: Any, rank: int) -> np.ndarray:
+    """What the experts of a rank make of its rows; if expanded, rows of different experts differ, too."""
+    rows = expert_output(case, options.as_intranode, recv_x, rank)
+    if not options.do_expand:
+        return rows
+    with np.errstate(all="ignore"):
+        factors = np.array([1, -2, 1.5 * 2**-18, 4, 1], np.float32)[np.arange(len(rows)) % 5]
+        return (rows.astype(np.float32) * factors[:, None]).astype(reference.BF16)
+
+
+def own_weights(weights: np.ndarray, rank: int) -> np.ndarray:
+    with np.errstate(all="ignore"):
+        return (weights + np.float32(1)) / np.float32(rank + 3)
+
+
+class ElasticExpected:
+    """What the reference says that every rank gets."""
+
+    def __init__(self, case: Case, options: ElasticOptions):
+        self.case, self.options = case, options
+        x = [dispatch_input(case, options.as_intranode, rank) for rank in range(case.num_ranks)]
+        self.dispatched = reference.elastic_dispatch(
+            x,
+            case.topk_idx,
+            case.topk_weights,
+            case.num_experts,
+            num_max_tokens(case, options),
+            expert_alignment=options.expert_alignment,
+            do_expand=options.do_expand,
+            num_rows=None if options.do_cpu_sync else self.worst_rows,
+        )
+        received = [(d.recv_x, d.recv_x_scales) if options.fp8 else d.recv_x for d in self.dispatched]
+        weights = [
+            own_weights(d.recv_topk_weights, rank) if options.own_weights else d.recv_topk_weights
+            for rank, d in enumerate(self.dispatched)
+        ]
+        self.combined = reference.elastic_combine(
+            [expert_rows(case, options, rows, rank) for rank, rows in enumerate(received)],
+            self.dispatched,
+            case.topk_idx,
+            topk_weights=weights if options.with_weights else None,
+            bias=[biases(case, options.as_intranode, rank) for rank in range(case.num_ranks)],
+            reduces=options.allow_multiple_reduction,
+        )
+
+    @property
+    def worst_rows(self) -> int:
+        """Of the outputs without CPU sync."""
+        case, options = self.case, self.options
+        tokens = case.num_ranks * num_max_tokens(case, options)
+        if not options.do_expand:
+            return tokens
+        num_local_experts, alignment = case.num_experts // case.num_ranks, options.expert_alignment
+        rows = tokens * min(case.topk_idx[0].shape[1], num_local_experts) + (alignment - 1) * num_local_experts
+        return -(-rows // alignment) * alignment
+
+    def check(self, rank: int, outcome: ElasticOutcome, where: str) -> None:
+        """Compare all outputs of one rank."""
+        case, options, want, report = self.case, self.options, self.dispatched[rank], Report(where)
+        self._check_received(report, want, (outcome.recv_x, outcome.recv_topk_idx, outcome.recv_topk_weights))
+        if options.is_cached:
+            self._check_received(report, want, outcome.cached)
+        self._check_handle(report, want, outcome.handle, rank)
+        if options.with_stats:
+            report.same("stats", outcome.stats, want.num_tokens_per_expert + np.int32(STATS_BEFORE))
+        sent = [case.provenance(rank, token) for token in range(len(case.x[rank]))]
+        combined_x, combined_weights = self.combined[rank]
+        report.same("combined_x", outcome.combined_x, combined_x, sent)
+        assert (outcome.combined_topk_weights is None) == (combined_weights is None), where
+        if combined_weights is not None:
+            report.same("combined_topk_weights", outcome.combined_topk_weights, combined_weights, sent)
+
+    def _check_received(self, report: Report, want: reference.ElasticDispatched, received: tuple) -> None:
+        options, used = self.options, want.row_is_token
+        values, scales = received[0] if isinstance(received[0], tuple) else (received[0], None)
+        assert len(values) == len(want.recv_x), report.where
+        compared = used.copy()
+        if options.do_zero_padding:  # rows that pad an expert are 0; what is past all experts holds anything
+            compared[: sum(want.num_aligned)] = True
+        report.same("recv_x", values[compared], want.recv_x[compared])
+        assert (scales is None) == (want.recv_x_scales is None), report.where
+        if scales is not None and want.recv_x_scales is not None:
+            report.same("scales", np.ascontiguousarray(scales[compared]), want.recv_x_scales[compared])
+            check_strides(report, scales, options.by_column)
+        assert (received[1] is None) == options.do_expand, report.where
+        if want.recv_topk_idx is not None:
+            report.same("recv_topk_idx", received[1], want.recv_topk_idx)
+        assert (received[2] is None) == (not options.with_weights), report.where
+        if received[2] is not None:
+            report.same("recv_topk_weights", received[2], want.recv_topk_weights)
+
+    def _check_handle(
+        self, report: Report, want: reference.ElasticDispatched, handle: dict[str, Any], rank: int
+    ) -> None:
+        case, options = self.case, self.options
+        report.same("topk_idx", handle["topk_idx"], case.topk_idx[rank])
+        report.same("psum of ranks", handle["psum_num_recv_tokens_per_scaleup_rank"], want.psum_per_rank)
+        report.same("psum of experts", handle["psum_num_recv_tokens_per_expert"], want.psum_per_expert)
+        report.same("unaligned", handle["num_unaligned_recv_tokens_per_expert"], want.num_tokens_per_expert)
+        report.same("dst_buffer_slot_idx", handle["dst_buffer_slot_idx"], want.dst_idx)
+        metadata = handle["recv_src_metadata"]
+        report.same("recv_src_metadata", metadata[: len(want.metadata)], want.metadata)
+        assert (metadata[len(want.metadata) :] == -1).all(), report.where
+        counts = want.num_aligned if options.do_cpu_sync else []
+        assert handle["num_recv_tokens_per_expert_list"] == counts, report.where
+
+
+def check_strides(report: Report, scales: np.ndarray, by_column: bool) -> None:
+    """Scales lie by row without gaps; by column, each of which begins at a multiple of 16 bytes."""
+    rows, columns = (stride // scales.itemsize for stride in scales.strides)
+    if scales.size == 0:
+        return
+    if by_column:
+        assert rows == 1 or len(scales) == 1, report.where
+        assert columns % 4 == 0, report.where
+        assert columns >= len(scales), report.where
+    else:
+        assert scales.flags.c_contiguous, report.where
+
+
+def check(case: Case, options: ElasticOptions, outcomes: list[ElasticOutcome], where: str) -> None:
+    """Compare all outputs of all ranks."""
+    expected = ElasticExpected(case, options)
+    for rank, outcome in enumerate(outcomes):
+        expected.check(rank, outcome, f"inputs {case.seed}, {where}, rank {rank}")

@@ -1,0 +1,117 @@
+"""Dispatch and combine of ElasticBuffer against the reference, over ranks, tokens, routings, forms and options."""
+
+from dataclasses import replace
+
+import pytest
+from cases import ROUTINGS, make_case
+from elastic import ElasticOptions, round_trip, run
+from parts import both_parts
+from target import MEMORY_MODELS
+
+from nbep.device.cards import SM80
+
+FORMS = {
+    "compact": ElasticOptions(expert_alignment=3),
+    "expanded": ElasticOptions(do_expand=True, expert_alignment=3),
+    "one reduction": ElasticOptions(do_expand=True, allow_multiple_reduction=False),
+}
+form = pytest.mark.parametrize("form", FORMS)
+sync = pytest.mark.parametrize("do_cpu_sync", [True, False], ids=["sync", "no sync"])
+
+
+@form
+@sync
+@pytest.mark.parametrize("num_ranks", both_parts([1, 2], thorough=[3, 4, 8]))
+def test_tokens_arrive_in_order_and_return(num_ranks, form, do_cpu_sync):
+    case = make_case(1, num_ranks=num_ranks, num_tokens=5, num_topk=3, experts_per_rank=3)
+    run(case, replace(FORMS[form], do_cpu_sync=do_cpu_sync))
+
+
+@form
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
+@pytest.mark.parametrize("seed", both_parts([1], thorough=range(2, 6)))
+def test_any_schedule(form, memory_model, seed):
+    case = make_case(seed, num_ranks=2, num_tokens=(6, 3), num_topk=3)
+    run(case, replace(FORMS[form], is_cached=True, do_cpu_sync=seed % 2 == 0), seed=seed, memory_model=memory_model)
+
+
+@form
+@pytest.mark.parametrize("num_tokens", both_parts([0, [0, 7]], thorough=[1, 13, [9, 1]]))
+def test_any_number_of_tokens_including_none(form, num_tokens):
+    run(make_case(2, num_tokens=num_tokens), replace(FORMS[form], do_cpu_sync=False))
+
+
+@form
+@pytest.mark.parametrize("routing", both_parts(["nowhere", "one_rank"], thorough=sorted({*ROUTINGS, "one_expert"})))
+def test_any_routing(form, routing):
+    run(make_case(4, num_ranks=4, num_tokens=6, num_topk=4, routing=routing), FORMS[form])
+
+
+@form
+@pytest.mark.parametrize("num_topk", both_parts([32], thorough=[1, 5]))
+def test_one_to_thirty_two_choices(form, num_topk):
+    run(make_case(7, num_tokens=4, num_topk=num_topk, experts_per_rank=17), replace(FORMS[form], num_biases=2))
+
+
+@form
+@pytest.mark.parametrize("do_cpu_sync", [True])
+def test_a_token_that_names_an_expert_twice_has_two_rows_there(form, do_cpu_sync):
+    case = make_case(8, num_tokens=5, num_topk=4)
+    for topk_idx in case.topk_idx:
+        topk_idx[::2, 1] = topk_idx[::2, 0]
+        topk_idx[1, :] = 3
+    run(case, replace(FORMS[form], do_cpu_sync=do_cpu_sync))
+
+
+@form
+@pytest.mark.parametrize("hidden", both_parts([24, 4608], thorough=[8, 520]))
+def test_hidden_that_is_no_multiple_of_a_warps_row_or_takes_two_stages(form, hidden):
+    run(make_case(6, num_tokens=3, hidden=hidden), FORMS[form])
+
+
+@pytest.mark.emulator_only("a GPU is what it is")
+@form
+def test_cards_without_a_copy_engine(form):
+    def main(comm, case, options):
+        comm.runtime.world.compute_capability = SM80
+        return round_trip(comm, case, options)
+
+    case = make_case(5, num_tokens=4, num_topk=3, hidden=264)
+    run(case, FORMS[form], fn=main)
+
+
+@pytest.mark.parametrize("fp8", both_parts(["mixed", "packed"], thorough=["row", "column"]))
+@pytest.mark.parametrize("by_column", [False, True], ids=["by row", "by column"])
+@pytest.mark.parametrize("do_expand", [False, True], ids=["compact", "expanded"])
+def test_fp8_with_scales_of_any_strides(fp8, by_column, do_expand):
+    case = make_case(3, num_tokens=5, hidden=256)
+    options = ElasticOptions(do_expand=do_expand, fp8=fp8, by_column=by_column, is_cached=True, expert_alignment=4)
+    run(case, replace(options, do_zero_padding=do_expand))
+
+
+@pytest.mark.parametrize("num_biases", [1, 2])
+@form
+def test_biases_come_first(form, num_biases):
+    run(make_case(9, num_tokens=5, num_topk=3), replace(FORMS[form], num_biases=num_biases))
+
+
+@form
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_weights_of_each_choice_come_from_its_experts_rank(form, with_weights):
+    options = replace(FORMS[form], with_weights=with_weights, own_weights=True, is_cached=True)
+    run(make_case(10, num_ranks=4, num_tokens=5, num_topk=3), options)
+
+
+@form
+def test_statistics_add_up_and_the_handle_may_share_topk_idx(form):
+    run(make_case(11, num_tokens=5), replace(FORMS[form], with_stats=True, do_handle_copy=False))
+
+
+def test_padding_becomes_zeros_if_asked_for():
+    case = make_case(12, num_tokens=5, num_topk=3, experts_per_rank=3)
+    run(case, ElasticOptions(do_expand=True, do_zero_padding=True, expert_alignment=8, do_cpu_sync=False))
+
+
+@form
+def test_as_many_warps_as_there_are(form):
+    run(make_case(13, num_tokens=17, num_topk=3), replace(FORMS[form], num_sms=5, is_cached=True))
