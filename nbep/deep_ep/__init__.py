@@ -7,19 +7,33 @@ or, for programs that are not to be edited, `nbep.deep_ep.install()` before thei
 
 What differs from `nbep.Buffer` is in `buffer.py`; what differs from DeepEP is in docs/deep_ep.md.
 
-Source: DeepEP v1.2.1, deep_ep/__init__.py; later versions for topk_idx_t
+Source: DeepEP v1.2.1, deep_ep/__init__.py; later versions for topk_idx_t; 2.1.0 for ElasticBuffer
 """
 
 from typing import Any
 
 from nbep.deep_ep.buffer import Buffer
+from nbep.deep_ep.elastic import ElasticBuffer
 from nbep.deep_ep.installation import install
 from nbep.deep_ep.utils import EventHandle, EventOverlap
 from nbep.host.config import Config
+from nbep.host.elastic.buffer import get_logical_domain_size, get_physical_domain_size
+from nbep.host.elastic.handle import EPHandle
 
-__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap", "install", "topk_idx_t"]
+__all__ = [
+    "Buffer",
+    "Config",
+    "EPHandle",
+    "ElasticBuffer",
+    "EventHandle",
+    "EventOverlap",
+    "get_logical_domain_size",
+    "get_physical_domain_size",
+    "install",
+    "topk_idx_t",
+]
 
-__version__ = "1.2.1"  # of the DeepEP whose interface this is
+__version__ = "2.1.0"  # of the DeepEP whose interface this is; Buffer is that of 1.2.1, which 2.1.0 keeps
 
 
 def __getattr__(name: str) -> Any:

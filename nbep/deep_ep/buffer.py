@@ -15,11 +15,11 @@ Source: DeepEP deep_ep/buffer.py
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from nbep.deep_ep.calls import Handle, is_int32, made_of, refuse_forks, taken_as_deep_ep, widened
+from nbep.deep_ep.streams import torch_stream
 from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
 from nbep.host.buffer import Buffer as NbepBuffer
 from nbep.host.config import Config, fit_config
@@ -87,11 +87,7 @@ class Buffer(NbepBuffer):
 
     def get_comm_stream(self) -> Any:
         """The stream that this buffer's kernels run on; for torch one of its own class, which record_stream takes."""
-        stream: Any = super().get_comm_stream()
-        torch = sys.modules.get("torch")
-        if torch is None or not hasattr(stream, "cuda_stream"):
-            return stream
-        return torch.cuda.ExternalStream(stream.cuda_stream, device=stream.ordinal)
+        return torch_stream(super().get_comm_stream())
 
     @taken_as_deep_ep(NbepBuffer.get_dispatch_layout)
     def get_dispatch_layout(

@@ -17,6 +17,7 @@ MODULES = {
     "deep_ep._C": "nbep.deep_ep.cpp",
     "deep_ep.buffer": "nbep.deep_ep.buffer",
     "deep_ep.buffers": "nbep.deep_ep.buffers",
+    "deep_ep.buffers.elastic": "nbep.deep_ep.buffers.elastic",
     "deep_ep.buffers.legacy": "nbep.deep_ep.buffers.legacy",
     "deep_ep.utils": "nbep.deep_ep.utils",
     "deep_ep.utils.envs": "nbep.deep_ep.utils.envs",

@@ -28,7 +28,7 @@ def test_installed_names_are_nbeps_modules_in_spawned_processes_too():
         [sys.executable, MAIN], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=LIMIT_S
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["nbep.deep_ep nbep.deep_ep.cpp 1.2.1"] * 2 + ["True nbep.deep_ep"]
+    assert done.stdout.splitlines() == ["nbep.deep_ep nbep.deep_ep.cpp 2.1.0"] * 2 + ["True nbep.deep_ep"]
 
 
 def test_names_are_not_installed_over_another_deep_ep(monkeypatch):

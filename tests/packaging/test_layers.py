@@ -189,7 +189,11 @@ def test_buffers_and_emulated_ranks_load_neither_numba_nor_mpi_nor_matplotlib_no
 DEEP_EP_VERBS = {
     *("Buffer.__init__", "NormalVerbs.dispatch", "Buffer.dispatch"),
     *(f"LowLatencyVerbs.low_latency_{verb}" for verb in ("dispatch", "combine")),
-    *("ElasticBuffer.__init__", "ElasticVerbs.dispatch", "ElasticVerbs.combine", "EPHandle.__init__"),
+    *(
+        f"Elastic{name}"
+        for name in ("Buffer.__init__", "Verbs.dispatch", "Verbs.combine", "Buffer.dispatch", "Buffer.combine")
+    ),
+    "EPHandle.__init__",
 }
 
 
