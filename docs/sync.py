@@ -16,6 +16,13 @@ A comment line before a fenced block says where its text comes from:
     <!-- primitives: loads,stores -->                                  the primitives of these modules, one a line
     <!-- options: bench/soak -->                                       the arguments of `nbep bench soak`
 
+A comment that begins with the word `holds` is Python that nobody sees: it asserts what the text says of a run. There
+`output` is what the last run block printed.
+
+    <!-- holds
+    assert "race" in output, "the text says that it is found"
+    -->
+
 The python blocks of a page share one namespace. In outputs, `file.py:123` becomes `file.py`: line numbers move too
 often to be written down.
 """
@@ -42,6 +49,7 @@ BLOCK = re.compile(
     r"```(?P<language>\w+)\n(?P<body>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
+HOLDS = re.compile(r"^<!-- holds\n(?P<body>.*?)^-->$", re.MULTILINE | re.DOTALL)
 DIGEST = re.compile(r"\n<!-- digest: (\w+) -->\n\Z")
 sys.path.append(str(ROOT / "tools"))
 from digests import digest  # noqa: E402
@@ -68,10 +76,12 @@ def exhibits() -> list[Path]:
 
 def blocks(text: str) -> list[Block]:
     """The marked blocks of a page, in order."""
-    return [
+    shown = [
         Block(found["kind"], found["argument"], found["language"], found["body"], found.span("body"))
         for found in BLOCK.finditer(text)
     ]
+    hidden = [Block("holds", None, "python", found["body"], found.span("body")) for found in HOLDS.finditer(text)]
+    return sorted(shown + hidden, key=lambda block: block.span)
 
 
 def find_symbol(tree: ast.Module, name: str) -> ast.stmt:
@@ -201,7 +211,7 @@ def run_bash(code: str) -> str:
 
 def digest_of(text: str, folder: Path) -> str:
     """The digest of a page of this folder; "" if it executes nothing."""
-    runs = [block for block in blocks(text) if block.kind == "run"]
+    runs = [block for block in blocks(text) if block.kind in ("run", "holds")]
     code = [[block.body for block in runs if (block.language == "python") == is_python] for is_python in (True, False)]
     return digest(folder, *code, [block.body for block in blocks(text) if block.kind == "output"]) if runs else ""
 
@@ -237,6 +247,8 @@ def up_to_date(text: str, still: bool = False) -> str:
             pass
         elif block.kind == "output":
             body = normalise(printed)
+        elif block.kind == "holds":
+            run_python(body, {**namespace, "output": normalise(printed)})
         elif block.language == "python":
             printed = run_python(body, namespace)
         else:

@@ -44,7 +44,7 @@ def test_the_code_on_the_page_is_that_of_the_source(page):
 @pytest.mark.parametrize("page", sync.pages(), ids=lambda page: page.stem)
 def test_every_python_block_is_taken_from_the_source_or_run(page):
     text = page.read_text()
-    marked = [block for block in sync.blocks(text) if block.language in ("python", "bash")]
+    marked = [block for block in sync.blocks(text) if block.language in ("python", "bash") and block.kind != "holds"]
     assert len(marked) == len(re.findall(r"^```(?:python|bash)$", text, re.MULTILINE))
 
 
@@ -96,3 +96,13 @@ def test_a_wrong_output_block_is_noticed():
 def test_a_missing_symbol_is_an_error():
     with pytest.raises(LookupError):
         sync.source_of("nbep/device/protocols/channels.py::no_such_function")
+
+
+def test_what_the_text_says_of_a_run_is_executed_out_of_sight():
+    said = (
+        "<!-- run -->\n```bash\necho 3\n```\n\n<!-- output -->\n```text\n```\n\n<!-- holds\nassert output == {}\n-->\n"
+    )
+    assert sync.up_to_date(said.format("'3\\n'")).count("3") == 3
+    with pytest.raises(AssertionError):
+        sync.up_to_date(said.format("'4\\n'"))
+    assert sync.digest_of(said.format("'3\\n'"), ROOT) != sync.digest_of(said.format("'4\\n'"), ROOT)
