@@ -12,8 +12,8 @@ from .host.faults import NetworkError
 from .host.intranode.handle import DispatchHandle
 from .host.ranks.comm import InProcessComm
 from .host.ranks.timeouts import PeerTimeout
+from .host.shared_memory import SharedMemory
 from .host.spawn import spawn
-from .host.symmetric import NodeMemory
 from .host.transport.base import NicOptions
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "InProcessComm",
     "NetworkError",
     "NicOptions",
-    "NodeMemory",
+    "SharedMemory",
     "PeerTimeout",
     "debug",
     "per_token_cast_back",

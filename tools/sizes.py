@@ -16,7 +16,7 @@ BUDGETS = {
     "nbep": (67_900, 492),
     "nbep/emulator": (13_500, 80),
     "nbep/device": (17_400, 132),
-    "nbep/host": (16_600, 126),
+    "nbep/host": (16_700, 126),
     "nbep/check": (2_200, 15),
     "nbep/scenarios": (1_300, 10),
     "nbep/trace": (2_700, 22),

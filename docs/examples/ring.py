@@ -110,7 +110,7 @@ def to_target(memory, values):
 
 def main(comm, num_rows=10):
     cells = {"tail": TAIL, "head": HEAD, "slots": SLOTS}
-    memory = nbep.NodeMemory.create(comm, NUM_BYTES, timeout_ms=5000, cells=cells)
+    memory = nbep.SharedMemory.create(comm, NUM_BYTES, timeout_ms=5000, cells=cells)
     x = to_target(memory, np.arange(LANES * num_rows, dtype=np.int32).reshape(num_rows, LANES))
     out = to_target(memory, np.full((num_rows, LANES), -1, np.int32))
     comm.barrier()  # memory comes first: a GPU on which kernels wait may not hand out any

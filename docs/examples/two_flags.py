@@ -29,7 +29,7 @@ def flags(peers: Peers):
 
 
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 128, cells={"flag": 0})
+    memory = nbep.SharedMemory.create(comm, 128, cells={"flag": 0})
     memory.runtime.launch(memory.comm_stream, flags, 1, 64, 0, memory.peers)
     memory.wait()
 

@@ -197,7 +197,7 @@ def plot(rows: list[Row], title: str, path: Path) -> None:
     draw(path, lines, dashed="", small=title, xscale="log", yscale="log", **texts)
 
 
-def create_memory(comm: Any, options: argparse.Namespace, setting: Setting) -> nbep.NodeMemory:
+def create_memory(comm: Any, options: argparse.Namespace, setting: Setting) -> nbep.SharedMemory:
     num_warps = MAX_WARPS * options.sms
     most = max(buffer_bytes(num_warps, sizes_of(options, size, setting.num_queues)) for size in options.sizes)
     network: dict[str, Any] = {"transport": setting.transport}
@@ -205,7 +205,7 @@ def create_memory(comm: Any, options: argparse.Namespace, setting: Setting) -> n
         network |= {"num_nvl_peers": 1}  # each rank is a node: nothing is mapped
     if setting.transport == "ibgda":
         network |= {"num_qps": setting.num_queues, "nic": nbep.NicOptions(batch=setting.batch)}
-    return nbep.NodeMemory.create(comm, align_up(most, ALIGNMENT_BYTES), **network)
+    return nbep.SharedMemory.create(comm, align_up(most, ALIGNMENT_BYTES), **network)
 
 
 def measure_setting(comm: Any, options: argparse.Namespace, setting: Setting, copies: dict[int, float]) -> list[Row]:
@@ -250,7 +250,7 @@ def copy_times(comm: Any, options: argparse.Namespace) -> dict[int, float]:
     """Bytes of a launch -> microseconds in which the driver copies them to the next rank."""
     num_warps = MAX_WARPS * options.sms
     totals = sorted({messages_bytes(num_warps, sizes_of(options, size, 1)) for size in options.sizes})
-    memory = nbep.NodeMemory.create(comm, align_up(2 * totals[-1], ALIGNMENT_BYTES))
+    memory = nbep.SharedMemory.create(comm, align_up(2 * totals[-1], ALIGNMENT_BYTES))
     after = (comm.rank + 1) % comm.size
     there = int(memory.symmetric.read(memory.peers.buffer_ptrs - memory.symmetric.address, comm.size, "int64")[after])
     here = memory.symmetric.address + totals[-1]
@@ -261,7 +261,7 @@ def copy_times(comm: Any, options: argparse.Namespace) -> dict[int, float]:
     return times
 
 
-def copy(memory: nbep.NodeMemory, dst: int, src: int, num_bytes: int) -> None:
+def copy(memory: nbep.SharedMemory, dst: int, src: int, num_bytes: int) -> None:
     from cuda.bindings import driver as cu
 
     from nbep.host.target.cuda.driver import check
@@ -269,7 +269,7 @@ def copy(memory: nbep.NodeMemory, dst: int, src: int, num_bytes: int) -> None:
     check("cuMemcpyAsync", cu.cuMemcpyAsync(dst, src, num_bytes, memory.comm_stream.handle))  # type: ignore[attr-defined]
 
 
-def timed(comm: Any, options: argparse.Namespace, memory: nbep.NodeMemory, call: Callable[[], None]) -> float:
+def timed(comm: Any, options: argparse.Namespace, memory: nbep.SharedMemory, call: Callable[[], None]) -> float:
     """Microseconds of one of LAUNCHES calls in a row: the median over repetitions, the mean over ranks. Collective."""
     samples = []
     for repetition in range(1 + options.repeat):  # the first is not counted

@@ -22,10 +22,12 @@ from types import FunctionType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from nbep.emulator import current_thread
+from nbep.emulator.machine.source import no_kernel_in
 
 from .cards import ComputeCapability, has_bulk_copies
 from .types import Param, flatten_params, parameter_hints
 
+no_kernel_in(__file__)
 F = TypeVar("F", bound=Callable[..., Any])
 
 

@@ -112,12 +112,3 @@ class CommWork:
         self.comm_stream.synchronize()
         if self._last_stream is not None and self._last_stream is not self.comm_stream:
             self._last_stream.synchronize()
-
-    def wait(self) -> None:
-        """Block until all work of the comm stream is done.
-
-        Raises: PeerTimeout if a wait of this rank's kernels has timed out
-        """
-        end = self.comm_stream.record()
-        self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
-        self.check_faults()

@@ -1,4 +1,4 @@
-"""Which communicator a `Buffer` was given, and the runtime of this rank."""
+"""Which communicator was given, and the runtime of this rank."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nbep.host.target.base import Runtime
 from nbep.host.target.torch_modes import leave_alone
 
 
-def connect(group: object | None, comm: object | None) -> tuple[Communicator, Runtime]:
-    """The communicator that a `Buffer` was given as `group` or as `comm`, and the runtime of this rank.
+def connect(group: object | None, comm: object | None, what: str = "Buffer") -> tuple[Communicator, Runtime]:
+    """The communicator that was given as `group` or as `comm`, and the runtime of this rank. what: is made of it
 
     Raises: ValueError if there is none, if there are two, or if it is of an unknown kind; on every rank if the ranks
             differ in what hosts.meet compares
@@ -24,13 +24,13 @@ def connect(group: object | None, comm: object | None) -> tuple[Communicator, Ru
         raise ValueError("comm: got a communicator besides group; pass only one of the two")
     name, given = ("group", group) if group is not None else ("comm", comm)
     if isinstance(given, InProcessComm):
-        given.runtime.check_caller("Buffer")
+        given.runtime.check_caller(what)
         return given, given.runtime
     if is_mpi_comm(given) or is_torch_group(given):
         communicator: Any = TorchComm(given) if is_torch_group(given) else given
         hosts.meet(communicator)
         runtime = process.process_runtime(communicator)
-        runtime.check_caller("Buffer")
+        runtime.check_caller(what)
         return communicator, runtime
     raise ValueError(
         f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, one of mpi4py, or a "

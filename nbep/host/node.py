@@ -51,7 +51,7 @@ class Order(NamedTuple):
 class Node(Protocol):
     """See `NodeMemory`, which is one.
 
-    num_ranks, num_nvl_peers: of the group, of a node; identity: what handles remember; has_verbs: a buffer's
+    num_ranks, num_nvl_peers: of the group, of a node; identity: what handles remember
     compares_handles: notify kernels compare whose handles calls get; num_dispatches: that made one, so far
     ring_shape: of the latest launch; rdma, low_latency, direct, internode, elastic: None if the buffer has no such part
     """
@@ -70,7 +70,6 @@ class Node(Protocol):
     counters: Counters
     check_faults: Callable[[], None]  # raise what a kernel has reported, if one has
     peers: Any
-    has_verbs: bool
     compares_handles: bool
     num_dispatches: int
     ring_shape: RingShape | None

@@ -6,13 +6,12 @@ Every failure is a ValueError that says which argument it is, what came and what
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 
 from nbep.device.layout.internode import MAX_RDMA_RANKS
 from nbep.device.layout.intranode import (
-    ALIGNMENT_BYTES,
     MAX_LOCAL_EXPERTS,
     MAX_TOPK,
     TRAILER_BYTES,
@@ -32,9 +31,10 @@ from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
 from nbep.host.ranks.comm import Communicator, is_mpi_comm
-from nbep.host.ranks.timeouts import MAX_TIMEOUT_MS
+from nbep.host.ranks.timeouts import timeout_ms as timeout_ms
+from nbep.host.shared_memory import symmetric_bytes
 from nbep.host.target.base import Array, Runtime
-from nbep.host.target.memory import HandleType, SymmetricMemory
+from nbep.host.target.memory import SymmetricMemory
 from nbep.host.target.views import NO_ARRAY, View
 
 INTRANODE_RANKS = (2, 4, 8)
@@ -173,27 +173,9 @@ def host_memory(sizes: Sizes, transport: str, num_nodes: int) -> None:
 
 def symmetric_memory(runtime: Runtime, name: str, num_bytes: Any, fewest: int, handle_type: object) -> int:
     """The bytes of a rank as an int."""
-    num_bytes = integer(name, num_bytes, fewest)
-    if num_bytes % ALIGNMENT_BYTES != 0:
-        refuse(name, num_bytes, f"a multiple of {ALIGNMENT_BYTES}")
-    trailer_bytes = max(TRAILER_BYTES, rdma_trailer_bytes(MAX_RANKS))
-    if runtime.max_symmetric_bytes is not None and num_bytes + trailer_bytes > runtime.max_symmetric_bytes:
-        most = (runtime.max_symmetric_bytes - trailer_bytes) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        refuse(name, num_bytes, f"at most {most} on the {runtime.target}")
-    if not isinstance(handle_type, str) or handle_type not in get_args(HandleType):
-        refuse("handle_type", repr(handle_type), f"one of {', '.join(get_args(HandleType))}")
-    return num_bytes
-
-
-def timeout_ms(name: str, value: Any) -> float:
-    """The value, a number or what spells one, as a float."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = 0.0
-    if not 0 < number <= MAX_TIMEOUT_MS:
-        refuse(name, repr(value), f"a positive number of milliseconds, at most {MAX_TIMEOUT_MS:g}")
-    return number
+    return symmetric_bytes(
+        runtime, name, num_bytes, fewest, handle_type, max(TRAILER_BYTES, rdma_trailer_bytes(MAX_RANKS))
+    )
 
 
 def dtype(runtime: Runtime, name: str, value: Any) -> Any:

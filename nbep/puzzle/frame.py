@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from nbep.host.shared_memory import SharedMemory
 from nbep.host.spawn import spawn
-from nbep.host.symmetric import NodeMemory
 
 Arrays = tuple[np.ndarray, ...]
 LONGEST_WAIT_MS = 2000  # on a GPU; the emulator says at once that nobody can go on
@@ -194,7 +194,7 @@ class Puzzle:
         return [self._round(comm) for _ in range(rounds)]
 
     def _round(self, comm: Any) -> Arrays:
-        memory = NodeMemory.create(comm, self.num_bytes, timeout_ms=LONGEST_WAIT_MS, cells=self.cells)
+        memory = SharedMemory.create(comm, self.num_bytes, timeout_ms=LONGEST_WAIT_MS, cells=self.cells)
         outputs = [to_target(memory.runtime, array) for array in self.outputs(comm.rank)]
         inputs = [to_target(memory.runtime, array) for array in self.inputs(comm.rank)]
         memory.runtime.load(self.kernel)

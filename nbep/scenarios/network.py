@@ -50,7 +50,7 @@ def main(comm: Any, **parameters: int) -> np.ndarray:
     if parameters["nic"]:
         nic = replace(NIC, chunk_bytes=1 << parameters["log2_chunk"])
         network = {"transport": "ibgda", "num_nvl_peers": 1, "nic": nic}
-    memory = nbep.NodeMemory.create(comm, num_bytes, num_qps=sizes.num_queues, **network)
+    memory = nbep.SharedMemory.create(comm, num_bytes, num_qps=sizes.num_queues, **network)
     kernel, block = over(network_push, memory.transport.network_type), 32 * parameters["warps"]
     for number in range(1, 1 + parameters["rounds"]):
         args = sizes._replace(round=number), memory.network, memory.bounds

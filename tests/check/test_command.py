@@ -44,7 +44,7 @@ def send(out: Out, peers: Peers, bounds: Bounds, tokens: I32):
             st_weak_s32(out + 4 * i, ld_weak_s32(cells + DATA + 4 * i))
 
 def main(comm, tokens=5, is_wrong=False):
-    memory = nbep.NodeMemory.create(comm, 2048, timeout_ms=5000)
+    memory = nbep.SharedMemory.create(comm, 2048, timeout_ms=5000)
     out = np.zeros(tokens, np.int32)
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, send, 1, 1, 0, out, memory.peers, memory.bounds, tokens)

@@ -27,7 +27,7 @@ def add(peers: Peers, offset: I32):
 
 
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 1 << 20)
+    memory = nbep.SharedMemory.create(comm, 1 << 20)
     comm.barrier()
     offset = 4 * random.SystemRandom().randrange(1 << 16)
     memory.runtime.launch(memory.comm_stream, add, 1, 1, 0, memory.peers, offset)
@@ -52,7 +52,7 @@ def take(peers: Peers, number: I32):
 
 
 def main(comm, number=2):
-    memory = nbep.NodeMemory.create(comm, 128)
+    memory = nbep.SharedMemory.create(comm, 128)
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, take, 1, 1, 0, memory.peers, number)
     memory.wait()
@@ -63,7 +63,7 @@ IMPATIENT = (
     TICKETS.partition("def main")[0]
     + """
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 128)
+    memory = nbep.SharedMemory.create(comm, 128)
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, take, 1, 1, 0, memory.peers, 1)
     assert not memory.comm_stream.record().done, "the kernel is done already"
@@ -90,7 +90,7 @@ def one_flag(peers: Peers):
 
 
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 128)
+    memory = nbep.SharedMemory.create(comm, 128)
     memory.runtime.launch(memory.comm_stream, one_flag, 1, 1, 0, memory.peers)
     memory.wait()
     memory.close()
@@ -112,7 +112,7 @@ def meet(peers: Peers):
 
 
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 128)
+    memory = nbep.SharedMemory.create(comm, 128)
     memory.runtime.launch(memory.comm_stream, meet, 1, 96, 0, memory.peers)
     memory.wait()
     memory.close()
@@ -142,7 +142,7 @@ def lap(out: Out, peers: Peers, rounds: I32):
 
 
 def main(comm, rounds=3):
-    memory = nbep.NodeMemory.create(comm, 128)
+    memory = nbep.SharedMemory.create(comm, 128)
     comm.barrier()
     out = np.zeros(rounds, np.int32)
     memory.runtime.launch(memory.comm_stream, lap, 1, 1, 0, out, memory.peers, rounds)
@@ -315,7 +315,7 @@ def count(peers: Peers, number: I32):
 
 
 def main(comm, number=2):
-    memory = nbep.NodeMemory.create(comm, 128)
+    memory = nbep.SharedMemory.create(comm, 128)
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, count, 1, 1, 0, memory.peers, number)
     memory.wait()

@@ -47,7 +47,7 @@ def run_kernel(
     """Launch a kernel with `peers` on all ranks but those that are absent, and wait for it."""
 
     def main(comm: Any) -> None:
-        memory = nbep.NodeMemory.create(comm, NUM_BYTES, cells=cells)
+        memory = nbep.SharedMemory.create(comm, NUM_BYTES, cells=cells)
         if comm.rank not in absent:
             memory.runtime.launch(memory.comm_stream, function, grid, block, 0, memory.peers)
             memory.wait()

@@ -42,7 +42,7 @@ def add_often(peers: Peers, num_adds: I32):
 
 def num_kept(comm: MPI.Intracomm) -> int:
     """How many of the adds of all ranks are in the cell."""
-    memory = nbep.NodeMemory.create(comm, 128, handle_type="host")
+    memory = nbep.SharedMemory.create(comm, 128, handle_type="host")
     kernel_there = over(add_often, HostPeers, "peers")
     memory.runtime.load(kernel_there)
     comm.barrier()

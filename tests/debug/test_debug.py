@@ -97,7 +97,7 @@ def test_an_address_is_told_with_its_value_its_writer_and_who_polls_it():
     def main(comm):
         gone = comm.runtime.allocate(16, "gone")
         gone.free()
-        memory = nbep.NodeMemory.create(comm, 128, cells={"flag": 0, "other flag": 4})
+        memory = nbep.SharedMemory.create(comm, 128, cells={"flag": 0, "other flag": 4})
         memory.runtime.launch(memory.comm_stream, ask, 1, 64, 64, memory.peers, gone.address)
         memory.wait()
 
@@ -130,7 +130,7 @@ def count_up(peers: Peers, wanted: I32):
 
 def hang(tracer):
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, 128, cells={"counter": 0})
+        memory = nbep.SharedMemory.create(comm, 128, cells={"counter": 0})
         memory.runtime.launch(memory.comm_stream, count_up, 1, 32, 0, memory.peers, 3)
         memory.wait()
 

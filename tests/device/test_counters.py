@@ -130,7 +130,7 @@ def of_a_benchmark(wrap: int) -> None:
 
     def main(comm: Any) -> None:
         num_bytes = buffer_bytes(4, sizes)
-        memory = nbep.NodeMemory.create(comm, -(-num_bytes // 128) * 128, transport="direct")
+        memory = nbep.SharedMemory.create(comm, -(-num_bytes // 128) * 128, transport="direct")
         kernel = over(network_push, memory.transport.network_type)
         before = wrap // 4 - 1  # rounds; in each four warps add to the cell of a queue, and a rank to the last one
         memory.symmetric.write(num_bytes - CELLS_BYTES, words(4 * before, 1))

@@ -150,7 +150,7 @@ def test_part_7_arrays_are_addresses_and_a_peer_that_does_not_come():
     def alone(comm):
         if comm.rank == 0:
             return ring.main(comm)
-        memory = nbep.NodeMemory.create(comm, ring.NUM_BYTES)
+        memory = nbep.SharedMemory.create(comm, ring.NUM_BYTES)
         comm.barrier()
         return memory.wait()
 

@@ -50,7 +50,7 @@ def combine_one_way(
 
 def send_back(comm, num_tokens, num_slots):
     shape = RingShape(2, 1, num_slots, HIDDEN_BYTES, 0, 0, 0)
-    memory = nbep.NodeMemory.create(comm, num_nvl_bytes_needed(shape))
+    memory = nbep.SharedMemory.create(comm, num_nvl_bytes_needed(shape))
     x = np.arange(HIDDEN * num_tokens).reshape(num_tokens, HIDDEN).astype(ml_dtypes.bfloat16)
     combined = np.zeros_like(x)
     rank_prefix = np.array([[0, 0], [num_tokens, 0]], np.int32)  # rank 1 had sent all its tokens to rank 0
@@ -103,7 +103,7 @@ def go_and_come_back(comm, num_tokens, num_warps):
     rank, other = comm.rank, 1 - comm.rank
     shape, slots = DirectShape(1, HIDDEN_BYTES, 0, 0, 0), SlotShape(2, 1, HIDDEN_BYTES, 0, 1)
     num_bytes = num_direct_bytes_needed(num_tokens, num_tokens, 2, shape, slots)
-    memory = nbep.NodeMemory.create(comm, num_bytes)
+    memory = nbep.SharedMemory.create(comm, num_bytes)
     places = place_half(num_bytes, 0, 2, shape)
     x = (np.arange(HIDDEN * num_tokens).reshape(num_tokens, HIDDEN) + 100 * rank).astype(ml_dtypes.bfloat16)
     recv_x = memory.symmetric.array(ml_dtypes.bfloat16, places.x, HIDDEN * num_tokens).reshape(num_tokens, HIDDEN)

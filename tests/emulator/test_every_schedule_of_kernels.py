@@ -41,7 +41,7 @@ def meet(peers: Peers, bounds: Bounds):
 
 
 def meet_twice(comm):
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000)
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000)
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, meet, 1, comm.size, 0, memory.peers, memory.bounds)
     memory.wait()
@@ -108,7 +108,7 @@ def write_and_add(network: Network, bounds: Bounds):
 
 
 def write_once(comm, messages):
-    memory = nbep.NodeMemory.create(comm, 128, num_qps=1, transport="ibgda", num_nvl_peers=1)
+    memory = nbep.SharedMemory.create(comm, 128, num_qps=1, transport="ibgda", num_nvl_peers=1)
     program = over(messages, memory.transport.network_type)
     memory.runtime.launch(memory.comm_stream, program, 1, 32, 16, memory.network, memory.bounds)
     memory.wait()
@@ -184,7 +184,7 @@ def fill_and_tell(network: Network, bounds: Bounds, num_warps: I32, num_rows: I3
 
 
 def tell_rows(comm, num_warps, num_rows):
-    memory = nbep.NodeMemory.create(comm, 512, num_qps=1, transport="direct")
+    memory = nbep.SharedMemory.create(comm, 512, num_qps=1, transport="direct")
     program = over(fill_and_tell, memory.transport.network_type)
     args = memory.network, memory.bounds, num_warps, num_rows
     memory.runtime.launch(memory.comm_stream, program, 1, 32 * (num_warps + 1), 4096, *args)

@@ -260,7 +260,7 @@ def test_a_neighbour_that_does_not_push():
     sizes = PushSizes(16, 1, 1, 1)
 
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, -(-buffer_bytes(1, sizes) // 128) * 128, transport="direct")
+        memory = nbep.SharedMemory.create(comm, -(-buffer_bytes(1, sizes) // 128) * 128, transport="direct")
         if comm.rank == 0:
             arguments = sizes, memory.network, memory.bounds
             kernel = over(network_push, memory.transport.network_type)

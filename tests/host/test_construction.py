@@ -5,7 +5,7 @@ import pytest
 from target import spawn
 
 import nbep
-from nbep.device.layout.intranode import BARRIER_SIGNAL_BYTES
+from nbep.device.protocols.peers import BARRIER_SIGNAL_BYTES
 from nbep.host.target.emulator import EmulatedStream, EmulatedSymmetricMemory, EmulatorRuntime
 
 emulator_only = pytest.mark.emulator_only("what fails is the emulator's memory")

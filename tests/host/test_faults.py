@@ -18,13 +18,15 @@ from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF
 from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
 from nbep.device.kernels.parts.calls import CALLS_DIFFER
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols import own_sites
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, OF_NODE, OWN_SITES, SITES, FaultReport
-from nbep.host import causes
-from nbep.host.causes import fault_error
+from nbep.device.protocols.waits import OF_NODE, OWN_SITES, SITES, FaultReport
+from nbep.host import reports
+from nbep.host.causes import cause_of
 from nbep.host.faults import destroy_error
 from nbep.host.ranks.who_waits import explain
+from nbep.host.reports import wait_error
 from nbep.host.target.memory import HostWords
 from nbep.reference import BF16
 
@@ -144,7 +146,7 @@ def test_every_site_has_words(site):
     report = FaultReport(1, site, peer=3, expected=5, seen=4, block=6, thread=7, channel=2)
     if site in (CALLS_DIFFER, LOW_LATENCY_CALLS_DIFFER):
         report = report._replace(expected=1, seen=0, channel=0)
-    error = fault_error(0, report, 250.0)
+    error = cause_of(0, report) or wait_error(0, report, 250.0)
     wrong = nbep.NetworkError if site == IBGDA_ERROR else ValueError
     assert isinstance(error, wrong if site in WRONG else nbep.PeerTimeout)
     if site not in WRONG:
@@ -223,8 +225,8 @@ def test_explain_finds_the_rank_that_has_made_fewer_calls():
 def test_a_report_is_put_into_words_before_the_memory_goes(monkeypatch):
     """An event may ask later, and the memory tells more than the report: who is gone, and what has come from a NIC."""
     memory = SimpleNamespace(is_open=True)
-    monkeypatch.setattr(causes, "error_of", lambda memory, report: ValueError(f"memory open: {memory.is_open}"))
-    report = causes.KernelReport(memory, HostWords(np.ones(len(FaultReport._fields), np.int32)))
+    monkeypatch.setattr(reports, "error_of", lambda memory, report: ValueError(f"memory open: {memory.is_open}"))
+    report = reports.KernelReport(memory, HostWords(np.ones(len(FaultReport._fields), np.int32)))
     report.keep()
     memory.is_open = False
     with pytest.raises(ValueError, match="memory open: True"):

@@ -98,7 +98,7 @@ def come_together(out: Out, peers: Peers, bounds: Bounds):
 
 def launch_own(comm, function, *arguments, parameter="peers", start=None):
     """Launch a kernel on memory of the host; what came of it."""
-    memory = nbep.NodeMemory.create(comm, 256, handle_type="host", timeout_ms=5000)
+    memory = nbep.SharedMemory.create(comm, 256, handle_type="host", timeout_ms=5000)
     runtime = memory.runtime
     out = runtime.allocate_host_visible(128, "out")
     if start is not None:

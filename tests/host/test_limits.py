@@ -79,7 +79,7 @@ def between_nodes(num_sms):
 
 def node_memory(num_ranks):
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, 128)
+        memory = nbep.SharedMemory.create(comm, 128)
         assert memory.num_ranks == num_ranks
         memory.close()
 

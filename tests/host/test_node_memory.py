@@ -45,7 +45,7 @@ def test_the_ring_of_the_example_compiles_without_spills():
 def leave_out_rank_1(comm):
     if comm.rank == 0:
         return ring.main(comm)
-    memory = nbep.NodeMemory.create(comm, ring.NUM_BYTES, timeout_ms=5000)
+    memory = nbep.SharedMemory.create(comm, ring.NUM_BYTES, timeout_ms=5000)
     comm.barrier()
     return memory.wait()
 
@@ -85,7 +85,7 @@ def read_peer(out: Out, peers: Peers):
 
 def test_memory_is_zeros_on_all_ranks_when_it_is_handed_out():
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, 256)
+        memory = nbep.SharedMemory.create(comm, 256)
         out = memory.runtime.allocate_host_visible(256, "out")
         out.array(np.int32)[:] = -1
         memory.runtime.launch(memory.comm_stream, read_peer, 1, 64, 0, out.address, memory.peers)
@@ -113,7 +113,7 @@ def test_memory_is_zeros_on_all_ranks_when_it_is_handed_out():
 def test_a_wrong_argument_on_one_rank_is_refused_on_all(options, message):
     def main(comm):
         with pytest.raises(ValueError, match=message):
-            nbep.NodeMemory.create(comm, **{"num_bytes": 128} | (options if comm.rank == 1 else {}))
+            nbep.SharedMemory.create(comm, **{"num_bytes": 128} | (options if comm.rank == 1 else {}))
 
     spawn(main, 2)
 
@@ -124,7 +124,7 @@ def test_much_memory_costs_nothing_until_it_is_used():
     """Pages that are touched would take seconds, and 3 GB."""
 
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, np.int64(1 << 30))
+        memory = nbep.SharedMemory.create(comm, np.int64(1 << 30))
         assert memory.symmetric.array(np.int32, 1 << 29, 4).tolist() == [0] * 4
         used = resident_bytes()
         memory.close()
@@ -141,6 +141,6 @@ def resident_bytes():
 def test_more_ranks_than_a_node_has_are_refused():
     def main(comm):
         with pytest.raises(ValueError, match="comm: got 9 ranks; must be at most 8 ranks"):
-            nbep.NodeMemory.create(comm, 128)
+            nbep.SharedMemory.create(comm, 128)
 
     spawn(main, 9)

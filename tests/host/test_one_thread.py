@@ -8,7 +8,7 @@ import pytest
 from target import spawn
 
 import nbep
-from nbep.host.symmetric import NodeMemory
+from nbep.host.shared_memory import SharedMemory
 
 pytestmark = pytest.mark.emulator_only("its hosts are greenlets of one thread")
 
@@ -54,7 +54,8 @@ def test_a_thread_that_is_not_the_ranks_is_refused_wherever_it_comes_in():
         }.items():
             assert raised_in_a_thread(call).startswith(f"{name}: called in another thread"), name
             assert "start a process for each rank, with mpiexec or torchrun" in raised_in_a_thread(call)
-        assert raised_in_a_thread(lambda: NodeMemory.create(comm, 128)).startswith("Buffer: called in another thread")
+        refused = raised_in_a_thread(lambda: SharedMemory.create(comm, 128))
+        assert refused.startswith("SharedMemory: called in another thread")
         hook()
         buffer.destroy()
 

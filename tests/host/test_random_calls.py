@@ -125,7 +125,7 @@ class Calls:
                 nbep.per_token_cast_back,
                 {"x_fp8": np.zeros((2, 128), ml_dtypes.float8_e4m3fn), "scales": np.ones((2, 1), np.float32)},
             ),
-            "NodeMemory": (self.node_memory, {"num_bytes": 256, "timeout_ms": 1000.0, "cells": None, "num_qps": 1}),
+            "SharedMemory": (self.node_memory, {"num_bytes": 256, "timeout_ms": 1000.0, "cells": None, "num_qps": 1}),
             "Buffer": (self.other_buffer, {"num_nvl_bytes": 256, "handle_type": "ipc", "num_nvl_peers": None}),
         }
         return (*others[name], None)
@@ -150,7 +150,7 @@ class Calls:
 
     def node_memory(self, num_bytes, timeout_ms, cells, num_qps):
         options = {"timeout_ms": timeout_ms, "cells": cells, "transport": "ibgda", "num_qps": num_qps}
-        nbep.NodeMemory.create(self.comm, num_bytes, num_nvl_peers=1, **options).close()
+        nbep.SharedMemory.create(self.comm, num_bytes, num_nvl_peers=1, **options).close()
 
     def other_buffer(self, num_nvl_bytes, handle_type, num_nvl_peers):
         nbep.Buffer(self.comm, num_nvl_bytes, handle_type=handle_type, num_nvl_peers=num_nvl_peers).destroy()
@@ -201,7 +201,7 @@ NAMES = (
     "dispatch", "dispatch", "dispatch", "cached", "combine", "low_latency_dispatch", "get_dispatch_layout", "Config",
     "get_local_buffer_tensor", "set_num_sms", "get_dispatch_config", "get_combine_config", "clean_low_latency_buffer",
     "get_low_latency_rdma_size_hint", "low_latency_query_mask_buffer", "low_latency_update_mask_buffer", "size hint",
-    "to fp8", "back", "NodeMemory", "Buffer",
+    "to fp8", "back", "SharedMemory", "Buffer",
 )  # fmt: skip
 ALL_NAMES = (
     *NAMES, "direct dispatch", "direct cached", "direct combine", "nodes dispatch",

@@ -41,7 +41,7 @@ def run(kernel_of, memory, comm, *arguments):
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_store_into_the_cells_behind_the_callers_bytes_is_out_of_bounds(rank, options):
     def main(comm, offset):
-        memory = nbep.NodeMemory.create(comm, NUM_BYTES, **options)
+        memory = nbep.SharedMemory.create(comm, NUM_BYTES, **options)
         run(store_at, memory, comm, memory.peers, rank, offset)
         values = memory.symmetric.read(NUM_BYTES - 4, 1, np.int32)
         memory.close()
@@ -57,7 +57,7 @@ def test_a_store_into_the_cells_behind_the_callers_bytes_is_out_of_bounds(rank, 
 
 def test_a_load_from_there_is_out_of_bounds():
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, NUM_BYTES)
+        memory = nbep.SharedMemory.create(comm, NUM_BYTES)
         run(load_at, memory, comm, np.zeros(1, np.int32), memory.peers, 1, NUM_BYTES)
         memory.close()
 
@@ -68,7 +68,7 @@ def test_a_load_from_there_is_out_of_bounds():
 @pytest.mark.parametrize("options", [{}, {"handle_type": "host"}])
 def test_nbeps_own_functions_use_their_cells_there(options):
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, NUM_BYTES, **options)
+        memory = nbep.SharedMemory.create(comm, NUM_BYTES, **options)
         memory.runtime.launch(memory.comm_stream, memory.kernel(meet), 1, 32, 0, memory.peers, memory.bounds)
         memory.wait()
         memory.close()
@@ -79,10 +79,10 @@ def test_nbeps_own_functions_use_their_cells_there(options):
 
 def test_what_is_given_back_is_out_of_reach():
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, NUM_BYTES)
+        memory = nbep.SharedMemory.create(comm, NUM_BYTES)
         peers = memory.peers
         memory.close()
-        other = nbep.NodeMemory.create(comm, NUM_BYTES)
+        other = nbep.SharedMemory.create(comm, NUM_BYTES)
         run(store_at, other, comm, peers, 1, 0)
         other.close()
 

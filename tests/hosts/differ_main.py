@@ -39,5 +39,5 @@ with pytest.raises(
     ValueError, match=r"^ranks 0, 1, 2, 3: group: got 4 ranks on several hosts; must be on one host, unless"
 ):
     nbep.Buffer(group, num_nvl_bytes=256)
-nbep.NodeMemory.create(group, 256, transport="ibgda", num_nvl_peers=2).close()
+nbep.SharedMemory.create(group, 256, transport="ibgda", num_nvl_peers=2).close()
 print(f"rank {comm.rank} is done", flush=True)

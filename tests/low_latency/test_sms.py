@@ -27,7 +27,7 @@ def in_other_orders(comm, num_sms):
     """Rank 0 starts the other library's kernel before its dispatch, rank 1 behind it."""
     options = Options(dispatch_as=ASYNC, combine_as=ASYNC)
     buffer = make_buffer(comm, [(CASE, options)], low_latency_num_sms=num_sms)
-    other = nbep.NodeMemory.create(comm, 128)
+    other = nbep.SharedMemory.create(comm, 128)
     stream, trip = other.runtime.create_stream("nccl"), Trip(buffer, CASE, options)
     comm.barrier()
 

@@ -33,7 +33,7 @@ def add_to_rank_0(peers: Peers):
 def main(name: str) -> None:
     comm = MPI.COMM_WORLD
     survivors = comm.Split(comm.rank == VICTIM)
-    memory = nbep.NodeMemory.create(comm, 128)
+    memory = nbep.SharedMemory.create(comm, 128)
     victim = comm.bcast(Process.own(), VICTIM)
     if comm.rank == VICTIM:
         acquire = ProcessLock.acquire

@@ -110,7 +110,7 @@ def pretended_hosts(comm, num_hosts, *arguments):
         nbep.Buffer(comm, num_nvl_bytes=256)
     spread = "group: got 4 ranks" if num_hosts == 2 else "num_nvl_peers: got 2; must be such"
     with pytest.raises(ValueError, match=spread):
-        nbep.NodeMemory.create(comm, 256, transport="ibgda", num_nvl_peers=2 * host.size)
+        nbep.SharedMemory.create(comm, 256, transport="ibgda", num_nvl_peers=2 * host.size)
     low_latency(comm, *arguments)
 
 
@@ -132,7 +132,7 @@ def adds_to_one_cell(comm, num_adds):
     """All ranks but the last add to cells of the last one."""
     nic = nbep.NicOptions(seed=1)
     group = group_of(comm)
-    memory = nbep.NodeMemory.create(group, MEMORY_BYTES, transport="ibgda", num_nvl_peers=1, num_qps=2, nic=nic)
+    memory = nbep.SharedMemory.create(group, MEMORY_BYTES, transport="ibgda", num_nvl_peers=1, num_qps=2, nic=nic)
     owner = comm.size - 1
     if comm.rank != owner:
         memory.runtime.launch(memory.comm_stream, add_many, 1, 1, 0, memory.network, owner, num_adds, LARGE)
@@ -165,7 +165,7 @@ def store_in_node(network: IbgdaNetwork, peer: I32):
 
 def plain_stores(comm):
     """With 4 ranks, in nodes of two: a store arrives in the node; to another node it is refused, and ends the work."""
-    memory = nbep.NodeMemory.create(comm, MEMORY_BYTES, transport="ibgda", num_nvl_peers=2)
+    memory = nbep.SharedMemory.create(comm, MEMORY_BYTES, transport="ibgda", num_nvl_peers=2)
     runtime, stream = memory.runtime, memory.comm_stream
     addresses = comm.allgather(memory.symmetric.address)
     table = memory.symmetric.read(memory.network.buffer_ptrs - memory.symmetric.address, comm.size, np.int64)
@@ -206,9 +206,9 @@ def nic_that_stops(comm):
 
 def too_few_threads(comm):
     """Run with MPI initialized for one thread at a time: without a network all is well."""
-    nbep.NodeMemory.create(comm, 256).close()
+    nbep.SharedMemory.create(comm, 256).close()
     with pytest.raises(RuntimeError, match="MPI: was not initialized with MPI_THREAD_MULTIPLE"):
-        nbep.NodeMemory.create(comm, 256, transport="ibgda", num_nvl_peers=1)
+        nbep.SharedMemory.create(comm, 256, transport="ibgda", num_nvl_peers=1)
 
 
 def main():

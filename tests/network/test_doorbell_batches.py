@@ -37,7 +37,7 @@ def put_rows(network: IbgdaNetwork, num_rows: I32, peer: I32):
 
 
 def put(comm, num_rows, nic):
-    memory = nbep.NodeMemory.create(comm, NUM_BYTES, transport="ibgda", num_nvl_peers=1, nic=nic)
+    memory = nbep.SharedMemory.create(comm, NUM_BYTES, transport="ibgda", num_nvl_peers=1, nic=nic)
     memory.runtime.launch(memory.comm_stream, put_rows, 1, 32, 0, memory.network, num_rows, 1 - comm.rank)
     memory.wait()
     comm.barrier()

@@ -28,7 +28,7 @@ def put(network: IbgdaNetwork, num_bytes: I32, num_before: I32):
 
 def main(comm, num_bytes, num_before):
     options = nbep.NicOptions(chunk_bytes=CHUNK_BYTES, num_entries=MIN_ENTRIES)
-    memory = nbep.NodeMemory.create(comm, MEMORY_BYTES, transport="ibgda", num_nvl_peers=1, nic=options)
+    memory = nbep.SharedMemory.create(comm, MEMORY_BYTES, transport="ibgda", num_nvl_peers=1, nic=options)
     memory.symmetric.array(np.int32, 128, num_bytes // 4)[:] = np.arange(num_bytes // 4)
     comm.barrier()
     if comm.rank == 0:

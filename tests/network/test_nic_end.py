@@ -30,7 +30,7 @@ def post_and_leave(network: IbgdaNetwork, peer: I32):
 
 def leave(comm):
     options = nbep.NicOptions(max_delay_ns=200)
-    memory = nbep.NodeMemory.create(comm, 128, transport="ibgda", num_nvl_peers=1, num_qps=NUM_QUEUES, nic=options)
+    memory = nbep.SharedMemory.create(comm, 128, transport="ibgda", num_nvl_peers=1, num_qps=NUM_QUEUES, nic=options)
     memory.runtime.launch(memory.comm_stream, post_and_leave, 1, NUM_QUEUES, 0, memory.network, 1 - comm.rank)
     memory.wait()
     memory.transport.close()
@@ -77,7 +77,7 @@ def test_a_nic_whose_last_look_may_be_early_serves_what_was_rung_for(seed):
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_a_nic_that_has_been_idle_while_another_ended_is_stopped_too(order):
     def main(comm):
-        memories = [nbep.NodeMemory.create(comm, 128, transport="ibgda", num_nvl_peers=1) for _ in order]
+        memories = [nbep.SharedMemory.create(comm, 128, transport="ibgda", num_nvl_peers=1) for _ in order]
         comm.barrier()
         for which in order:
             memories[which].close()

@@ -208,7 +208,7 @@ def test_a_text_that_names_no_option_is_refused(text):
 def test_arguments_of_a_network_that_are_wrong_are_refused_on_all_ranks(arguments, message):
     def main(comm):
         with pytest.raises(ValueError, match=message):
-            nbep.NodeMemory.create(comm, 1024, **{"transport": "ibgda", **(arguments if comm.rank == 1 else {})})
+            nbep.SharedMemory.create(comm, 1024, **{"transport": "ibgda", **(arguments if comm.rank == 1 else {})})
 
     nbep.spawn(main, 2, "emulator")
 
@@ -216,7 +216,7 @@ def test_arguments_of_a_network_that_are_wrong_are_refused_on_all_ranks(argument
 def test_options_that_differ_between_ranks_are_refused():
     def main(comm):
         with pytest.raises(ValueError, match=r"transport and its options: got .* must be the same on all"):
-            nbep.NodeMemory.create(comm, 1024, transport="ibgda", nic=nbep.NicOptions(seed=comm.rank))
+            nbep.SharedMemory.create(comm, 1024, transport="ibgda", nic=nbep.NicOptions(seed=comm.rank))
 
     nbep.spawn(main, 2, "emulator")
 

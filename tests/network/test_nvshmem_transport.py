@@ -12,7 +12,6 @@ from target import MEMORY_MODELS
 
 import nbep
 from nbep.device.jit import kernel
-from nbep.device.layout.intranode import BARRIER_SIGNAL_BYTES
 from nbep.device.network.seam import amo_add, is_message, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.primitives import (
     FULL_MASK,
@@ -31,6 +30,7 @@ from nbep.device.primitives import (
     trap,
     wait_expired,
 )
+from nbep.device.protocols.peers import BARRIER_SIGNAL_BYTES
 from nbep.device.types import Out
 from nbep.emulator import current_thread
 
@@ -123,7 +123,7 @@ def run(monkeypatch, is_mapped, seed=0, **options):
     monkeypatch.setattr(nvshmem, "nvshmem_add", stand_in.add)
 
     def main(comm):
-        memory = nbep.NodeMemory.create(comm, NUM_BYTES)
+        memory = nbep.SharedMemory.create(comm, NUM_BYTES)
         own = memory.symmetric.address
         bases = memory.symmetric.read(NUM_BYTES + BARRIER_SIGNAL_BYTES, comm.size, np.int64).tolist()
         stand_in.bases[comm.rank] = bases

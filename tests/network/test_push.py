@@ -27,7 +27,7 @@ def push(comm, grid, block, sizes, network):
     """What has come to this rank, as vectors of four words, [warps, messages, vectors, 4]."""
     num_warps = grid * block // 32
     num_bytes = buffer_bytes(num_warps, sizes)
-    memory = nbep.NodeMemory.create(comm, -(-num_bytes // 128) * 128, num_qps=sizes.num_queues, **network)
+    memory = nbep.SharedMemory.create(comm, -(-num_bytes // 128) * 128, num_qps=sizes.num_queues, **network)
     kernel = over(network_push, memory.transport.network_type)
     for number in range(1, 1 + ROUNDS):
         args = (sizes._replace(round=number), memory.network, memory.bounds)

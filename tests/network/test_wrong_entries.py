@@ -203,7 +203,7 @@ def test_nothing_behind_a_wrong_entry_is_served(number, monkeypatch):
     there = []
 
     def main_of_both(comm):
-        memory = nbep.NodeMemory.create(comm, 45056, transport="ibgda", num_nvl_peers=1)
+        memory = nbep.SharedMemory.create(comm, 45056, transport="ibgda", num_nvl_peers=1)
         if comm.rank == 0:
             memory.runtime.launch(memory.comm_stream, one_of_each, 1, 32, 0, memory.network)
             with pytest.raises(nbep.NetworkError, match=f"refused entry {number} "):

@@ -7,8 +7,8 @@ import pytest
 from nbep import cli
 from nbep.device.kernels.intranode.dispatch import DISPATCH_RECEIVER_TAIL
 from nbep.device.protocols.waits import FaultReport
-from nbep.host.causes import fault_error
 from nbep.host.ranks.who_waits import Log, explain
+from nbep.host.reports import wait_error
 
 # Lines of deepseek-ai/DeepEP #570, PR #181 and #137, as they were printed.
 BARRIER = [
@@ -108,7 +108,7 @@ def test_an_error_of_the_cpu_alone_sends_to_the_kernels():
 
 def test_lines_of_nbep_are_read():
     report = FaultReport(1, DISPATCH_RECEIVER_TAIL, 2, 0, 5, 1, 64, 3)
-    errors = [fault_error(rank, report, 100.0) for rank in (0, 1)]
+    errors = [wait_error(rank, report, 100.0) for rank in (0, 1)]
     text = explain([f"nbep.PeerTimeout: {error}" for error in errors])
     assert "Missing: rank 2." in text
     assert "as dispatch receiver: the peer's next chunk of tokens" in text

@@ -3,13 +3,10 @@
 import ast
 import subprocess
 import sys
-from functools import cache
-from pathlib import Path
 
 import pytest
+from file_imports import FILES, ROOT, imported_modules, imports, module_name
 
-ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((ROOT / "nbep").rglob("*.py"))
 # Lowest first. A file may import from its own layer and from those before it.
 LAYERS = ("nbep.emulator", "nbep.device", "nbep.host", "nbep")
 # The same inside a layer, by the longest name that fits: a room is a package, or a file on its own.
@@ -41,8 +38,10 @@ ROOMS = (
     ("nbep.host.faults",),
     ("nbep.host.target",),
     ("nbep.host.transport",),
+    ("nbep.host.connect", "nbep.host.dropped", "nbep.host.reports"),
+    ("nbep.host.shared_memory", "nbep.host.spawn"),
     ("nbep.host",),
-    ("nbep.host.symmetric", "nbep.host.connect", "nbep.host.spawn", "nbep.host.cast"),
+    ("nbep.host.symmetric", "nbep.host.cast"),
     ("nbep.host.buffer", "nbep.host.elastic.buffer"),
 )
 LEAVES = ("nbep.registry", "nbep.version")  # import nothing of nbep
@@ -52,11 +51,6 @@ CLUSTER = {
     f"nbep.emulator.machine.{name}" for name in ("access", "block", "bulk", "faults", "stream", "thread", "warp")
 }
 LIGHT = {*sys.stdlib_module_names, "greenlet", "lazy_loader", "ml_dtypes", "nbep", "numpy"}
-
-
-def module_name(path: Path) -> str:
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 def layer(module: str) -> int:
@@ -71,26 +65,6 @@ def room(module: str) -> int:
     """The number of its room; modules outside of all rooms are in none."""
     found = [(len(name), i) for i, names in enumerate(ROOMS) for name in names if is_in(module, name)]
     return max(found)[1] if found else -1
-
-
-def imports(path: Path) -> list[tuple[str, bool]]:
-    """(module, whether it is imported at the top of the file); relative imports as absolute names."""
-    return [(module, at_top) for module, at_top, _ in _imports(path)]
-
-
-@cache
-def _imports(path: Path) -> list[tuple[str, bool, list[str]]]:
-    package = module_name(path) if path.name == "__init__.py" else module_name(path).rpartition(".")[0]
-    tree = ast.parse(path.read_text())
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found += [(alias.name, node in tree.body, [""]) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            module = ".".join([*base, *([node.module] if node.module else [])])
-            found.append((module, node in tree.body, [alias.name for alias in node.names]))
-    return found
 
 
 def test_modules_import_downwards_only():
@@ -125,24 +99,6 @@ def test_no_files_of_a_layer_import_each_other_in_a_circle():
             for module in ends:
                 del left[module]
         assert sorted(left) == []
-
-
-def imported_modules() -> dict[str, set[str]]:
-    """What each module of nbep imports from it, for types alone too: `from a import b` is a.b if that is a module."""
-    modules = {module_name(path): path for path in FILES}
-    return {
-        module: {
-            full if (full := f"{imported}.{name}") in modules else imported
-            for imported, name in imported_names(path)
-            if imported in modules
-        }
-        for module, path in modules.items()
-    }
-
-
-def imported_names(path: Path) -> list[tuple[str, str]]:
-    """(module, name) of each import; relative imports as absolute names."""
-    return [(module, name) for module, _, names in _imports(path) for name in names]
 
 
 def test_emulator_starts_without_anything_heavy():

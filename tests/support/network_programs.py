@@ -65,15 +65,15 @@ def add_often(network: IbgdaNetwork, bounds: Bounds, num_adds: I32, peer: I32):
         st_weak_s64(own_ptr(network, OLD_64), fetched_64(network, peer, 1))
 
 
-def create(comm: Any, **options: Any) -> nbep.NodeMemory:
+def create(comm: Any, **options: Any) -> nbep.SharedMemory:
     nic = nbep.NicOptions(num_entries=NUM_ENTRIES, chunk_bytes=256, seed=3, **options)
     timeout_ms = TIMEOUT_MS if TARGET == "cuda" else 1
-    return nbep.NodeMemory.create(
+    return nbep.SharedMemory.create(
         comm, NUM_BYTES, transport="ibgda", num_nvl_peers=1, num_qps=2, nic=nic, timeout_ms=timeout_ms
     )
 
 
-def differences(comm: Any, memory: nbep.NodeMemory, wanted: dict[int, Sequence[int]], dtype: Any) -> list[str]:
+def differences(comm: Any, memory: nbep.SharedMemory, wanted: dict[int, Sequence[int]], dtype: Any) -> list[str]:
     """Where this rank's memory is not as wanted, when all ranks are done."""
     comm.barrier()
     found = {at: memory.symmetric.read(at, len(values), dtype).tolist() for at, values in wanted.items()}
@@ -114,7 +114,7 @@ def adds_that_wrap(comm: Any) -> list[str]:
     return wrong
 
 
-def expect(error: type[Exception], comm: Any, memory: nbep.NodeMemory, is_struck: bool) -> list[str]:
+def expect(error: type[Exception], comm: Any, memory: nbep.SharedMemory, is_struck: bool) -> list[str]:
     """Whether the work of a rank ends in an error, and not that of the other one; then the memory is given back."""
     wrong = []
     try:

@@ -84,7 +84,7 @@ def run(
     num_qps: int = 1,
     nic: dict[str, Any] | None = None,
     smem_bytes: int = 0,
-    prepare: Callable[[nbep.NodeMemory], None] | None = None,
+    prepare: Callable[[nbep.SharedMemory], None] | None = None,
     timeout_ms: float = 100_000,
     **spawn_options: Any,
 ) -> list[np.ndarray]:
@@ -92,7 +92,7 @@ def run(
     options = nbep.NicOptions(**{"num_entries": NUM_ENTRIES, "chunk_bytes": CHUNK_BYTES, **(nic or {})})
 
     def main(comm):
-        memory = nbep.NodeMemory.create(
+        memory = nbep.SharedMemory.create(
             comm,
             NUM_BYTES,
             transport="ibgda",

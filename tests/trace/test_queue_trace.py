@@ -73,7 +73,7 @@ def post(network: IbgdaNetwork, peer: I32, offset: I32):
 
 def main(comm, offset):
     options = nbep.NicOptions(num_entries=64, seed=1)
-    memory = nbep.NodeMemory.create(comm, 1024, transport="ibgda", num_nvl_peers=1, nic=options)
+    memory = nbep.SharedMemory.create(comm, 1024, transport="ibgda", num_nvl_peers=1, nic=options)
     if comm.rank == 0:
         memory.runtime.launch(memory.comm_stream, post, 1, 32, 0, memory.network, 1, offset)
     memory.wait()

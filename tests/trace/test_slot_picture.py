@@ -20,9 +20,9 @@ spec.loader.exec_module(example)
 
 def run(seed, monkeypatch, num_rows=10):
     """The page's ring, with its head beside its tail and with names that the picture understands."""
-    create = nbep.NodeMemory.create
+    create = nbep.SharedMemory.create
     monkeypatch.setattr(
-        nbep.NodeMemory, "create", lambda comm, num_bytes, **options: create(comm, num_bytes, cells=CELLS)
+        nbep.SharedMemory, "create", lambda comm, num_bytes, **options: create(comm, num_bytes, cells=CELLS)
     )
     trace = Trace()
     with (

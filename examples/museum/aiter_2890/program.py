@@ -44,7 +44,7 @@ def all_reduce(out: Out, peers: Peers):
 
 def main(comm):
     cells = {f"start[{rank}]": START + 4 * rank for rank in range(comm.size)}
-    memory = nbep.NodeMemory.create(comm, 512, timeout_ms=5000, cells={**cells, "data": DATA})
+    memory = nbep.SharedMemory.create(comm, 512, timeout_ms=5000, cells={**cells, "data": DATA})
     out = np.full(THREADS, -1, np.int32)
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, all_reduce, 1, THREADS, 0, out, memory.peers)

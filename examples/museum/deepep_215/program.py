@@ -41,7 +41,7 @@ def dispatch(peers: Peers):
 
 def main(comm):
     tails = {f"tail[{d}]": TAIL + 4 * d for d in range(NUM_DESTINATIONS)}
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells={"next": NEXT, **tails})
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000, cells={"next": NEXT, **tails})
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, dispatch, 1, 32 * (NUM_WARPS + 1), 0, memory.peers)
     memory.wait()

@@ -61,7 +61,7 @@ def forward(peers: Peers, bounds: Bounds, num_warps: I32):
 def main(comm):
     num_warps = NUM_WARPS
     done = {f"done[{warp}]": DONE + 4 * warp for warp in range(num_warps)}
-    memory = nbep.NodeMemory.create(comm, 256, timeout_ms=5000, cells={"tail": TAIL, "head": HEAD, **done})
+    memory = nbep.SharedMemory.create(comm, 256, timeout_ms=5000, cells={"tail": TAIL, "head": HEAD, **done})
     for kernel_function in (send, forward):  # a GPU on which kernels wait may load none
         memory.runtime.load(kernel_function)
     comm.barrier()

@@ -38,7 +38,7 @@ def dispatch(peers: Peers, bounds: Bounds, num_blocks: I32):
 
 
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000)
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000)
     runtime, comm_stream = memory.runtime, memory.comm_stream
     other_stream = runtime.create_stream("nccl")
     comm.barrier()

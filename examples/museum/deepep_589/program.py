@@ -26,7 +26,7 @@ def combine(out: Out, x: In):
 
 
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000)
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000)
     runtime, comm_stream = memory.runtime, memory.comm_stream
     compute = runtime.create_stream("compute")
     x, out = np.arange(NUM_TOKENS, dtype=np.int32), np.zeros(NUM_TOKENS, np.int32)

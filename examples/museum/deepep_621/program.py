@@ -60,7 +60,7 @@ def combine(out: Out, peers: Peers):
 
 
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 256, timeout_ms=5000, cells={"flag": FLAG, "row": ROW})
+    memory = nbep.SharedMemory.create(comm, 256, timeout_ms=5000, cells={"flag": FLAG, "row": ROW})
     out = np.full(32, -1, np.int32)
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, combine, 1, 32, ROW_BYTES + 16, out, memory.peers)

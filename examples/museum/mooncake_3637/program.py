@@ -67,7 +67,7 @@ def work(peers: Peers):
 
 def main(comm):
     cells = {"tail": TAIL, "head": HEAD, "lock": LOCK}
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells=cells)
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000, cells=cells)
     worker = memory.runtime.create_stream("worker")
     memory.runtime.launch(worker, work, 1, 1, 0, memory.peers)
     memory.runtime.launch(memory.comm_stream, submit, 1, 1, 0, memory.peers)

@@ -46,7 +46,7 @@ def combine(peers: Peers, bounds: Bounds):
 
 def main(comm):
     signals = {f"signal[{rank}]": SIGNAL + 4 * rank for rank in range(comm.size)}
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells={"open": OPEN, **signals})
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000, cells={"open": OPEN, **signals})
     memory.runtime.load(combine)  # a GPU on which kernels wait may load none
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, combine, NUM_BLOCKS, 1, 0, memory.peers, memory.bounds)

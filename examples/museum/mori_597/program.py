@@ -55,7 +55,7 @@ def dispatch(peers: Peers, bounds: Bounds):
 
 def main(comm):
     signals = {f"signal[{rank}]": SIGNAL + 4 * rank for rank in range(comm.size)}
-    memory = nbep.NodeMemory.create(comm, 256, timeout_ms=5000, cells={"arrived": ARRIVED, **signals})
+    memory = nbep.SharedMemory.create(comm, 256, timeout_ms=5000, cells={"arrived": ARRIVED, **signals})
     memory.runtime.load(dispatch)  # a GPU on which kernels wait may load none
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, dispatch, NUM_BLOCKS, LANES, 0, memory.peers, memory.bounds)

@@ -53,7 +53,7 @@ def combine(result: InOut, peers: Peers):
 
 def main(comm):
     cells = {"dispatched": DISPATCHED, "combined": COMBINED, "stage": STAGE}
-    memory = nbep.NodeMemory.create(comm, 512, timeout_ms=5000, cells=cells)
+    memory = nbep.SharedMemory.create(comm, 512, timeout_ms=5000, cells=cells)
     experts, result = np.zeros(32, np.int32), np.arange(32, dtype=np.int32)
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, dispatch, 1, 32, 0, experts, memory.peers)

@@ -65,7 +65,7 @@ class Handle:
 def main(comm):
     cells = {f"flag[{half}]": FLAG + 4 * half for half in range(2)}
     cells |= {f"row[{half}]": ROW + 128 * half for half in range(2)}
-    memory = nbep.NodeMemory.create(comm, 512, timeout_ms=5000, cells=cells)
+    memory = nbep.SharedMemory.create(comm, 512, timeout_ms=5000, cells=cells)
     comm.barrier()
     few, many = Handle(memory), Handle(memory)
     received = [handle.dispatch(number) for number, handle in enumerate((few, many, few, many), 1)]

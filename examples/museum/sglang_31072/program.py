@@ -36,7 +36,7 @@ def copy_result(peers: Peers, number: I32):
 
 def main(comm):
     cells = {"copied": COPIED, **{f"arrived[{rank}]": ARRIVED + 4 * rank for rank in range(comm.size)}}
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells=cells)
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000, cells=cells)
     runtime = memory.runtime
     forward, copies = runtime.create_stream("forward"), runtime.create_stream("copies")
     for kernel_function in (replay, copy_result):  # a GPU on which kernels wait may load none

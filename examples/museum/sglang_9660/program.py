@@ -44,7 +44,7 @@ def send(peers: Peers):
 
 def main(comm):
     cells = {"signal": SIGNAL, "tile": TILE, "sent": SENT}
-    memory = nbep.NodeMemory.create(comm, 1024, timeout_ms=5000, cells=cells)
+    memory = nbep.SharedMemory.create(comm, 1024, timeout_ms=5000, cells=cells)
     comm.barrier()
     compute = memory.runtime.create_stream("compute")
     memory.runtime.launch(compute, multiply, 1, THREADS, 0, memory.peers)

@@ -48,7 +48,7 @@ def notify(peers: Peers, batch: I32):
 def main(comm):
     cells = {f"signal[{r}]": SIGNAL + 4 * r for r in range(comm.size)}
     cells |= {f"count[{b}, {r}]": COUNT + 4 * (b * comm.size + r) for b in range(2) for r in range(comm.size)}
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells=cells)
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000, cells=cells)
     streams = [memory.runtime.create_stream(f"batch {batch}") for batch in range(2)]
     memory.runtime.load(notify)  # a GPU on which kernels wait may load none
     comm.barrier()

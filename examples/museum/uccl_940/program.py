@@ -35,7 +35,7 @@ def tokens_of(rank, num_ranks):
 
 def main(comm):
     cells = {f"count[{rank}]": COUNTS + 4 * rank for rank in range(comm.size)}
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells=cells)
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000, cells=cells)
     memory.runtime.load(notify)  # a GPU on which kernels wait may load none
     comm.barrier()
     num_tokens = tokens_of(comm.rank, comm.size)

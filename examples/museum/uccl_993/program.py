@@ -32,7 +32,7 @@ def dispatch(peers: Peers):
 
 
 def main(comm):
-    memory = nbep.NodeMemory.create(comm, 128, timeout_ms=5000, cells={"flag": FLAG})
+    memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000, cells={"flag": FLAG})
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, clean, 1, 1, 0, memory.peers)
     memory.runtime.launch(memory.comm_stream, dispatch, 1, 1, 0, memory.peers)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from nbep.device.kernels.intranode.push import AT_HOME, BOTH, ROW_BYTES, TO_PEERS, push
-from nbep.host.symmetric import NodeMemory
+from nbep.host.shared_memory import SharedMemory
 
 PUSH_ROWS = 4096
 PUSH_OFFSET = 1 << 20  # past the cells of the rings
@@ -38,12 +38,12 @@ def push_bytes(num_ranks: int) -> int:
     return PUSH_OFFSET + 2 * num_ranks * PUSH_ROWS * ROW_BYTES
 
 
-def push_rates(setup: Timed, memory: NodeMemory, num_sms: int) -> Push:
+def push_rates(setup: Timed, memory: SharedMemory, num_sms: int) -> Push:
     """Of so many SMs, to the ranks of the memory's node."""
     return Push(*(push_gbps(setup, memory, num_sms, goal) for goal in (TO_PEERS, AT_HOME, BOTH)))
 
 
-def push_gbps(setup: Timed, memory: NodeMemory, num_sms: int, goal: int) -> float:
+def push_gbps(setup: Timed, memory: SharedMemory, num_sms: int, goal: int) -> float:
     """What this many SMs copy, in GB/s of each rank."""
     import torch
 

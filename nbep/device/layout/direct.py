@@ -19,12 +19,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import POINTER_TABLE_BYTES
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     EXPERT_COUNTS,
     MAX_NVL_PEERS,
-    POINTER_TABLE_BYTES,
     RINGS,
     align_up,
 )

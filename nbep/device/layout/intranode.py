@@ -26,9 +26,9 @@ Source: DeepEP csrc/kernels/intranode.cu (the comments at "Channel buffer metada
 from functools import lru_cache
 from typing import NamedTuple
 
-from nbep.device.alignment import ALIGNMENT_BYTES, POINTER_TABLE_BYTES, align_up
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.jit import device_function
-from nbep.device.protocols.peers import MAX_NVL_PEERS
+from nbep.device.protocols.peers import MAX_NVL_PEERS, PEERS_BYTES
 from nbep.device.types import I32
 
 MAX_LOCAL_EXPERTS = 128
@@ -39,9 +39,8 @@ RINGS = EXPERT_COUNTS + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS * 4
 NUM_RING_CELLS = 4  # start, end, head, tail
 
 # Behind num_nvl_bytes
-BARRIER_SIGNAL_BYTES = ALIGNMENT_BYTES  # behind the signals: told, see parts.calls
-TOLD = 4 * MAX_NVL_PEERS
-CALL_WORDS = BARRIER_SIGNAL_BYTES + 2 * POINTER_TABLE_BYTES  # from the signals on; see parts.calls
+TOLD = 4 * MAX_NVL_PEERS  # behind the barrier signals, see parts.calls
+CALL_WORDS = PEERS_BYTES  # from the signals on; see parts.calls
 CALL_BYTES = 64
 RELAYED_WORDS = CALL_WORDS + MAX_NVL_PEERS * CALL_BYTES
 TRAILER_BYTES = RELAYED_WORDS + MAX_NVL_PEERS * CALL_BYTES

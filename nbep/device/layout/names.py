@@ -11,7 +11,6 @@ from nbep.device.layout.internode import (
     rings_offset,
 )
 from nbep.device.layout.intranode import (
-    BARRIER_SIGNAL_BYTES,
     CALL_BYTES,
     CALL_WORDS,
     EXPERT_COUNTS,
@@ -39,21 +38,20 @@ from nbep.device.layout.low_latency import (
     quarter_bytes,
 )
 from nbep.device.layout.low_latency_host import pointer_table
+from nbep.device.protocols.peers import BARRIER_SIGNAL_BYTES, describe_peers
 
 
 def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int, offset: int) -> str:
     """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if any."""
     if offset >= num_nvl_bytes:
         trailer = offset - num_nvl_bytes
-        if trailer < TOLD:
-            return f"barrier_signal[rank {trailer // 4}]"
-        if trailer < BARRIER_SIGNAL_BYTES:
+        if TOLD <= trailer < BARRIER_SIGNAL_BYTES:
             return f"told[rank {(trailer - TOLD) // 4}]"
         if trailer >= CALL_WORDS:
             row, byte = divmod(trailer - CALL_WORDS, CALL_BYTES)
             name, rank = ("call", "relayed call")[row // MAX_NVL_PEERS], row % MAX_NVL_PEERS
             return f"{name}[rank {rank}] word {byte // 4}"
-        return f"pointer table + {trailer - BARRIER_SIGNAL_BYTES}"
+        return describe_peers(trailer)
     if num_nvl_bytes <= RINGS:  # no room for a ring: it holds something else
         return f"buffer + {offset}"
     if offset < EXPERT_COUNTS:

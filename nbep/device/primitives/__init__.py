@@ -1,5 +1,9 @@
 """The instructions that kernels are written in. Each one is a Python function for the emulator and PTX for a GPU."""
 
+from pathlib import Path
+
+from nbep.emulator.machine.source import no_kernel_in
+
 from .arith import (
     byteswap_u32,
     f32,
@@ -165,6 +169,8 @@ from .warp import (
     vote_any,
     vote_ballot,
 )
+
+no_kernel_in(str(Path(__file__).parent))
 
 __all__ = [
     "FULL_MASK",

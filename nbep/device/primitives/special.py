@@ -4,6 +4,7 @@ Grids and blocks have one dimension.
 """
 
 from nbep.emulator import current_thread
+from nbep.emulator.machine.source import polls
 
 from ..jit import device_function, primitive
 
@@ -79,6 +80,7 @@ def deadline_after(timeout_ns):
     return globaltimer() + timeout_ns
 
 
+@polls
 @primitive(
     "{ .reg .s64 t; .reg .pred p; mov.u64 t, %globaltimer; setp.gt.s64 p, t, $1; selp.s32 $0, 1, 0, p; }",
     "pred",

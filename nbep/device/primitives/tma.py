@@ -13,6 +13,7 @@ Source: PTX ISA "Asynchronous copy", DeepEP csrc/kernels/utils.cuh.
 """
 
 from nbep.emulator import current_thread
+from nbep.emulator.machine.source import polls
 
 from ..cards import SM90, has_bulk_copies
 from ..jit import primitive
@@ -42,6 +43,7 @@ def mbarrier_arrive_expect_tx(mbarrier, num_bytes):
     current_thread().mbarrier_arrive_expect_tx(mbarrier, num_bytes)
 
 
+@polls
 @primitive(
     "{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [$1], $2; selp.s32 $0, 1, 0, p; }",
     "pred",

@@ -3,20 +3,30 @@
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import ALIGNMENT_BYTES, POINTER_TABLE_BYTES
 from nbep.device.jit import device_function
 from nbep.device.protocols.waits import Bounds
 from nbep.device.types import I32, Sym
 
 MAX_NVL_PEERS = 8  # ranks of a node, whose memory is mapped
+# Behind the bytes of a symmetric memory: the barrier signals, the table of buffers, the table of barrier signals.
+BARRIER_SIGNAL_BYTES = ALIGNMENT_BYTES
+BUFFER_PTRS = BARRIER_SIGNAL_BYTES
+BARRIER_SIGNAL_PTRS = BUFFER_PTRS + POINTER_TABLE_BYTES
+PEERS_BYTES = BARRIER_SIGNAL_PTRS + POINTER_TABLE_BYTES
 # A barrier's signal counts above these bits; below is the digest of a call.
 DIGEST_BITS = 24
 ONE = 1 << DIGEST_BITS
 
 __all__ = [
+    "BARRIER_SIGNAL_BYTES",
+    "BARRIER_SIGNAL_PTRS",
+    "BUFFER_PTRS",
     "CLUSTERS",
     "DIGEST_BITS",
     "MAX_NVL_PEERS",
     "ONE",
+    "PEERS_BYTES",
     "Bounds",
     "HostPeers",
     "Peers",
@@ -54,3 +64,10 @@ def buffer_of(peers, rank):
 def barrier_signals_of(peers, rank):
     """Address at which this rank sees the barrier signals of another (or of itself)."""
     return ptx.ld_nc_s64(peers.barrier_signal_ptrs + 8 * rank)
+
+
+def describe_peers(offset: int) -> str:
+    """Name the cell at an offset behind the bytes of a symmetric memory, for reports."""
+    if offset < BARRIER_SIGNAL_BYTES:
+        return f"barrier_signal[rank {offset // 4}]"
+    return f"pointer table + {offset - BARRIER_SIGNAL_BYTES}"

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.types import I64, Sym
+from nbep.emulator.machine.source import wait_loop
 
 # A site: which role waits for which cell. A report has its number, which its file gives it by `site`.
 SITES: dict[int, tuple[str, str, str]] = {}  # the words for each, of which the host makes a message
@@ -39,7 +40,7 @@ def site(number: int, role: str, cell: str, awaited: str, *, of_node: bool = Fal
     return number
 
 
-DISPATCH_RECEIVER_ROWS = site(8, "dispatch receiver", "recv_x", "rows for all tokens")  # no wait: see `has_timed_out`
+NO_WAIT = 8  # the site of what is reported without a wait: no room for what came. See `has_timed_out`
 
 
 class Bounds(NamedTuple):
@@ -73,7 +74,7 @@ def has_fault(bounds):
 def has_timed_out(bounds):
     """Whether a wait of this rank was over time."""
     site = ptx.ld_relaxed_gpu_s32(bounds.claim)
-    return site != 0 and site != DISPATCH_RECEIVER_ROWS
+    return site != 0 and site != NO_WAIT
 
 
 @device_function
@@ -89,7 +90,7 @@ def report_fault(bounds, site, peer, channel, expected, seen):
     """Tell the host which wait was over time. Only the first one of a rank is told."""
     ptx.fault_reported()
     claimed = ptx.atom_cas_acq_rel_sys_s32(bounds.claim, 0, site)
-    if claimed == DISPATCH_RECEIVER_ROWS:
+    if claimed == NO_WAIT:
         # That was no wait: now later waits need not wait either.
         ptx.atom_cas_acq_rel_sys_s32(bounds.claim, claimed, site)
     if claimed == 0:
@@ -111,6 +112,7 @@ class Waiter(NamedTuple):
     channel: int
 
 
+@wait_loop
 @device_function
 def wait_until(load, cell, holds, wanted, bounds, expired):
     """Poll a cell until holds(load(cell), wanted). Returns what it held, and what `holds` said: false if it timed out.
@@ -131,6 +133,7 @@ def wait_until(load, cell, holds, wanted, bounds, expired):
             return seen, found
 
 
+@wait_loop
 @device_function
 def wait_or_report(load, cell, holds, wanted, bounds, waiter):
     """The same of one thread, which reports that it timed out: what it wanted, and what it saw."""

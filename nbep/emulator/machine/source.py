@@ -1,20 +1,22 @@
 """Finds the line of kernel code behind a running or parked thread.
 
-A kernel calls a primitive, the primitive calls the emulator; the host goes through its runtime.  The frame worth naming
-is the innermost one outside these, and no frame of `by_type` that only chooses a function. Who waits in the loop of
-all bounded waits (nbep/device/protocols/waits.py) stands at the wait that calls it.
+A kernel calls a primitive, the primitive calls the emulator; the host goes through its runtime. The frame worth naming
+is the innermost one outside of these: files say of themselves that no kernel stands in them (`no_kernel_in`).
+Who waits in a loop that others call to wait (`wait_loop`) stands at the line that calls it.
 """
 
 import linecache
 import sys
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import TypeVar
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
-_DEVICE = _PACKAGE / "device"
-_LIBRARY = (_PACKAGE / "emulator", _PACKAGE / "host" / "target", _DEVICE / "primitives", _DEVICE / "jit.py")
-_WAITS = _DEVICE / "protocols" / "waits.py"
+_libraries = [_PACKAGE / "emulator"]
+_loops: dict[str, str] = {}  # functions that wait for whoever calls them -> their source file
+polling: set[str] = set()  # names of the functions in which threads poll
+Function = TypeVar("Function", bound=Callable)
 _HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
 
 
@@ -23,25 +25,34 @@ class _Libraries(dict[str, bool]):
 
     def __missing__(self, name: str) -> bool:
         path = Path(name).resolve()
-        is_library = self[name] = any(part in (path, *path.parents) for part in _LIBRARY)
+        is_library = self[name] = any(part in (path, *path.parents) for part in _libraries)
         return is_library
 
 
 _is_library = _Libraries()
 
 
-@cache
-def _is_of_waits(name: str) -> bool:
-    """Whether a source file is that of the bounded waits."""
-    return Path(name).resolve() == _WAITS
+def no_kernel_in(path: str) -> None:
+    """Say that no kernel stands in a file, or in any of a folder."""
+    _libraries.append(Path(path).resolve())
+    _is_library.clear()
 
 
-_LOOPS = {"wait_until", "wait_or_report"}
+def polls(function: Function) -> Function:
+    """Say that threads poll in a function."""
+    polling.add(function.__name__)
+    return function
+
+
+def wait_loop(function: Function) -> Function:
+    """Say that a function waits for whoever calls it: reports name the line that does."""
+    _loops[function.__name__] = function.__code__.co_filename
+    return polls(function)
 
 
 def _is_hidden(code: CodeType) -> bool:
     """Whether no kernel stands in this code, or one that is named by the line that calls it."""
-    return _is_library[code.co_filename] or (code.co_name in _LOOPS and _is_of_waits(code.co_filename))
+    return _is_library[code.co_filename] or _loops.get(code.co_name) == code.co_filename
 
 
 # Code that does not stand in its file: its first line, and what it was made from.
@@ -66,7 +77,7 @@ def site_of(frame: FrameType | None) -> Site | None:
     while frame is not None:
         code = frame.f_code
         # As `_is_hidden`, written out: most primitive calls of a run come by here, through two frames or three.
-        if not _is_library[code.co_filename] and (code.co_name not in _LOOPS or not _is_of_waits(code.co_filename)):
+        if not _is_library[code.co_filename] and _loops.get(code.co_name) != code.co_filename:
             return code, frame.f_lasti
         frame = frame.f_back
     return None

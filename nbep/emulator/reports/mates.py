@@ -7,7 +7,7 @@ import sys
 from types import CodeType
 from typing import TYPE_CHECKING
 
-from ..machine.source import Site, call_chain, describe_site
+from ..machine.source import Site, call_chain, describe_site, polling
 from .causes import Cause
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..models.knowledge import Owner
     from ..run import Run
 
-# What loops call that poll, and those that a wait calls in place of a loop.
-WAITS = {"wait_expired", "mbarrier_try_wait_parity", "wait_until", "wait_or_report"}
 LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_ATTR", "LOAD_METHOD"}
 MOST_CALLS = 32
 
@@ -76,7 +74,7 @@ def _common_calls(places: list[Site], further: list[Site]) -> int:
 
 def _waits(thread: Thread, inner: list[Site]) -> bool:
     """Whether a thread polls; inner: the calls in which it may do so."""
-    return thread in thread.world.polling or any(not WAITS.isdisjoint(code.co_names) for code, _ in inner)
+    return thread in thread.world.polling or any(not polling.isdisjoint(code.co_names) for code, _ in inner)
 
 
 def _will_wait(places: list[Site], further: list[Site], depth: int) -> bool:

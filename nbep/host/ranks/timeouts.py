@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from nbep.device.protocols.waits import FaultReport
+from nbep.host.arguments import refuse
 
 DEFAULT_TIMEOUT_MS = 100_000.0  # DeepEP's 100 s
 MAX_TIMEOUT_MS = 1e12  # 31 years: a GPU's clock, plus that in nanoseconds, fits into int64
@@ -57,3 +59,14 @@ def join_ranks(ranks: Sequence[int]) -> str:
 def ranks_on_hosts(hosts: Sequence[str], ranks: Sequence[int]) -> str:
     """ "ranks 2, 3 (hostb)"; hosts: of all ranks."""
     return f"{join_ranks(ranks)} ({', '.join(dict.fromkeys(hosts[rank] for rank in ranks))})"
+
+
+def timeout_ms(name: str, value: Any) -> float:
+    """The value, a number or what spells one, as a float."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = 0.0
+    if not 0 < number <= MAX_TIMEOUT_MS:
+        refuse(name, repr(value), f"a positive number of milliseconds, at most {MAX_TIMEOUT_MS:g}")
+    return number

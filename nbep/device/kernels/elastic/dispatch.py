@@ -35,7 +35,7 @@ from nbep.device.alignment import align_up
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
-from nbep.device.kernels.parts.spoil import has_failed, spoil
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
 from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
@@ -50,7 +50,7 @@ from nbep.device.protocols.staging import (
     wait_filled,
 )
 from nbep.device.protocols.teams import Team
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, has_timed_out, report_fault
+from nbep.device.protocols.waits import has_timed_out, report_fault
 from nbep.device.types import I32, In, InOut, Out
 
 ELASTIC_ROWS = -2  # a report's channel

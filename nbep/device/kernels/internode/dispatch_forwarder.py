@@ -45,6 +45,7 @@ from nbep.device.kernels.internode.coordinator import (
     share_batch,
 )
 from nbep.device.kernels.internode.dispatch_receiver import output_rows, receive_token
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS
 from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_offset, tail_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.network.seam import own_ptr
@@ -53,7 +54,6 @@ from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.teams import publish_tail, team_barrier, wait_expired_together, wait_free_slots
 from nbep.device.protocols.waits import (
-    DISPATCH_RECEIVER_ROWS,
     Waiter,
     report_fault,
     site,

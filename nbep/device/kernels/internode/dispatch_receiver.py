@@ -23,13 +23,14 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import neighbor_at, rows_from
 from nbep.device.kernels.internode.coordinator import batch_of
 from nbep.device.kernels.parts.notes import Experts, clean_choices, read_notes_for
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.teams import team_barrier, wait_tail_past
-from nbep.device.protocols.waits import DISPATCH_RECEIVER_ROWS, Waiter, report_fault, site
+from nbep.device.protocols.waits import Waiter, report_fault, site
 
 NVL_RECEIVER_TAIL = site(26, "internode dispatch NVL receiver", "tail", "the peer's next chunk of tokens")
 

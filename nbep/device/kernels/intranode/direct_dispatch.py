@@ -42,7 +42,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
-from nbep.device.kernels.parts.spoil import has_failed, spoil, spoil_s64
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil, spoil_s64
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
@@ -59,7 +59,6 @@ from nbep.device.protocols.staging import (
 )
 from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import (
-    DISPATCH_RECEIVER_ROWS,
     Waiter,
     has_timed_out,
     is_at_least,

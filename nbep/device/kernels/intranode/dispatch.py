@@ -46,7 +46,7 @@ from nbep.device.kernels.parts.notes import (
     to_stage,
     write_notes,
 )
-from nbep.device.kernels.parts.spoil import has_failed, spoil_rows
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_rows
 from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
@@ -54,7 +54,6 @@ from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_free_slots, wait_tail_past
 from nbep.device.protocols.waits import (
-    DISPATCH_RECEIVER_ROWS,
     Waiter,
     has_timed_out,
     is_set,

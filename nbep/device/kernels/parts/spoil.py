@@ -12,7 +12,10 @@ writes a row last, the row is right or NaN.
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.waits import has_fault
+from nbep.device.protocols.waits import NO_WAIT, has_fault, site
+
+DISPATCH_RECEIVER_ROWS = site(8, "dispatch receiver", "recv_x", "rows for all tokens")
+assert DISPATCH_RECEIVER_ROWS == NO_WAIT  # it is found without a wait
 
 
 @device_function
