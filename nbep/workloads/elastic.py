@@ -119,43 +119,74 @@ def form(options: ElasticOptions) -> dict[str, Any]:
     }
 
 
-def call(buffer: nbep.ElasticBuffer, case: Case, options: ElasticOptions) -> ElasticOutcome:
-    """Dispatch and combine of one rank."""
-    rank = buffer.rank_idx
-    arguments = dispatch_arguments(case, options, rank)
-    stats = None
-    if options.with_stats:
-        stats = to_target(np.full(case.num_experts // case.num_ranks, STATS_BEFORE, np.int32))
-    recv_x, recv_topk_idx, recv_topk_weights, handle, _ = buffer.dispatch(
-        **arguments, cumulative_local_expert_recv_stats=stats
-    )
-    assert_kind(recv_x, recv_topk_idx, recv_topk_weights)
-    assert (handle.topk_idx is arguments["topk_idx"]) == (not options.do_handle_copy)
-    of_handle = {name: to_numpy(getattr(handle, name)).copy() for name in HANDLE_ARRAYS}
-    of_handle["num_recv_tokens_per_expert_list"] = handle.num_recv_tokens_per_expert_list
-    received: tuple[Any, ...] = recv_x, recv_topk_idx, recv_topk_weights
-    on_host = to_numpy(received)
-    outcome = ElasticOutcome(on_host[0], on_host[1], on_host[2], of_handle, to_numpy(stats))
-    if options.is_cached:
-        again = {name: arguments[name] for name in ("x", "topk_weights")}
-        *others, same, _ = buffer.dispatch(**again, **form(options), handle=handle)
-        assert same is handle
-        received = tuple(others)
-        outcome.cached = to_numpy(received)
-    weights = received[2]
-    if weights is not None and options.own_weights:
-        weights = to_target(own_weights(to_numpy(weights), rank))
-    outcome.combined_x, outcome.combined_topk_weights, _ = to_numpy(
-        buffer.combine(
-            to_target(expert_rows(case, options, to_numpy(received[0]), rank)),
-            handle,
+class Trip:
+    """One dispatch and one combine of a rank, in steps, so that those of several trips can be mixed.
+
+    dispatch -> receive -> combine -> end; until receive and end nothing is waited for if the calls are asynchronous
+    """
+
+    def __init__(self, buffer: nbep.ElasticBuffer, case: Case, options: ElasticOptions, is_async: bool = False):
+        self.buffer, self.case, self.options = buffer, case, options
+        self.way = {"async_with_compute_stream": is_async}
+        self.arguments = dispatch_arguments(case, options, buffer.rank_idx)
+        self.stats: Any = None
+        self.outcome: Any = None  # an ElasticOutcome, from receive on
+
+    def dispatch(self) -> None:
+        options, case = self.options, self.case
+        if options.with_stats:
+            self.stats = to_target(np.full(case.num_experts // case.num_ranks, STATS_BEFORE, np.int32))
+        *self.received, self.handle, self.event = self.buffer.dispatch(
+            **self.arguments, cumulative_local_expert_recv_stats=self.stats, **self.way
+        )
+        self.first = self.received
+        if options.is_cached:
+            again = {name: self.arguments[name] for name in ("x", "topk_weights")}
+            *self.received, same, self.event = self.buffer.dispatch(
+                **again, **form(options), handle=self.handle, **self.way
+            )
+            assert same is self.handle
+
+    def receive(self) -> None:
+        self.event.current_stream_wait()
+        handle = self.handle
+        assert_kind(*self.received, *self.first)
+        assert (handle.topk_idx is self.arguments["topk_idx"]) == (not self.options.do_handle_copy)
+        of_handle = {name: to_numpy(getattr(handle, name)).copy() for name in HANDLE_ARRAYS}
+        of_handle["num_recv_tokens_per_expert_list"] = handle.num_recv_tokens_per_expert_list
+        self.outcome = ElasticOutcome(*map(to_numpy, self.first), of_handle, to_numpy(self.stats))
+        if self.options.is_cached:
+            self.outcome.cached = tuple(map(to_numpy, self.received))
+
+    def combine(self) -> None:
+        rank, options, case = self.buffer.rank_idx, self.options, self.case
+        recv_x, _, weights = self.received
+        if weights is not None and options.own_weights:
+            weights = to_target(own_weights(to_numpy(weights), rank))
+        *self.combined, self.event = self.buffer.combine(
+            to_target(expert_rows(case, options, to_numpy(recv_x), rank)),
+            self.handle,
             topk_weights=weights,
             bias=to_target(biases(case, options.as_intranode, rank)),
+            **self.way,
         )
-    )
-    for name in HANDLE_ARRAYS:
-        assert (to_numpy(getattr(handle, name)) == of_handle[name]).all(), f"{name}: changed by a later call"
-    return outcome
+
+    def end(self) -> ElasticOutcome:
+        self.event.current_stream_wait()
+        self.outcome.combined_x, self.outcome.combined_topk_weights = map(to_numpy, self.combined)
+        for name in HANDLE_ARRAYS:
+            is_same = (to_numpy(getattr(self.handle, name)) == self.outcome.handle[name]).all()
+            assert is_same, f"{name}: changed by a later call"
+        return self.outcome
+
+
+def call(buffer: nbep.ElasticBuffer, case: Case, options: ElasticOptions) -> ElasticOutcome:
+    """Dispatch and combine of one rank."""
+    trip = Trip(buffer, case, options)
+    trip.dispatch()
+    trip.receive()
+    trip.combine()
+    return trip.end()
 
 
 def round_trip(comm: Any, case: Case, options: ElasticOptions) -> ElasticOutcome:

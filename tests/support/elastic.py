@@ -11,6 +11,7 @@ from nbep.workloads.elastic import (
     ElasticExpected,
     ElasticOptions,
     ElasticOutcome,
+    Trip,
     call,
     check,
     dispatch_arguments,

@@ -8,16 +8,19 @@
  expanded          row = where the rows of (s, expert) begin + numbers[t, k], for each choice k of an expert here
 
  cell                    written by     with                   read by              with
- a half of rank s        rank s         see publish.py (1)     warps of all ranks   bulk copy, ld_na
+ x of a half             rank s         see publish.py (1)     warps of all ranks   bulk copy, or ld_na
+ lists, topk_idx,        rank s         see publish.py (1)     warps of all ranks   ld_na
+   topk_weights, scales,
+   numbers of a half
  turn                    see notify_dispatch.py                all warps            ld_nc
- recv_src_metadata       a warp         st_na                  the next kernel      -
-   with a handle         an earlier dispatch                   warps                ld_nc
- recv_x, recv_x_scales,  a warp         bulk copy, st_na       the next kernel      -
-   recv_topk_
- what has no token       a warp         st_weak                the next kernel      -
+ recv_src_metadata       a warp         st_na, or st_weak (2)  with a handle: warps ld_nc
+ recv_x                  a warp         bulk copy, or st_na    the next kernel      -
+ recv_x_scales           a warp         st_na                  the next kernel      -
+ recv_topk_              a warp         st_na, or st_weak (2)  the next kernel      -
  stage of a warp         copy engine    bulk copy              copy engine          after full
 
  (1) This rank has met all ranks since then, in the kernel before.
+ (2) st_weak for rows that no token has.
 
 Warps take tokens of all ranks in turn, beginning with the one behind their own: otherwise all would read from rank 0
 first. The number of the next token comes while this one does.

@@ -11,7 +11,7 @@
  psum_ arrays, row_starts    thread e        st_weak           (dispatch)          -
  moe_recv_counter            thread 0        st_relaxed_sys    the CPU             polls until >= 0
  moe_recv_expert_counter[e]  thread e        st_relaxed_sys    the CPU             polls until >= 0
- cumulative_local_expert_    thread e        st_weak           the next kernel     -
+ cumulative_local_expert_    thread e        st_weak           thread e            ld_weak
 
 Counts of a half are written again by the second dispatch from here. Its writers have met this rank before, at the first
 one, to which this rank came behind this kernel.

@@ -1,0 +1,128 @@
+"""ElasticBuffer inside a node: compact and expanded, with the CPU waiting or not, and with calls one behind the other."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from nbep.check.scenario import Scenario
+from nbep.device.cards import SM80, SM90
+from nbep.scenarios.tokens import counts_of
+from nbep.workloads.cases import Case, make_case
+from nbep.workloads.elastic import ElasticExpected, ElasticOptions, ElasticOutcome, Trip, make_elastic_buffer
+
+# experts: of each rank. blocks: of a launch, at most. rounds: dispatches one behind the other, before their combines.
+# expand, once, sync, cached, column, fp8, tma, uneven: 1 or 0. once: one reduction. tma: whether there is a copy engine.
+# inputs: seed of the tokens and where they go.
+PARAMETERS = {
+    "ranks": 2,
+    "tokens": 4,
+    "hidden": 16,
+    "topk": 2,
+    "experts": 2,
+    "blocks": 1,
+    "rounds": 1,
+    "align": 2,
+    "expand": 0,
+    "once": 0,
+    "sync": 0,
+    "cached": 0,
+    "column": 0,
+    "fp8": 0,
+    "tma": 1,
+    "uneven": 0,
+    "inputs": 1,
+}
+NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven")
+LEAST = {"ranks": 2, "hidden": 16, **dict.fromkeys(NOT_LESS, 0)}
+KERNELS = tuple(
+    f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine")
+)
+VARIANTS = (
+    {"rounds": 3},
+    {"tma": 0, "rounds": 2},
+    {"cached": 1, "sync": 1, "fp8": 1, "hidden": 128},
+    {"hidden": 4608, "tokens": 3},  # a row takes two stages, and a sum several pieces
+    {"tokens": 40, "blocks": 2},
+)
+
+
+def options_of(parameters: dict[str, int]) -> ElasticOptions:
+    return ElasticOptions(
+        do_expand=bool(parameters["expand"]),
+        do_cpu_sync=bool(parameters["sync"]),
+        expert_alignment=parameters["align"],
+        fp8="mixed" if parameters["fp8"] else None,
+        num_biases=1,
+        do_zero_padding=bool(parameters["expand"]),
+        by_column=bool(parameters["column"]),
+        with_stats=True,
+        is_cached=bool(parameters["cached"]),
+        allow_multiple_reduction=not parameters["once"],
+        num_sms=parameters["blocks"],
+    )
+
+
+def cases_of(parameters: dict[str, int]) -> list[Case]:
+    """The inputs of each round. Most tokens go to all ranks."""
+    num_ranks = parameters["ranks"]
+    return [
+        make_case(
+            parameters["inputs"] + number,
+            num_ranks=num_ranks,
+            num_tokens=counts_of(parameters["tokens"], num_ranks, bool(parameters["uneven"])),
+            hidden=parameters["hidden"],
+            num_topk=parameters["topk"],
+            experts_per_rank=parameters["experts"],
+            routing="uniform" if number % 2 else "everywhere",
+        )
+        for number in range(parameters["rounds"])
+    ]
+
+
+def main(comm: Any, **parameters: int) -> list[ElasticOutcome]:
+    """Dispatches of all rounds, then their combines, the last one first."""
+    comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
+    options = options_of(parameters)
+    cases = cases_of(parameters)
+    buffer = make_elastic_buffer(comm, [(case, options) for case in cases])
+    trips = [Trip(buffer, case, options, is_async=True) for case in cases]
+    for trip in trips:
+        trip.dispatch()
+    for trip in trips:
+        trip.receive()
+    for trip in reversed(trips):
+        trip.combine()
+    outcomes = [trip.end() for trip in trips]
+    buffer.destroy()
+    return outcomes
+
+
+def check(results: list[list[ElasticOutcome]], **parameters: int) -> None:
+    """Compare what all ranks have returned with the reference, bit for bit."""
+    options = options_of(parameters)
+    for number, case in enumerate(cases_of(parameters)):
+        expected = ElasticExpected(case, options)
+        for rank, of_rank in enumerate(results):
+            expected.check(rank, of_rank[number], f"round {number}, rank {rank}")
+
+
+def make(name: str, about: str, **changed: int) -> Scenario:
+    return Scenario(
+        name,
+        about,
+        partial(main),
+        partial(check),
+        {**PARAMETERS, **changed},
+        LEAST,
+        KERNELS,
+        VARIANTS,
+        ({}, {"rounds": 2}),
+    )
+
+
+SCENARIOS = (
+    make("elastic", "ElasticBuffer: tokens go to the ranks of their experts, a row each, and come back"),
+    make("elastic.expanded", "the same with a row for each expert; a rank adds up before it sends", expand=1),
+    make("elastic.once", "the same, and all rows are added up at once", expand=1, once=1),
+)
