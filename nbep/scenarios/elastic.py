@@ -1,4 +1,4 @@
-"""ElasticBuffer inside a node: compact and expanded, with the CPU waiting or not, and with calls one behind the other."""
+"""ElasticBuffer inside a node: compact and expanded, the CPU waiting or not, and calls one behind the other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nbep.workloads.cases import Case, make_case
 from nbep.workloads.elastic import ElasticExpected, ElasticOptions, ElasticOutcome, Trip, make_elastic_buffer
 
 # experts: of each rank. blocks: of a launch, at most. rounds: dispatches one behind the other, before their combines.
-# expand, once, sync, cached, column, fp8, tma, uneven: 1 or 0. once: one reduction. tma: whether there is a copy engine.
+# expand, once, sync, cached, column, fp8, tma, uneven: 1 or 0. once: one reduction. tma: there is a copy engine.
 # inputs: seed of the tokens and where they go.
 PARAMETERS = {
     "ranks": 2,
@@ -35,9 +35,7 @@ PARAMETERS = {
 }
 NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven")
 LEAST = {"ranks": 2, "hidden": 16, **dict.fromkeys(NOT_LESS, 0)}
-KERNELS = tuple(
-    f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine")
-)
+KERNELS = tuple(f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine"))
 VARIANTS = (
     {"rounds": 3},
     {"tma": 0, "rounds": 2},

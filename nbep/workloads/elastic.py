@@ -127,7 +127,7 @@ class Trip:
 
     def __init__(self, buffer: nbep.ElasticBuffer, case: Case, options: ElasticOptions, is_async: bool = False):
         self.buffer, self.case, self.options = buffer, case, options
-        self.way = {"async_with_compute_stream": is_async}
+        self.way: dict[str, Any] = {"async_with_compute_stream": is_async}
         self.arguments = dispatch_arguments(case, options, buffer.rank_idx)
         self.stats: Any = None
         self.outcome: Any = None  # an ElasticOutcome, from receive on
@@ -154,7 +154,8 @@ class Trip:
         assert (handle.topk_idx is self.arguments["topk_idx"]) == (not self.options.do_handle_copy)
         of_handle = {name: to_numpy(getattr(handle, name)).copy() for name in HANDLE_ARRAYS}
         of_handle["num_recv_tokens_per_expert_list"] = handle.num_recv_tokens_per_expert_list
-        self.outcome = ElasticOutcome(*map(to_numpy, self.first), of_handle, to_numpy(self.stats))
+        recv_x, recv_topk_idx, recv_topk_weights = map(to_numpy, self.first)
+        self.outcome = ElasticOutcome(recv_x, recv_topk_idx, recv_topk_weights, of_handle, to_numpy(self.stats))
         if self.options.is_cached:
             self.outcome.cached = tuple(map(to_numpy, self.received))
 
@@ -234,13 +235,17 @@ class ElasticExpected:
             for rank, d in enumerate(self.dispatched)
         ]
         self.combined = reference.elastic_combine(
-            [expert_rows(case, options, rows, rank) for rank, rows in enumerate(received)],
+            [self.rows_of_experts(rows, rank) for rank, rows in enumerate(received)],
             self.dispatched,
             case.topk_idx,
             topk_weights=weights if options.with_weights else None,
             bias=[biases(case, options.as_intranode, rank) for rank in range(case.num_ranks)],
             reduces=options.allow_multiple_reduction,
         )
+
+    def rows_of_experts(self, recv_x: Any, rank: int) -> np.ndarray:
+        """What a rank gives to combine."""
+        return expert_rows(self.case, self.options, recv_x, rank)
 
     @property
     def worst_rows(self) -> int:

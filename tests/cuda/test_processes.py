@@ -85,6 +85,14 @@ def test_a_cuda_graph_of_dispatch_and_combine_takes_new_inputs(num_gpus, options
     assert f"replays on {num_gpus} GPUs: 0 wrong" in output
 
 
+@pytest.mark.parametrize("num_gpus", [2, 8])
+@pytest.mark.parametrize("options", [[], ["--expand"]], ids=lambda options: " ".join(options))
+def test_a_cuda_graph_of_elastic_calls_takes_new_inputs(num_gpus, options):
+    need_gpus(num_gpus)
+    output = run_python(HERE / "elastic_graph_main.py", *options, ranks=num_gpus, **GPU_EACH)
+    assert f"replays on {num_gpus} GPUs: 0 wrong" in output
+
+
 def test_survivors_of_a_process_that_is_killed_or_stopped_name_its_rank():
     need_gpus(4)
     surviving_mpirun(4)

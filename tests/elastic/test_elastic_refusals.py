@@ -1,0 +1,170 @@
+"""What an ElasticBuffer refuses: a ValueError that names the argument, before anything is launched."""
+
+import re
+
+import numpy as np
+import pytest
+from arrays import to_target
+from cases import make_case
+from elastic import ElasticOptions, dispatch_arguments, make_elastic_buffer
+from target import spawn
+
+import nbep
+from nbep import reference
+
+pytestmark = pytest.mark.emulator_only("a GPU's host does not look into arrays")
+CASE = make_case(3, num_tokens=(5, 3), num_topk=3)
+OPTIONS = ElasticOptions(do_expand=True)
+X = np.zeros((5, 16), reference.BF16)
+BF16_ROW = np.zeros((5, 12), reference.BF16)
+
+CONSTRUCTION = {
+    "no size": ({}, "num_max_tokens_per_rank: got 0"),
+    "num_bytes": ({"num_bytes": 1000}, "num_bytes: got 1000; must be a multiple of 2097152"),
+    "num_cpu_bytes": ({"num_bytes": 2 << 20, "num_cpu_bytes": 2 << 20}, "num_cpu_bytes: got 2097152; must be 0"),
+    "a flag": ({"num_bytes": 2 << 20, "deterministic": 1}, "deterministic: got 1"),
+    "choices": (
+        {"num_max_tokens_per_rank": 4, "hidden": 16, "num_topk": 33},
+        "num_topk: got 33; must be at most 32",
+    ),
+    "time": ({"num_bytes": 2 << 20, "num_gpu_timeout_secs": 0}, "num_gpu_timeout_secs: got 0"),
+}
+
+DISPATCHES = {
+    "x": ({"x": X.astype(np.float64)}, "x: got float64 [5, 16]"),
+    "a row": ({"x": BF16_ROW}, "hidden size of x: got 12"),
+    "too many tokens": ({"num_max_tokens_per_rank": 4}, "x: got 5 tokens; must be at most num_max_tokens_per_rank=4"),
+    "no experts": ({"num_experts": None}, "num_experts: got None"),
+    "experts": ({"num_experts": 5}, "num_experts: got 5; must be a multiple of 2"),
+    "top-k": ({"topk_idx": CASE.topk_idx[0][:4]}, "topk_idx: got int64 [4, 3]"),
+    "no top-k": ({"topk_idx": None}, "topk_idx: got NoneType"),
+    "an expert": ({"topk_idx": np.full((5, 3), 4)}, "topk_idx[0, 0]: got 4; must be -1 (unused) or an expert below 4"),
+    "weights": ({"topk_weights": np.zeros((5, 2), np.float32)}, "topk_weights: got float32 [5, 2]"),
+    "alignment": ({"expert_alignment": 0}, "expert_alignment: got 0"),
+    "padding": ({"do_expand": False, "do_zero_padding": True}, "do_zero_padding: got True"),
+    "a switch": ({"do_expand": 1}, "do_expand: got 1"),
+    "an event": ({"previous_event": 3}, "previous_event: got int"),
+    "statistics": (
+        {"cumulative_local_expert_recv_stats": np.zeros(3, np.int32)},
+        "cumulative_local_expert_recv_stats: got int32 [3]",
+    ),
+    "room": ({"num_max_tokens_per_rank": 1 << 20}, "num_bytes: got"),
+    "queue pairs": ({"num_qps": 1000}, "num_qps: got 1000; must be at most num_allocated_qps=129"),
+    "SMs": ({"num_sms": -1}, "num_sms: got -1"),
+}
+
+
+def tried(call, arguments, table):
+    """Each case is refused with its message."""
+    for name, (change, message) in table.items():
+        changed = {**arguments, **{key: to_target(value) for key, value in change.items()}}
+        try:
+            with pytest.raises(ValueError, match=f"^(ranks 0, 1: )?{re.escape(message)}"):
+                call(**changed)
+        except BaseException as error:
+            error.add_note(f"in the case of {name!r}")
+            raise
+
+
+def test_what_a_buffer_is_made_with():
+    spawn(lambda comm: tried(lambda **options: nbep.ElasticBuffer(comm, **options), {}, CONSTRUCTION), 2)
+
+
+def test_sizes_that_differ_are_named():
+    def main(comm):
+        with pytest.raises(ValueError, match=r"num_bytes: got \[2097152, 4194304\] on ranks 0 to 1; must be the same"):
+            nbep.ElasticBuffer(comm, num_bytes=(1 + comm.rank) * (2 << 20))
+        with pytest.raises(ValueError, match="allow_multiple_reduction: got"):
+            nbep.ElasticBuffer(comm, num_bytes=2 << 20, allow_multiple_reduction=comm.rank == 0)
+
+    spawn(main, 2)
+
+
+def test_several_nodes_are_refused_by_name(monkeypatch):
+    monkeypatch.setenv("NBEP_NUM_NVL_PEERS", "1")
+
+    def main(comm):
+        with pytest.raises(ValueError, match="group: got 2 ranks in nodes of 1; must be 1 to 8 ranks of one node"):
+            nbep.ElasticBuffer(comm, num_bytes=2 << 20)
+
+    spawn(main, 2)
+
+
+def test_arguments_of_dispatch_and_combine():
+    def main(comm):
+        buffer = make_elastic_buffer(comm, [(CASE, OPTIONS)])
+        arguments = dispatch_arguments(CASE, OPTIONS, comm.rank)
+        if comm.rank == 0:
+            tried(buffer.dispatch, arguments, DISPATCHES)
+        recv_x, _, weights, handle, _ = buffer.dispatch(**arguments)
+        other = buffer.dispatch(**{**arguments, "do_expand": False})
+        if comm.rank == 0:
+            with_handle = {
+                "top-k": ({"topk_idx": arguments["topk_idx"]}, "topk_idx: got ndarray; must be None together with a"),
+                "sync": ({"do_cpu_sync": True}, "do_cpu_sync: got True; must be False or None with a handle"),
+                "experts": ({"num_experts": 8}, "num_experts: got 8; must be None or 4"),
+                "a tuple": ({"handle": (1, 2)}, "handle: got tuple; must be the EPHandle"),
+                "tokens": ({"x": X[:4]}, "topk_idx: got int64 [5, 3]"),
+                "a compact one": ({"handle": other[3], "do_expand": True}, "do_expand: got True"),
+            }
+            tried(buffer.dispatch, {"x": arguments["x"], "handle": handle}, with_handle)
+            rows = {
+                "x": ({"x": recv_x[:-1]}, f"x: got {len(recv_x) - 1} rows; must be {len(recv_x)} rows"),
+                "compact": ({"handle": other[3]}, f"x: got {len(recv_x)} rows; must be {len(other[0])} rows"),
+                "dtype": ({"x": recv_x.astype(np.float32)}, "x: got float32"),
+                "weights": ({"topk_weights": weights[:-1]}, "topk_weights: got float32"),
+                "a bias": ({"bias": X[:2]}, "bias_0: got bfloat16 [2, 16]"),
+                "three biases": ({"bias": (X, X, X)}, "bias: got a tuple of 3"),
+                "no handle": ({"handle": None}, "handle: got NoneType; must be the EPHandle"),
+            }
+            tried(buffer.combine, {"x": recv_x, "handle": handle}, rows)
+        stranger = make_elastic_buffer(comm, [(CASE, OPTIONS)])
+        for call in (
+            lambda: stranger.combine(recv_x, handle),
+            lambda: stranger.dispatch(arguments["x"], handle=handle),
+        ):
+            with pytest.raises(ValueError, match="handle: got the handle of another buffer"):
+                call()
+        combined = buffer.combine(recv_x, handle)[0]  # what was refused has started nothing
+        stranger.destroy()
+        buffer.destroy()
+        return combined.shape
+
+    assert spawn(main, 2) == [(5, 16), (3, 16)]
+
+
+def test_hints_are_what_the_calls_need():
+    def main(comm):
+        hint = nbep.ElasticBuffer.get_buffer_size_hint(comm, 64, 4096, 8)
+        buffer = nbep.ElasticBuffer(comm, num_max_tokens_per_rank=64, hidden=4096, num_topk=8)
+        assert buffer.num_bytes == hint
+        assert hint % (2 << 20) == 0
+        # Combine decides: a row of each token for each of both ranks, and its weights. Rows start at 128 bytes.
+        assert 64 * 2 * (2 * 4096 + 32) <= hint < 64 * 2 * (2 * 4096 + 32) + (2 << 20)
+        once = nbep.ElasticBuffer.get_buffer_size_hint(comm, 64, 4096, 8, allow_multiple_reduction=False)
+        assert 64 * 8 * (2 * 4096 + 32) <= once < 64 * 8 * (2 * 4096 + 32) + (2 << 20)
+        sms = buffer.get_theoretical_num_sms(256, 8)
+        assert sms % 2 == 0
+        assert 4 <= sms <= 132
+        assert buffer.get_theoretical_num_qps(1) == 17
+        assert buffer.get_theoretical_num_qps(100) == buffer.num_allocated_qps == 129
+        buffer.destroy()
+
+    spawn(main, 2)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 8])
+def test_more_overlap_takes_fewer_sms(num_ranks):
+    """DeepEP's arithmetic, by hand: a wire of 405 GB/s in one direction, an SM writes 50 GB/s; a fourth more."""
+
+    def main(comm):
+        kind = {"num_bytes": 2 << 20}
+        overlaps = nbep.ElasticBuffer(comm, **kind)
+        alone = nbep.ElasticBuffer(comm, **kind, prefer_overlap_with_compute=False)
+        found = overlaps.get_theoretical_num_sms(256, 8), alone.get_theoretical_num_sms(256, 8)
+        alone.destroy()
+        overlaps.destroy()
+        return found
+
+    wanted = -(-405 * num_ranks / (num_ranks - 1) / 50 * 1.25 // 1)
+    assert spawn(main, num_ranks) == [(wanted + wanted % 2, 64)] * num_ranks
