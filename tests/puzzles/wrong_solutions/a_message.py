@@ -212,6 +212,23 @@ WRONG = {
     ],
     4: [
         (
+            "two loads and stores",
+            [
+                (
+                    "add_and_arrive",
+                    "atom_add_relaxed_gpu_s32(total, value)",
+                    "st_weak_s32(total, ld_weak_s32(total) + value)",
+                ),
+                (
+                    "add_and_arrive",
+                    "return atom_add_acq_rel_gpu_s32(arrivals, 1) == grid_dim() - 1",
+                    "n = ld_weak_s32(arrivals)\n    st_weak_s32(arrivals, n + 1)\n    return n == grid_dim() - 1",
+                ),
+            ],
+            "wrong result",
+            "An atomic does it in one step",
+        ),
+        (
             "releases only",
             [("add_and_arrive", "atom_add_acq_rel_gpu_s32", "atom_add_release_gpu_s32")],
             "race",
@@ -298,6 +315,15 @@ WRONG = {
         ),
     ],
     5: [
+        (
+            "nobody meets",
+            [
+                ("barrier", "    syncthreads()\n    if thread_idx() < peers", "    if thread_idx() < peers"),
+                ("barrier", "bounds)\n    syncthreads()", "bounds)"),
+            ],
+            "",
+            "One thread speaks for 64. They have to meet",
+        ),
         (
             "no bounds",
             [("barrier", "peers.num_ranks, bounds)", "peers.num_ranks)")],

@@ -3,6 +3,12 @@
 WRONG = {
     7: [
         (
+            "marks with the rank",
+            [("count_token", "st_weak_s32(in_rank + 4 * rank, 1)", "st_weak_s32(in_rank + 4 * rank, rank)")],
+            "wrong result",
+            "is_token_in_rank has a row for each token",
+        ),
+        (
             "subscript",
             [("count_token", "ld_nc_s64(experts + 8 * k)", "experts[k]")],
             "error",
@@ -77,6 +83,12 @@ WRONG = {
         ),
     ],
     8: [
+        (
+            "three turns",
+            [("exclusive_sum", "delta < 32", "delta < 8")],
+            "wrong result",
+            "The lanes below 8 are right",
+        ),
         (
             "greater than",
             [("exclusive_sum", "if lane >= delta:", "if lane > delta:")],
@@ -267,6 +279,12 @@ WRONG = {
         ),
     ],
     12: [
+        (
+            "adds nothing",
+            [("add_one", "st_shared_s32(stage + 4 * lane, ld_shared_s32(stage + 4 * lane) + 1)", "pass")],
+            "wrong result",
+            "The row has come through as it was",
+        ),
         (
             "loads of global memory",
             [("add_one", "ld_shared_s32(stage + 4 * lane)", "ld_weak_s32(stage + 4 * lane)")],

@@ -3,6 +3,24 @@
 WRONG = {
     13: [
         (
+            "half of the lanes shuffle",
+            [
+                (
+                    "largest_of_warp",
+                    "value = f32_max(value, shfl_xor_f32(FULL_MASK, value, bit))",
+                    "value = f32_max(value, shfl_xor_f32(FULL_MASK, value, bit)) if thread_idx() < 16 else value",
+                )
+            ],
+            "divergence",
+            "All 32 lanes have to come to the same shuffles",
+        ),
+        (
+            "half of the range",
+            [("scales_of", "f32_div_rn(f32(448), amax)", "f32_div_rn(f32(224), amax)")],
+            "wrong result",
+            "became 224, not 448",
+        ),
+        (
             "no mask",
             [("largest_of_warp", "shfl_xor_f32(FULL_MASK, value, bit)", "shfl_xor_f32(value, bit)")],
             "error",
