@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (67_900, 492),
+    "nbep": (67_900, 493),
     "nbep/emulator": (13_500, 80),
     "nbep/device": (17_400, 132),
     "nbep/host": (16_700, 126),

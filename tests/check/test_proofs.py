@@ -12,10 +12,11 @@ pytestmark = pytest.mark.emulator_only("every schedule is one of the emulator")
 SMALL_RINGS = {"tokens": 2, "chunk": 1, "slots": 2}  # as small as a ring can be
 BOTH_WAYS = {"tokens": 2, "topk": 2, "experts": 1, "blocks": 1}
 # Scenario, parameters, schedules, runs given up as repetitions.
-NOTIFY = ("intranode.notify", {"tokens": 1, "rounds": 1}, 1, 16)
-DISPATCH = ("intranode.dispatch", SMALL_RINGS, 4, 18)
-LOW_LATENCY = ("low_latency", BOTH_WAYS, 1, 8)
-OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 20)  # the third round uses the first one's half again
+NOTIFY = ("intranode.notify", {"tokens": 1, "rounds": 1}, 1, 19)
+DISPATCH = ("intranode.dispatch", SMALL_RINGS, 4, 22)
+FOUR_TOKENS = ("intranode.dispatch", {**SMALL_RINGS, "tokens": 4}, 25, 39)
+LOW_LATENCY = ("low_latency", BOTH_WAYS, 1, 7)
+OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 18)  # the third round uses the first one's half again
 
 
 def run_of(scenario, parameters, *faults):
@@ -23,7 +24,8 @@ def run_of(scenario, parameters, *faults):
 
 
 @pytest.mark.parametrize(
-    ("scenario", "parameters", "schedules", "redundant"), both_parts([LOW_LATENCY], [NOTIFY, DISPATCH, OVERLAP])
+    ("scenario", "parameters", "schedules", "redundant"),
+    both_parts([LOW_LATENCY], [NOTIFY, DISPATCH, FOUR_TOKENS, OVERLAP]),
 )
 def test_all_schedules_are_right(scenario, parameters, schedules, redundant):
     tree, run = Tree(), run_of(scenario, parameters)

@@ -3,6 +3,7 @@
 import pytest
 from every_schedule import run_all, run_threads
 
+from nbep.device.primitives import s32
 from nbep.emulator import DataRace
 
 NEVER_NS = 1 << 62
@@ -34,6 +35,83 @@ def test_who_waits_for_a_counter_that_grows_does_not_multiply_schedules():
 
     tree, _ = run_all(program)
     assert (tree.schedules, tree.redundant) == (1, 0)
+
+
+def test_who_waits_for_a_counter_that_wraps_does_not_multiply_schedules():
+    def program(strategy):
+        def thread(t, number, cells):
+            if number == 0:
+                for value in (0x7FFFFFFE, 0x7FFFFFFF, -0x80000000, -0x7FFFFFFF):
+                    t.store(cells[0], "s32", value, "release", "sys")
+            else:
+                while s32(t.load(cells[0], "s32", "acquire", "sys") - 0x7FFFFFFE) < 1:
+                    t.spin(NEVER_NS)
+
+        return run_threads(4, 1, thread, strategy)
+
+    tree, _ = run_all(program)
+    assert tree.schedules == 1
+
+
+def test_loads_that_nobody_stores_to_are_no_choices():
+    """Each of six threads looks ten times at its own cell, to which nobody stores, and then takes a ticket of two."""
+
+    def program(strategy):
+        def thread(t, number, cells):
+            for _ in range(10):
+                t.load(cells[1 + number], "s32", "relaxed", "sys")
+            if number < 2:
+                int(t.atomic("add", cells[0], "s32", 1, "relaxed", "sys"))
+
+        return run_threads(6, 7, thread, strategy)
+
+    tree, _ = run_all(program)
+    assert (tree.schedules, tree.redundant, len(tree.steps)) == (2, 0, 2)
+
+
+def test_a_load_counts_as_a_step_once_somebody_stores_there():
+    """In the first run nobody does: only who sees the flag stores."""
+
+    def program(strategy):
+        seen = {}
+
+        def thread(t, number, cells):
+            flag, cell = cells
+            if number == 0:
+                seen[0] = int(t.load(cell, "s32", "relaxed", "sys"))
+                seen[1] = int(t.load(cell, "s32", "relaxed", "sys"))
+            elif number == 1:
+                if t.load(flag, "s32", "relaxed", "sys") == 1:
+                    t.store(cell, "s32", 7, "relaxed", "sys")
+            else:
+                t.store(flag, "s32", 1, "relaxed", "sys")
+
+        run_threads(3, 2, thread, strategy)
+        return seen[0], seen[1]
+
+    assert run_all(program)[1] == {(0, 0), (0, 7), (7, 7)}
+
+
+def test_a_value_that_a_function_has_left_behind_asks_nothing_more():
+    """Who has waited for 1 stands before its next wait: that it may still ask for the first value would cost runs."""
+
+    def program(strategy):
+        def wait(t, cell, number):
+            while True:
+                seen = t.load(cell, "s32", "acquire", "sys")
+                if seen >= number:
+                    return
+                t.spin(NEVER_NS)
+
+        def thread(t, number, cells):
+            mine, other = cells[number], cells[1 - number]
+            for i in range(6):
+                wait(t, other, i - 3)
+                t.store(mine, "s32", i + 1, "release", "sys")
+
+        return run_threads(2, 2, thread, strategy)
+
+    assert run_all(program)[0].schedules == 1
 
 
 def test_a_thread_knows_no_more_than_it_has_asked_for():

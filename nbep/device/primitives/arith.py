@@ -10,6 +10,7 @@ import numpy as np
 
 from nbep.emulator import EmulatorError, current_thread
 from nbep.emulator.machine.faults import error_at
+from nbep.emulator.machine.kinds import whole
 
 from ..jit import primitive
 
@@ -25,19 +26,19 @@ def _check_u32(name, a, b):
 @primitive("", "s32", "s32", emit="same", effect="pure")
 def s32(x):
     """Wrap to -2**31 .. 2**31 - 1."""
-    return ((int(x) + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+    return ((whole(x) + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 
 
 @primitive("", "u32", "u32", emit="same", effect="pure")
 def u32(x):
     """Wrap to 0 .. 2**32 - 1."""
-    return int(x) & 0xFFFFFFFF
+    return whole(x) & 0xFFFFFFFF
 
 
 @primitive("", "s64", "s64", emit="same", effect="pure")
 def s64(x):
     """Wrap to -2**63 .. 2**63 - 1."""
-    return ((int(x) + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
+    return ((whole(x) + (1 << 63)) & ((1 << 64) - 1)) - (1 << 63)
 
 
 @primitive("", "f32", "any", emit="same", effect="pure")

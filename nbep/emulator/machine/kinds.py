@@ -19,6 +19,17 @@ _V4 = struct.Struct("4I")
 _U32 = 0xFFFFFFFF
 
 
+class Loaded:
+    """A number that was loaded, and that notes what is asked of it: what wraps it must not take the number itself."""
+
+    __slots__ = ()
+
+
+def whole(x: Any) -> Any:
+    """An integer of Python's own, or one that notes what is asked of it."""
+    return x if isinstance(x, Loaded) else int(x)
+
+
 class Kind(NamedTuple):
     """One kind: `size` bytes, `code` as `memoryview.cast` spells it; `get`/`put` where indexing is not enough."""
 

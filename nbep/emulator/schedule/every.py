@@ -22,14 +22,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .every_barriers import Barriers
-from .every_choice import Choice, Tried
-from .every_order import Races, clock_before, comes_before, join, where_it_succeeds
-from .every_seen import Cells
-from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words, load_of
+from .every_choice import Choice, Doubt, Tried
+from .every_order import Races, clock_before
+from .every_reversal import reverse_races
+from .every_seen import Cells, Question
+from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
 from .strategies import Alone, Ready
 
 
@@ -97,10 +98,14 @@ class Tree(Limited):
         self._replayed = list(picks)
         self._decided = list(decided)
         self._planned = 0
-        # Words that nobody has stored to, and that polls look at besides; and those that turned out to change.
+        # Words that nobody has stored to: all that were loaded, those of which loads are no steps, and those that polls
+        # look at besides. And words that turned out to change.
+        self._loaded: set[tuple[Any, int]] = set()
+        self._untouched: set[tuple[Any, int]] = set()
         self._constant: set[tuple[Any, int]] = set()
         self._changing: set[tuple[Any, int]] = set()
         self.looked_at = set(looked_at)
+        self.failures: dict[Hashable, list[dict[Question, bool]]] = {}  # what polls that failed have told, by state
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
@@ -121,45 +126,34 @@ class Tree(Limited):
         self.picks = []
         self.decided = []
         self.stores = 0  # steps that store
+        self._doubts: list[Doubt] = []
         return True
 
     def end(self, is_redundant: bool = False) -> None:
         """The run is over: choose where the next one leaves it."""
-        if self.is_stale or self._constant & self._changing:  # what was left out is needed: from the beginning
+        is_first = self.schedules + self.redundant == 0 and not self._untouched
+        untouched = self._loaded - self._changing if is_first else self._untouched - self._changing
+        if self.is_stale or untouched != self._untouched or self._constant & self._changing:
+            # What was left out is needed, or more can be left out: from the beginning.
+            self._untouched = untouched
             self._constant.clear()
+            self.failures.clear()
             self.choices.clear()
             self.schedules = self.redundant = 0
             return
         self.redundant += is_redundant
         self.schedules += not is_redundant
+        self._wake()
         for choice, step in zip(self.choices, self.steps, strict=False):
             choice.done[step.who].learn(step)
+            step.refused = step.refused or self.failures.get(step.state, [])
         if not self.is_plain:
-            self._reverse_races()
+            reverse_races(self)
         while self.choices:
             if self.choices[-1].go_on():
                 return
             self.choices.pop()
         self.is_whole = True
-
-    def _reverse_races(self) -> None:
-        """Have other runs in which the later one of two steps that depend on each other comes first."""
-        self.races.go_to(len(self.steps))
-        for earlier, later in self.races.found:
-            if not self.steps[later].is_wait:
-                self._reverse(earlier, self.steps[later], later)
-        for number, step in enumerate(self.steps):
-            if step.is_wait:
-                self._let_go_on(step, number)
-        for poll in self.refused.values():
-            self._let_succeed(poll)
-        for who, host in self.hosts.items():
-            wait = Step(who, load_of(host.words), host.clock, None, [])
-            wait.clock = clock_before(self.steps, wait)
-            for step in self.steps:
-                if step.access.meets(wait.access):
-                    join(wait.clock, step.clock)
-            self._let_go_on(wait, len(self.steps))
 
     @property
     def replay(self) -> Replay:
@@ -250,8 +244,12 @@ class Tree(Limited):
 
     def _choose(self, depth: int, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Who:
         if depth == len(self.choices):
-            asleep = self.choices[depth - 1].asleep_after(self.steps[-1]) if depth and not self.is_plain else {}
-            self.choices.append(Choice(waiting, parked, asleep))
+            if not depth or self.is_plain:
+                self.choices.append(Choice(waiting, parked, {}))
+            else:
+                self.choices.append(self.choices[-1].after(self.steps[-1], waiting, parked))
+                self._doubt(depth)
+                self._wake()
         choice = self.choices[depth]
         if self.is_plain and depth >= self._planned:
             choice.wanted |= waiting.keys()
@@ -266,16 +264,57 @@ class Tree(Limited):
                 return choice.chosen
             left = choice.left
         else:
-            # Loads first: most polls fail then, and are no choice any more.
+            # Loads first: most polls fail then, and are no choice any more. Who has looked last looks again before
+            # others do: the looks of a turn are no choices only if nobody comes between them.
+            latest = self.steps[-1].who if self.steps else None
             left = waiting.keys() - choice.asleep.keys() - set(choice.failed)
-            # What is late comes last.
-            left = {min(left, key=lambda who: (who[4] < 0, waiting[who].is_store, who))} if left else left
+            if not left:
+                self._wake(waiting)
+                left = waiting.keys() - choice.asleep.keys() - set(choice.failed)
+
+            def turn(who: Who) -> tuple:
+                return who[4] < 0, waiting[who].is_store, who != latest, who  # what is late comes last
+
+            left = {min(left, key=turn)} if left else left
             choice.wanted |= left
         if left:
             return min(left)
         if waiting.keys() <= set(choice.failed):
             return min(waiting)  # it looks once more before a deadlock is reported
         raise Redundant
+
+    def _doubt(self, depth: int) -> None:
+        """Behind the last step somebody may sleep, and the step may still ask for more."""
+        step = self.steps[-1] if depth else None
+        if step is not None:
+            doubtful = self.choices[depth].doubtful.items()
+            self._doubts += [Doubt(who, tried, step, depth) for who, tried in doubtful]
+
+    def _wake(self, all_of: Container[Who] = ()) -> None:
+        """Wake those on whom a step has turned out to depend; all_of: and whoever else of these may wake."""
+        doubts, self._doubts = self._doubts, []
+        for doubt in doubts:
+            who, tried, step, at = doubt.who, doubt.tried, doubt.step, doubt.choice
+            if at > len(self.steps) or self.steps[at - 1] is not step:
+                continue
+            may_ask = step.may_ask
+            if (may_ask and who in all_of) or (doubt.has_changed() and not tried.commutes_with(step)):
+                for choice in self.choices[at:]:
+                    if choice.asleep.get(who) is tried:
+                        del choice.asleep[who]
+                    if choice.doubtful.get(who) is tried:
+                        del choice.doubtful[who]
+            elif may_ask:
+                self._doubts.append(doubt)
+
+    def skips(self, who: Who, words: Words) -> bool:
+        """Whether a load is no step, because nobody stores there. A run of these picks, which knows nothing of that,
+        chooses here.
+        """
+        if not words <= self._untouched:
+            return False
+        self.note_pick(who)
+        return True
 
     def step(self, step: Step) -> int:
         """The one who was chosen makes its access. Returns the number of the step."""
@@ -289,28 +328,37 @@ class Tree(Limited):
         if step.access.is_store:
             self.stores += 1
             self._changing |= step.access.words
+        elif not (self.is_weak or self.is_plain):
+            self._loaded |= step.access.words
+        if depth + 1 < len(self.choices):
+            self._doubt(depth + 1)
         return depth
 
-    def is_await(self, loads: list[Access], is_nested: bool) -> bool:
-        """Whether a turn of a loop looks at one cell only, besides cells that nobody stores to.
+    def awaited(self, loads: list[Words], is_nested: bool) -> Words | None:
+        """Which cell a turn of a loop waits for, if it looks at one only, besides cells that nobody stores to.
 
         is_nested: the loads may be those of earlier waits, too
         """
         if is_nested and len(loads) > 1:
-            return False
-        cell = loads[-1].words
-        others = {word for load in loads for word in load.words - cell}
+            return None
+        cell = self.likely(loads)
+        others = {word for words in loads for word in words - cell}
         if others & self._changing:
-            return False
+            return None
         self._constant |= others
-        return True
+        return cell
 
-    def fail(self, who: Who, depth: int, access: Access) -> bool:
+    def likely(self, loads: Iterable[Words]) -> Words:
+        """Which of some cells a turn waits for: the last one, or the last one that somebody stores to."""
+        cells = list(loads)
+        return ([words for words in cells if words & self._changing] or cells)[-1]
+
+    def fail(self, who: Who, depth: int) -> bool:
         """A step was a poll that failed: it is none. False if others have gone on since."""
         if depth != len(self.steps) - 1:
             return False
-        self.steps.pop()
-        if len(self.races.numbers) >= len(self.steps):
+        self.note_failure(self.steps.pop())
+        if self.races.end > len(self.steps):
             self.races = Races(self.steps)
         choice = self.choices[depth]
         if any(pick for pick, _ in choice.picks):  # nor does an older value end the wait
@@ -338,63 +386,12 @@ class Tree(Limited):
         self.races.go_to(len(self.steps) - 1)
         return clock_before(self.steps, self.steps[-1]).get(self.steps[at].who, -1) >= at
 
-    def _let_succeed(self, poll: Step) -> None:
-        """A poll has failed up to the end: have it come where it would not, in some run."""
-        poll.clock = clock_before(self.steps, poll)
-        cell = poll.cell
-        if cell is None or cell.is_mixed:  # all that has been stored there may matter
-            stores = [at for at, step in enumerate(self.steps) if step.access.meets(poll.access)]
-            found = [at for at in stores if poll.clock.get(self.steps[at].who, -1) < at]
-        else:
-            found = list(where_it_succeeds(self.steps, poll, len(cell.entries) - 1, poll.clock))
-        for at in found:
-            self._reverse(at, poll, len(self.steps))
-
-    def _let_go_on(self, wait: Step, number: int) -> None:
-        """A host has gone on at a step, or not up to the end: have it go on before stores that come first, in some run.
-
-        Where it would not go on, the stores matter that it would have read there.
-        """
-        known = clock_before(self.steps, wait)
-        words = set(wait.access.words)
-        found: list[int] = []
-        for at in reversed(range(number)):
-            step = self.steps[at]
-            if not step.access.is_store or words.isdisjoint(step.access.words) or known.get(step.who, -1) >= at:
-                continue
-            parked = self.choices[at].parked.get(wait.who)
-            if parked is not None:
-                words |= parked
-                if self._may_be_without(at, number, words):
-                    self._reverse(at, wait, number)
-            elif not any(comes_before(self.steps, at, later) for later in found):
-                found.append(at)
-                self._reverse(at, wait, number)
-
-    def _may_be_without(self, at: int, number: int, words: set[tuple[Any, int]]) -> bool:
-        """Whether some of these words may be stored to between two steps also if the first one is not made."""
-        later = (step for step in self.steps[at + 1 : number] if step.access.is_store)
-        who = self.steps[at].who
-        return any(step.clock.get(who, -1) < at and not words.isdisjoint(step.access.words) for step in later)
-
-    def _reverse(self, at: int, last: Step, number: int) -> None:
-        """Have a step come before an earlier one, in some run: one of those who can begin what leads there."""
-        first: dict[Who, int] = {}
-        for later in range(at + 1, number + 1):
-            step = last if later == number else self.steps[later]
-            if later != number and comes_before(self.steps, at, later):
-                continue
-            if step.who not in first and all(step.clock.get(who, -1) < begin for who, begin in first.items()):
-                first[step.who] = later
-        choice = self.choices[at]
-        for who in first.keys() & {*choice.parked, *choice.failed}:  # a poll that would fail here
-            del first[who]
-        if not first:
-            return
-        if not first.keys() <= choice.waiting.keys():  # something else than an access has let one of them come there
-            choice.wanted |= choice.waiting.keys() - set(choice.failed)
-        elif not first.keys() & choice.wanted and (awake := first.keys() - choice.asleep.keys()):
-            choice.wanted.add(min(awake))  # who is asleep may have come into this run without a need: see `Tried`
+    def note_failure(self, poll: Step) -> None:
+        """In the same state a look that tells as much fails, too, and is no step."""
+        if poll.state is not None and poll.reading is not None:
+            told = self.failures.setdefault(poll.state, [])
+            if poll.reading.told not in told:
+                told.append(poll.reading.told)
 
 
 class Standing(Ready):

@@ -44,7 +44,7 @@ class Tried:
             self.least = stored.least if stored.is_alone else NEVER
 
     def commutes_with(self, step: Step) -> bool:
-        """Whether it makes no difference that a step comes first. If in doubt, it does."""
+        """Whether it makes no difference that a step comes first, by what that has asked. If in doubt, it does."""
         if not self.access.meets(step.access):
             return True
         cell, reading = step.cell, step.reading
@@ -54,13 +54,13 @@ class Tried:
             arrivals = self.arrival, step.arrival
             if self.lacks in arrivals or cell.entries[step.entry].lacks in arrivals:
                 return False  # it ends the phase, and the other one is of the next
-            return self.commutes and step.commutes and reading is not None and not reading.is_open
+            return self.commutes and step.commutes
         if step.access.is_store:
             before, after = cell.entries[step.entry - 1 : step.entry + 1]
             if self.is_exact or (before.is_wall and step.entry > 1) or not after.is_alone or after.least > self.reach:
                 return False
             return all(answer(question, before.value) == answer(question, after.value) for question in self.asked)
-        if reading is None or reading.is_exact or reading.is_open or self.number is None or self.least > reading.reach:
+        if reading is None or reading.is_exact or self.number is None or self.least > reading.reach:
             return False
         here = cell.entries[reading.index]
         if self.is_add and here.is_add and here.who != self.who:
@@ -74,6 +74,7 @@ class Choice:
     waiting: who stands before an access, and before which
     parked: whose polls would fail here; of hosts, which words they would read
     asleep: whose accesses have been tried before, and nothing since depends on them
+    doubtful: of those, who may wake, because the step before this choice may still ask for more
     failed: whose polls have failed here, in this order: they could not go on
     later: of those, who might take an older value, and what is to be decided then
     chosen: who went on; picks: what the step decided besides, each time one of so many
@@ -84,6 +85,7 @@ class Choice:
         self.waiting = waiting
         self.parked = parked
         self.asleep = asleep
+        self.doubtful: dict[Who, Tried] = {}
         self.failed: list[Who] = []
         self.later: dict[Who, list[list[int]]] = {}
         self.chosen: Who | None = None
@@ -121,7 +123,29 @@ class Choice:
             return False
         return True
 
-    def asleep_after(self, step: Step) -> dict[Who, Tried]:
-        """Who need not go on behind a step that was made here."""
+    def after(self, step: Step, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Choice:
+        """The next choice, behind a step that was made here: who need not go on there, as far as is known."""
         tried = {**self.asleep, **self.done}
-        return {who: one for who, one in tried.items() if who != step.who and one.commutes_with(step)}
+        asleep = {who: one for who, one in tried.items() if who != step.who and one.commutes_with(step)}
+        choice = Choice(waiting, parked, asleep)
+        if step.may_ask:
+            choice.doubtful = {who: one for who, one in asleep.items() if one.access.meets(step.access)}
+        return choice
+
+
+class Doubt:
+    """Somebody who sleeps while a step may still ask for more. choice: the one behind that step"""
+
+    def __init__(self, who: Who, tried: Tried, step: Step, choice: int):
+        self.who = who
+        self.tried = tried
+        self.step = step
+        self.choice = choice
+        self.asked = -1
+
+    def has_changed(self) -> bool:
+        """Whether something has been asked since this was asked."""
+        reading = self.step.reading
+        assert reading is not None
+        before, self.asked = self.asked, len(reading.asked) + reading.is_exact
+        return before != self.asked

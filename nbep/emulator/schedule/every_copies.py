@@ -82,6 +82,7 @@ class EveryCopyThread(EveryBarrierThread):
             self.spin(NEVER)
         self.stand(self.access_to(mbarrier, False), lambda: self.cell_at(mbarrier))
         self.reading = reading = Reading(self, self.cell_at(mbarrier), 0, "acquire", "cta", is_old=False)
+        self.note_looked()
         if self.made is not None:
             self.made.reading = reading
         reading.ask(((("and", 1),), "ne", parity))

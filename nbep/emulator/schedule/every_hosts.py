@@ -65,7 +65,7 @@ class EveryHost(CheckedHost):
         host = running_host()
         if self.noted is not None:
             self.noted |= words if polls else set()
-        elif polls and host is not None:
+        elif polls and host is not None and not self.world.strategy.tree.skips(who_is(host), words):
             self.stand(host, load_of(words))
             self.step(host, load_of(words))
         if not self.is_dry:

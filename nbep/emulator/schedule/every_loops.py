@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import dis
 import sys
+from collections.abc import Hashable
 from functools import cache
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -40,14 +41,16 @@ class Mark(NamedTuple):
 class Loop:
     """Whether the loop of a thread has come back to where it was, with nothing changed: then it waits.
 
+    state: where it is about to look, and all that decides what it does if that fails; None if that is not known
     weak: weak accesses so far
     looks: how often it has looked at each cell since the last store of anybody, which was the one of this number
     """
 
-    __slots__ = ("mark", "steps", "same", "weak", "looks", "stores")
+    __slots__ = ("mark", "state", "steps", "same", "weak", "looks", "stores")
 
     def __init__(self) -> None:
         self.mark: Mark | None = None
+        self.state: Hashable = None
         self.steps = self.weak = 0
         self.same = False  # one turn has come back since the mark; the next one has the same values from its looks
         self.looks: dict[Any, int] = {}
@@ -62,6 +65,7 @@ class Loop:
         here = frames_of_kernel(frame)
         mark = self.mark
         self.steps += 1
+        self.state = None
         if mark is None or self.steps > MOST_STEPS or not is_in_loop(mark.frames, here):
             self.set_mark(here, step)
         elif is_same_place(mark.frames, here):
@@ -71,11 +75,13 @@ class Loop:
                 return mark.step
             else:
                 self.same = True
+                self.state = state_of(mark)
         return None
 
     def set_mark(self, here: Frames, step: int) -> None:
         self.steps, self.same = 0, False
         self.mark = Mark(here, held_in(here), step) if is_in_while(here) else None
+        self.state = state_of(self.mark)
 
     def has_many(self, tree: Any) -> bool:
         """One more weak access: whether there are so many that the next few are to be looked at.
@@ -133,22 +139,44 @@ class LoopingThread(Base):
         super().note_polled(allocation, offset, kind, value)
 
 
+class Same(int):
+    """The number of an object, by which it is known again in the same run."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+
 def held_in(here: Frames) -> Any:
     """What is held by the function with the innermost loop, and by those that it has called."""
-    return [held(frame.f_locals) for frame, _ in here[depth_of_loop(here) :]]
+    return tuple(held(dict(frame.f_locals)) for frame, _ in here[depth_of_loop(here) :])
+
+
+def state_of(mark: Mark | None) -> Hashable:
+    """What decides what a thread does next at a mark, as other runs may know it; None if it is not known."""
+    if mark is None:
+        return None
+    here = mark.frames[depth_of_loop(mark.frames) :]
+    state = tuple((frame.f_code, position_of(frame.f_code, at)) for frame, at in here), mark.held
+    try:
+        hash(state)
+    except TypeError:
+        return None
+    return state
 
 
 def held(value: Any) -> Any:
     """A value as it is now. An object that is none of Python's plain ones counts as one that does not change."""
     if isinstance(value, dict):
-        return [(key, held(one)) for key, one in value.items()]
+        return tuple((key, held(one)) for key, one in value.items())
     if isinstance(value, (tuple, list, set)):
-        return type(value).__name__, [held(one) for one in value]
+        return type(value).__name__, tuple(held(one) for one in value)
+    if isinstance(value, FunctionType):
+        return value
     if isinstance(value, np.ndarray):
         return value.tobytes()
     if isinstance(value, Seen):
         return value.value, value.steps
-    return (type(value), value) if isinstance(value, (int, float, str, np.generic)) else id(value)
+    return (type(value), value) if isinstance(value, (int, float, str, np.generic)) else Same(id(value))
 
 
 def depth_of_loop(here: Frames) -> int:
@@ -185,6 +213,14 @@ def frames_above(frame: FrameType | None) -> Frames:
         frames.append((frame, frame.f_lasti))
         frame = frame.f_back
     return frames[::-1]
+
+
+def let_go(before: Frames, here: Frames) -> None:
+    """Clear the functions that have returned since a thread stood elsewhere: what they held asks nothing any more."""
+    live = {id(frame) for frame, _ in here}
+    for frame, _ in before:
+        if id(frame) not in live:
+            frame.clear()
 
 
 def is_in_loop(load: Frames, turn: Frames) -> bool:

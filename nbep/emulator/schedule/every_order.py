@@ -47,21 +47,21 @@ class Races:
     def __init__(self, steps: list[Step]):
         self.steps = steps
         self.found: list[tuple[int, int]] = []
-        self.loads: dict[Cell, list[Step]] = {}  # those that later stores may depend on
+        self.loads: dict[Cell, list[int]] = {}  # those that later stores may depend on
         self.words: dict[Any, list[int]] = {}  # all steps
         self.without_cell: dict[Any, list[int]] = {}  # those of cells that others meet with another size, and of hosts
         self.before_meeting: dict[int, Clock] = {}  # what comes before steps, by `after`, which those who met share
-        self.numbers: dict[int, int] = {}
+        self.end = 0
 
     def go_to(self, end: int) -> None:
         """Up to this step."""
-        for number in range(len(self.numbers), end):
+        for number in range(self.end, end):
             self.add(number)
+        self.end = max(self.end, end)
 
     def add(self, i: int) -> None:
         steps = self.steps
         step = steps[i]
-        self.numbers[id(step)] = i
         step.is_cut = False
         if id(step.after) not in self.before_meeting:
             self.before_meeting[id(step.after)] = clock_before(steps, step)
@@ -76,12 +76,12 @@ class Races:
             before = set(stores_before(steps, step.cell, step.entry - 1, phase))
             for at in before:
                 join(clock, steps[at].clock)
-            before |= {self.numbers[id(load)] for load in loads_before(steps, step, self.loads, clock)}
+            before.update(loads_before(steps, i, self.loads, clock))
             before.update(plain(steps, step, self.without_cell))
         else:
             last = last_needed(steps, step)
             before = {*stores_before(steps, step.cell, last), *plain(steps, step, self.without_cell)}
-            self.loads.setdefault(step.cell, []).append(step)
+            self.loads.setdefault(step.cell, []).append(i)
         before -= step.behind
         if step.refused and step.cell is None:
             self.found += [(at, i) for at in before if known.get(steps[at].who, -1) < at]
@@ -155,24 +155,56 @@ def last_needed(steps: list[Step], load: Step) -> int:
     return at
 
 
-def loads_before(steps: list[Step], store: Step, loads: dict[Cell, list[Step]], clock: Clock) -> Iterator[Step]:
+def loads_before(steps: list[Step], number: int, loads: dict[Cell, list[int]], clock: Clock) -> Iterator[int]:
     """The loads that must come before a store. clock: what else does"""
+    store = steps[number]
     cell = store.cell
     assert cell is not None
-    entry = cell.entries[store.entry]
-    is_last = is_last_of_all(steps, cell, store.entry, clock)
+    free = unordered(steps, cell, store.entry, clock)
     left = []
-    for load in loads.get(cell, ()):
+    for at in loads.get(cell, ()):
+        load = steps[at]
         reading = load.reading
         assert reading is not None
-        is_same = not reading.is_exact and agree(reading.asked, entry.value)
-        has_wall = cell.entries[store.entry - 1].is_wall and store.entry - 1 > reading.index
-        if load.is_cut or has_wall or not is_last or not is_same or entry.least > reading.reach:
-            load.is_cut = True
-            yield load
-        if not load.is_cut or store.commutes:
-            left.append(load)
+        is_before = clock.get(load.who, -1) >= at
+        if not is_before and not load.is_cut:
+            load.is_cut = not commutes_behind(steps, at, store, free)
+        if is_before or load.is_cut:
+            yield at
+        if store.commutes or not (is_before or load.is_cut):
+            left.append(at)
     loads[cell] = left
+
+
+def unordered(steps: list[Step], cell: Cell, entry: int, clock: Clock) -> list[int]:
+    """The stores up to an entry that do not come before it, and with which it commutes. clock: what comes before it"""
+    at = cell.entries[entry].step
+    if at is None or not steps[at].commutes:
+        return []
+    return [other for other in stores_before(steps, cell, entry - 1) if clock.get(steps[other].who, -1) < other]
+
+
+def commutes_behind(steps: list[Step], at: int, store: Step, free: list[int]) -> bool:
+    """Whether it makes no difference whether a load comes before a store or behind it, wherever they meet.
+
+    free: the stores whose order with this one is not known. All of them must come behind the load; then it cannot meet
+    them before this one.
+    """
+    load, cell = steps[at], store.cell
+    reading = load.reading
+    assert reading is not None
+    assert cell is not None
+    entry, before = cell.entries[store.entry], cell.entries[store.entry - 1]
+    if reading.is_exact or entry.least > reading.reach or (before.is_wall and store.entry - 1 > reading.index):
+        return False
+    if not free:
+        return agree(reading.asked, entry.value)
+    if cell.has_phases or any(steps[other].clock.get(load.who, -1) < at for other in free):
+        return False
+    between = cell.entries[reading.index + 1 : store.entry]
+    if any(one.least > reading.reach or one.is_wall for one in between):
+        return False
+    return agree(reading.asked, entry.value - sum(steps[other].number or 0 for other in free))
 
 
 def immediate(steps: list[Step], before: set[int], known: Clock, who: Who) -> Iterator[int]:

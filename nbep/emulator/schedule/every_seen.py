@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..machine.kinds import Loaded
 from ..machine.memory import Allocation
 from ..machine.orders import SCOPES
 from ..models.knowledge import Access as CheckedAccess
@@ -191,6 +192,11 @@ class Reading:
         """Whether more may be asked."""
         return self.proxies > 0
 
+    @property
+    def told(self) -> dict[Question, bool]:
+        """What its thread knows of the value."""
+        return {((), "eq", self.cell.entries[self.index].value): True} if self.is_exact else dict(self.asked)
+
     def ask(self, question: Question) -> None:
         if self.is_exact or question in self.asked:
             return
@@ -221,7 +227,7 @@ def is_no_news(entries: list[Entry], at: int, reach: int, question: Question, gi
     return not entry.is_wall and entry.least <= reach and answer(question, entries[at - 1].value) == given
 
 
-class Seen:
+class Seen(Loaded):
     """A number that was loaded."""
 
     __slots__ = ("reading", "value", "steps")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 from .every_seen import Cell, Question, Reading, agree
@@ -106,11 +106,12 @@ class Step:
     arrival: at an mbarrier, how many arrivals and bytes have come
     is_wait: whether a host goes on whose wait is over
     behind: steps that it had to wait for, and that it need not have waited for if it had come earlier
+    state: of a load in a loop, what decides what its thread does if it fails; None if that is not known
     """
 
     __slots__ = (
         "who", "access", "after", "refused", "cell", "reading", "entry", "is_add", "number", "clock",
-        "is_cut", "is_wait", "arrival", "behind",
+        "is_cut", "is_wait", "arrival", "behind", "state",
     )  # fmt: skip
 
     def __init__(self, who: Who, access: Access, after: Clock, cell: Cell | None, refused: list[dict[Question, bool]]):
@@ -128,11 +129,17 @@ class Step:
         self.is_wait = False
         self.arrival = (0, 0)
         self.behind: frozenset[int] = frozenset()
+        self.state: Hashable = None
 
     @property
     def commutes(self) -> bool:
         """Whether it is an add whose old value nobody has asked for."""
         return self.is_add and self.reading is not None and not self.reading.is_exact
+
+    @property
+    def may_ask(self) -> bool:
+        """Whether its thread may still ask for more of what it has read."""
+        return self.reading is not None and self.reading.is_open
 
     def fails(self, values: set[int]) -> bool:
         """Whether the poll would fail with each of these values, as far as is known."""

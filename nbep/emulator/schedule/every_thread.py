@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any
 
 from ..machine.kinds import KINDS, wrap
@@ -20,10 +21,10 @@ from ..machine.world import NEVER
 from ..models.checked import CheckedThread
 from ..models.knowledge import OF_THREAD, Knowledge, Numbers, Signalled, later, latest
 from ..models.knowledge import Access as CheckedAccess
-from .every_loops import MANY_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested
+from .every_loops import MANY_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested, let_go
 from .every_order import joined
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
-from .every_step import Access, Clock, Step, load_of, name_of, store_of, words_of
+from .every_step import Access, Clock, Step, Words, load_of, name_of, store_of, words_of
 from .strategies import ALONE
 
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
@@ -39,20 +40,23 @@ class EveryThread(LoopingThread, CheckedThread):
     clock: the last steps that come before its next one: its own, and those of threads that it has met since
     polled_here: its loads since the last turn of a loop: step, access, the frames that led there, what it knew before,
         what it has observed
+    frames: those in which it has stood last, before an access or a meeting
     loop: whether it has come back to where it was
     does_more: whether a weak store or a meeting has come after the last of them
     before_load: what it knew before its last load; observed: the stores whose values that has read
     awaited: whether its last poll has failed and was no step
     at, kind, words: the step that it makes now, None if it is none; of which kind; which words it meets
     is_add: whether that is an add that may commute with others; is_lazy: or an exchange, whose old value may not matter
+    is_skipped: whether its access is a load that is no step, since nobody stores there
     reading: what it reads, or has read last; latest: the same by cell
+    looked: by words, what it has read since the last turn of a loop
     unfenced: what it has read by cell, with an order that does not acquire, since its last fence
     refused: of each poll that has failed since its last step, its cell, what was asked, and what the answers were
     """
 
     __slots__ = (
-        "who", "pending", "clock", "polled_here", "loop", "does_more", "awaited", "before_load", "observed",
-        "at", "kind", "words", "is_add", "is_lazy", "reading", "latest", "unfenced", "refused",
+        "who", "pending", "clock", "polled_here", "frames", "loop", "does_more", "awaited", "before_load", "observed",
+        "at", "kind", "words", "is_add", "is_lazy", "is_skipped", "reading", "looked", "latest", "unfenced", "refused",
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
@@ -63,6 +67,7 @@ class EveryThread(LoopingThread, CheckedThread):
         self.pending: Access | None = None
         self.clock: Clock = self.world.order.begin(self)
         self.polled_here: list[Polled] = []
+        self.frames: Frames = []
         self.loop = Loop()
         self.does_more = False
         self.before_load: Any = None
@@ -71,8 +76,9 @@ class EveryThread(LoopingThread, CheckedThread):
         self.at: int | None = None
         self.kind = ""
         self.words: frozenset = frozenset()
-        self.is_add = self.is_lazy = False
+        self.is_add = self.is_lazy = self.is_skipped = False
         self.reading: Reading | None = None
+        self.looked: dict[Words, Reading] = {}
         self.latest: dict[Cell, Reading] = {}
         self.unfenced: dict[Cell, Reading] = {}
         self.refused: list[tuple[Cell, dict[Question, bool]]] = []
@@ -95,6 +101,7 @@ class EveryThread(LoopingThread, CheckedThread):
         """Wait until it is this thread's turn. look: gives the cell as it is then"""
         tree = self.world.strategy.tree
         is_store = access.is_store
+        self.frames = self.come_to(sys._getframe(2))
         begun = self.loop.comes_back(sys._getframe(2), len(tree.steps))
         if begun is not None:
             self.end_turn([poll for poll in self.polled_here if poll[0] >= begun], False)
@@ -105,6 +112,11 @@ class EveryThread(LoopingThread, CheckedThread):
         if tree.probing == self.who:
             tree.note_pick(self.who)  # a run of these picks, which knows of no poll that it fails, chooses here
             look()
+            return
+        self.is_skipped = not is_store and tree.skips(self.who, access.words)
+        if self.is_skipped:
+            look()
+            self.loop.count(self, access.words, tree.stores, MANY_LOOKS)
             return
         self.does_more = False
         if not is_store:
@@ -117,17 +129,31 @@ class EveryThread(LoopingThread, CheckedThread):
         self.left = ALONE
         cell = look()
         if tree.probing == self.who:
+            self.looked = {}
             return
         clock = self.clock
         refused = [asked for where, asked in self.refused if where is cell]
         self.refused = []
-        self.at = tree.step(Step(self.who, access, clock, cell, refused))
+        step = Step(self.who, access, clock, cell, refused)
+        if self.loop.state is not None:
+            step.state = self.who, access.words, self.loop.state
+        self.at = tree.step(step)
         self.clock = {self.who: self.at}
         if not is_store:
             before = self.before_load, self.observed
-            self.polled_here.append((self.at, access, clock, frames_above(sys._getframe(2)), before))
+            self.polled_here.append((self.at, access, clock, self.frames, before))
             del self.polled_here[:-MAX_POLLED]
             self.loop.count(self, access.words, tree.stores, MANY_LOOKS)
+
+    def come_to(self, frame: FrameType | None) -> Frames:
+        """The thread is about to give way, or about to end: what it has left behind asks nothing any more."""
+        here = frames_above(frame)
+        let_go(self.frames, here)
+        return here
+
+    def leave(self) -> None:
+        self.frames = self.come_to(sys._getframe(1))
+        super().leave()
 
     def cell_of(self, allocation: Allocation, offset: int) -> Cell:
         """The cell of the access under way."""
@@ -262,6 +288,7 @@ class EveryThread(LoopingThread, CheckedThread):
         """It knows nothing of what it reads, before it asks."""
         cell = self.cell_of(allocation, offset)
         reading = self.reading = Reading(self, cell, self.earliest(cell), order, scope, self.is_lazy)
+        self.note_looked()
         if self.made is not None:
             self.made.reading = reading
         if order not in ACQUIRES:
@@ -272,6 +299,11 @@ class EveryThread(LoopingThread, CheckedThread):
         if self.made is not None and self.made.access.is_store:  # an atomic
             reading.settle()
         self.latest[cell] = reading
+
+    def note_looked(self) -> None:
+        """The load under way may be a poll."""
+        if not self.is_skipped and self.reading is not None:
+            self.looked[self.words] = self.reading
 
     def with_latest(self, knowledge: Knowledge) -> Knowledge:
         """What a thread tells: its own signals, and those of its warp's other lanes that it has met, not all so far.
@@ -340,20 +372,25 @@ class EveryThread(LoopingThread, CheckedThread):
         self.left = ALONE
         tree = self.world.strategy.tree
         self.awaited = False
+        waited_for: Words | None = None
         if tree.probing == self.who:
             tree.probing = None
             self.awaited = True
-        elif failed and not self.does_more and tree.is_await([poll[1] for poll in failed], is_nested):
+            waited_for = tree.likely(self.looked)
+        elif failed and not self.does_more:
+            waited_for = tree.awaited([poll[1].words for poll in failed], is_nested)
+        if waited_for is not None and not self.awaited:
             self.observed = []
-            for at, access, clock, _, (before, observed) in reversed(failed):
-                if tree.fail(self.who, at, access):
+            for at, _, clock, _, (before, observed) in reversed(failed):
+                if tree.fail(self.who, at):
                     self.clock, self.before_load = clock, before
                     self.observed += observed
                     self.awaited = True
-        self.polled_here = []
+        looked, self.looked, self.polled_here = self.looked, {}, []
         self.loop.forget()
         if self.awaited:  # a poll that is no step has told its thread nothing
-            self.remember_failure()
+            assert waited_for is not None
+            self.remember_failure(waited_for, looked[waited_for])
             for cell, polled in list(self.polled.items()):
                 if self.changed([polled]):  # since an earlier wait that has succeeded
                     del self.polled[cell]
@@ -362,22 +399,20 @@ class EveryThread(LoopingThread, CheckedThread):
                 store.observed_by = tuple(one for one in store.observed_by if one is not observation)
                 self.observations = [one for one in self.observations if one is not observation]
 
-    def remember_failure(self) -> None:
-        """The last load was a poll that has failed, and is no step."""
-        reading = self.reading
-        assert reading is not None
-        value = reading.cell.entries[reading.index].value
-        asked: dict[Question, bool] = {((), "eq", value): True} if reading.is_exact else dict(reading.asked)
+    def remember_failure(self, words: Words, reading: Reading) -> None:
+        """A load was a poll that has failed, and is no step."""
+        asked = reading.told
         if (reading.cell, asked) not in self.refused:
             self.refused.append((reading.cell, asked))
         self.latest.pop(reading.cell, None)
         refused = [asked for where, asked in self.refused if where is reading.cell]
-        poll = Step(self.who, load_of(self.words), self.clock, reading.cell, refused)
+        poll = Step(self.who, load_of(words), self.clock, reading.cell, refused)
         self.world.strategy.tree.refused[self.who] = poll
 
     # Whoever leaves a meeting comes behind all that came there.
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
+        self.frames = self.come_to(sys._getframe(1))
         self.does_more = True
         self.loop.forget()
         predicate = bool(predicate)
@@ -391,6 +426,7 @@ class EveryThread(LoopingThread, CheckedThread):
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
+        self.frames = self.come_to(sys._getframe(1))
         self.does_more = True
         self.loop.forget()
         if isinstance(value, Seen):

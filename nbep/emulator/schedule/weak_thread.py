@@ -304,7 +304,7 @@ class WeakThread(LoopingThread, CausalThread):
             self.after, self.known, self.tellings = self.before
         elif is_one and not (is_nested and len(polls) > 1):
             for poll in reversed(polls):
-                if not self.strategy.tree.fail(self.who, poll.at, poll.access):
+                if not self.strategy.tree.fail(self.who, poll.at):
                     break
                 has_failed = True
                 self.after, self.known, self.tellings = poll.after, poll.known, poll.tellings

@@ -1,0 +1,92 @@
+"""Which runs are to come, once one is over: for each race one in which the later step comes first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .every_order import clock_before, comes_before, join, where_it_succeeds
+from .every_step import Step, Who, load_of
+
+Tree = Any  # that of `every`
+
+
+def reverse_races(tree: Tree) -> None:
+    """Have other runs in which the later one of two steps that depend on each other comes first."""
+    tree.races.go_to(len(tree.steps))
+    for earlier, later in tree.races.found:
+        if not tree.steps[later].is_wait:
+            reverse(tree, earlier, tree.steps[later], later)
+    for number, step in enumerate(tree.steps):
+        if step.is_wait:
+            let_go_on(tree, step, number)
+    for poll in tree.refused.values():
+        let_succeed(tree, poll)
+    for who, host in tree.hosts.items():
+        wait = Step(who, load_of(host.words), host.clock, None, [])
+        wait.clock = clock_before(tree.steps, wait)
+        for step in tree.steps:
+            if step.access.meets(wait.access):
+                join(wait.clock, step.clock)
+        let_go_on(tree, wait, len(tree.steps))
+
+
+def let_succeed(tree: Tree, poll: Step) -> None:
+    """A poll has failed up to the end: have it come where it would not, in some run."""
+    poll.clock = clock_before(tree.steps, poll)
+    cell = poll.cell
+    if cell is None or cell.is_mixed:  # all that has been stored there may matter
+        stores = [at for at, step in enumerate(tree.steps) if step.access.meets(poll.access)]
+        found = [at for at in stores if poll.clock.get(tree.steps[at].who, -1) < at]
+    else:
+        found = list(where_it_succeeds(tree.steps, poll, len(cell.entries) - 1, poll.clock))
+    for at in found:
+        reverse(tree, at, poll, len(tree.steps))
+
+
+def let_go_on(tree: Tree, wait: Step, number: int) -> None:
+    """A host has gone on at a step, or not up to the end: have it go on before stores that come first, in some run.
+
+    Where it would not go on, the stores matter that it would have read there.
+    """
+    known = clock_before(tree.steps, wait)
+    words = set(wait.access.words)
+    found: list[int] = []
+    for at in reversed(range(number)):
+        step = tree.steps[at]
+        if not step.access.is_store or words.isdisjoint(step.access.words) or known.get(step.who, -1) >= at:
+            continue
+        parked = tree.choices[at].parked.get(wait.who)
+        if parked is not None:
+            words |= parked
+            if may_be_without(tree, at, number, words):
+                reverse(tree, at, wait, number)
+        elif not any(comes_before(tree.steps, at, later) for later in found):
+            found.append(at)
+            reverse(tree, at, wait, number)
+
+
+def may_be_without(tree: Tree, at: int, number: int, words: set[tuple[Any, int]]) -> bool:
+    """Whether some of these words may be stored to between two steps also if the first one is not made."""
+    later = (step for step in tree.steps[at + 1 : number] if step.access.is_store)
+    who = tree.steps[at].who
+    return any(step.clock.get(who, -1) < at and not words.isdisjoint(step.access.words) for step in later)
+
+
+def reverse(tree: Tree, at: int, last: Step, number: int) -> None:
+    """Have a step come before an earlier one, in some run: one of those who can begin what leads there."""
+    first: dict[Who, int] = {}
+    for later in range(at + 1, number + 1):
+        step = last if later == number else tree.steps[later]
+        if later != number and comes_before(tree.steps, at, later):
+            continue
+        if step.who not in first and all(step.clock.get(who, -1) < begin for who, begin in first.items()):
+            first[step.who] = later
+    choice = tree.choices[at]
+    for who in first.keys() & {*choice.parked, *choice.failed}:  # a poll that would fail here
+        del first[who]
+    if not first:
+        return
+    if not first.keys() <= choice.waiting.keys():  # something else than an access has let one of them come there
+        choice.wanted |= choice.waiting.keys() - set(choice.failed)
+    elif not first.keys() & choice.wanted and (awake := first.keys() - choice.asleep.keys()):
+        choice.wanted.add(min(awake))  # who is asleep may have come into this run without a need: see `Tried`
