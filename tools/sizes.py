@@ -13,15 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (67_900, 493),
+    "nbep": (75_500, 525),
     "nbep/emulator": (13_500, 80),
     "nbep/device": (17_400, 132),
     "nbep/host": (16_700, 126),
     "nbep/check": (2_200, 15),
     "nbep/scenarios": (1_300, 10),
+    "nbep/numba_cuda": (7_500, 32),  # a compiler of Numba's language, and its host's interface
     "nbep/trace": (2_700, 22),
     "nbep/views": (2_100, 14),
-    "tests": (56_500, 390),
+    "tests": (58_100, 398),
     "tools": (1_500, 12),
 }
 

@@ -2,6 +2,10 @@
 
 A barrier releases all its waiters at once when the last expected thread arrives.  A barrier that can no longer fill,
 because too many threads have left the kernel, is reported at once instead of hanging.
+
+In a launch with `by_ptx` threads meet as PTX has it: nobody waits at a barrier of the whole block, or in a collective
+of a warp, for threads that have left, and lanes may come to a collective from different lines.  Without it the rules
+are stricter, and find more.
 """
 
 from __future__ import annotations
@@ -106,11 +110,8 @@ class Block:
             raise error_at(thread, errors.Divergence, message)
         barrier.arrived.append(thread.thread_idx)
         barrier.holds &= predicate
-        if len(barrier.arrived) == expected:
-            barrier.is_full = True
-            del self.barriers[number]
-            self.members[number] = barrier.arrived
-            thread.runnable.extend(barrier.waiting)
+        if len(barrier.arrived) + self.absent(barrier) == expected:
+            self.fill(barrier, thread)
             return barrier
         if wait:
             barrier.waiting.append(thread)
@@ -120,9 +121,22 @@ class Block:
             self.check_barrier(barrier)
         return barrier
 
+    def absent(self, barrier: NamedBarrier) -> int:
+        """How many threads have left for which a barrier does not wait."""
+        launch = self.launch
+        return launch.block - self.live if launch.by_ptx and barrier.expected == launch.block else 0
+
+    def fill(self, barrier: NamedBarrier, thread: Thread) -> None:
+        """Let those go on that wait; thread: the last one for which they did."""
+        barrier.is_full = True
+        del self.barriers[barrier.number]
+        self.members[barrier.number] = barrier.arrived
+        thread.runnable.extend(barrier.waiting)
+
     def check_barrier(self, barrier: NamedBarrier) -> None:
         """Stop the run when the threads still alive cannot fill `barrier`."""
-        if len(barrier.arrived) + self.live - len(barrier.waiting) < barrier.expected:
+        lacks = barrier.expected - self.absent(barrier)
+        if len(barrier.arrived) + self.live - len(barrier.waiting) < lacks:
             raise self.launch.world.error_of(NeverFull(self, barrier))
 
     def thread_left(self, thread: Thread) -> None:
@@ -131,7 +145,10 @@ class Block:
         if thread.warp_state.pending:
             thread.warp_state.lane_left(thread)
         if self.barriers:
-            for barrier in self.barriers.values():
-                self.check_barrier(barrier)
+            for barrier in list(self.barriers.values()):
+                if self.live and len(barrier.arrived) + self.absent(barrier) == barrier.expected:
+                    self.fill(barrier, thread)
+                else:
+                    self.check_barrier(barrier)
         if not self.live:
             self.launch.block_left()

@@ -1,7 +1,8 @@
 """The kinds of access a primitive makes: their size, their meaning in Python, and how they touch bytes fast.
 
 A segment keeps one typed view of its memory per kind, so that an aligned access is one index into a `memoryview`.
-Integers wrap on a store as they do on the device; vectors are tuples of unsigned 32-bit integers.
+Integers wrap on a store as they do on the device; vectors are tuples of unsigned 32-bit integers. Kernels of nbep
+have no float16, float64 and complex numbers: plain Numba kernels do, see `nbep/numba_cuda`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 
 _V2 = struct.Struct("2I")
 _V4 = struct.Struct("4I")
+_C64 = struct.Struct("2f")
+_C128 = struct.Struct("2d")
 _U32 = 0xFFFFFFFF
 
 
@@ -48,6 +51,34 @@ def _put_f32(view: Any, offset: int, value: Any) -> None:
     view[offset >> 2] = np.float32(value)
 
 
+def _get_f16(view: Any, offset: int) -> np.float16:
+    return np.uint16(view[offset >> 1]).view(np.float16)
+
+
+def _put_f16(view: Any, offset: int, value: Any) -> None:
+    view[offset >> 1] = int(np.float16(value).view(np.uint16))
+
+
+def _put_f64(view: Any, offset: int, value: Any) -> None:
+    view[offset >> 3] = float(value)
+
+
+def _get_c64(view: Any, offset: int) -> np.complex64:
+    return np.complex64(complex(*_C64.unpack_from(view, offset)))
+
+
+def _put_c64(view: Any, offset: int, value: Any) -> None:
+    _C64.pack_into(view, offset, np.float32(value.real), np.float32(value.imag))
+
+
+def _get_c128(view: Any, offset: int) -> complex:
+    return complex(*_C128.unpack_from(view, offset))
+
+
+def _put_c128(view: Any, offset: int, value: Any) -> None:
+    _C128.pack_into(view, offset, value.real, value.imag)
+
+
 def _put_v2(view: Any, offset: int, value: tuple[int, int]) -> None:
     x, y = value
     _V2.pack_into(view, offset, x & _U32, y & _U32)
@@ -68,6 +99,10 @@ KINDS: dict[str, Kind] = {
     "u64": Kind(8, "Q", False),
     "s64": Kind(8, "q", True),
     "f32": Kind(4, "f", True, _get_f32, _put_f32),
+    "f16": Kind(2, "H", True, _get_f16, _put_f16),
+    "f64": Kind(8, "d", True, lambda view, offset: view[offset >> 3], _put_f64),
+    "c64": Kind(8, "B", True, _get_c64, _put_c64),
+    "c128": Kind(16, "B", True, _get_c128, _put_c128),
     "v2": Kind(8, "B", False, _V2.unpack_from, _put_v2),
     "v4": Kind(16, "B", False, _V4.unpack_from, _put_v4),
 }

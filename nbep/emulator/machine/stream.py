@@ -78,6 +78,7 @@ class Launch:
         self.is_service = stream.is_service
         self.describe_shared: Describe | None = None  # what names the bytes of its blocks' shared memory
         self.starts_together = False  # all of its blocks or none, as with a cooperative launch
+        self.by_ptx = False  # how threads meet: see `Block`
         self.blocks: list[Block] = []
         self.live = grid
         self.copies = 0  # bulk copies under way

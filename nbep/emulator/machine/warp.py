@@ -65,7 +65,11 @@ class Warp:
         if collective is None:
             self.check_new(thread, name, mask)
             collective = self.pending[mask] = Collective(name, mask, site)
-        elif collective.name != name or (collective.site != site and not is_same_call(collective.site, site)):
+            if thread.block.launch.by_ptx:
+                collective.missing &= ~sum(1 << lane.lane for lane in self.lanes if lane.exited)
+        elif collective.name != name or not (
+            collective.site == site or thread.block.launch.by_ptx or is_same_call(collective.site, site)
+        ):
             raise thread.world.error_of(Diverged(thread, name, collective))
         if len(self.pending) > 1:
             self.check_others(thread, collective)
@@ -109,7 +113,7 @@ class Warp:
         if thread.block.live == thread.block_dim:
             return
         gone = [lane for lane in lanes_of(mask) if self.lanes[lane].exited]
-        if gone:
+        if gone and not thread.block.launch.by_ptx:
             message = f"{name} with mask {mask:#010x}: {who_have('lane', gone)} left the kernel"
             raise error_at(thread, errors.Divergence, message)
 
@@ -123,9 +127,14 @@ class Warp:
 
     def lane_left(self, thread: Thread) -> None:
         """A lane has returned from the kernel while others of its warp are inside a collective."""
-        for collective in self.pending.values():
+        for collective in list(self.pending.values()):
             if collective.missing >> thread.lane & 1:
-                raise thread.world.error_of(LaneLeft(thread, collective))
+                if not thread.block.launch.by_ptx:
+                    raise thread.world.error_of(LaneLeft(thread, collective))
+                collective.missing ^= 1 << thread.lane
+                if not collective.missing:
+                    del self.pending[collective.mask]
+                    thread.runnable.extend(collective.threads)
 
 
 def shfl_source(mode: str, lane: int, lane_or_delta: int) -> int:

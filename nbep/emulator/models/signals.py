@@ -174,9 +174,13 @@ class SignallingThread(ProxyThread):
         if not collective.knowledge or collective.knowledge[-1] is not self.knowledge:
             collective.knowledge.append(self.knowledge)
         if not collective.missing:
-            self.remember_collective(collective)
-            collective.known = join(collective.knowledge), *self.known_of_lanes(collective)
+            self.conclude(collective)
         return collective
+
+    def conclude(self, collective: Collective) -> None:
+        """All are there that a collective waits for: what they know."""
+        self.remember_collective(collective)
+        collective.known = join(collective.knowledge), *self.known_of_lanes(collective)
 
     def known_of_lanes(self, collective: Collective) -> tuple[int, Numbers]:
         """What lanes that meet know of their warp: of all threads, and besides of single ones."""
@@ -192,6 +196,8 @@ class SignallingThread(ProxyThread):
 
     def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
         collective = super().collect(name, mask, value, site)
+        if collective.known is None:  # the last for whom it waited has left
+            self.conclude(collective)
         if name == "syncwarp":  # a vote or a shuffle orders no memory
             self.knowledge, self.warp_known, self.lanes_known = collective.known
         return collective
@@ -205,12 +211,18 @@ class SignallingThread(ProxyThread):
         if not barrier.knowledge or barrier.knowledge[-1] is not self.knowledge:
             barrier.knowledge.append(self.knowledge)
         if barrier.is_full:
-            told = NOTHING._replace(stores=barrier.signals, loads=barrier.signals)  # bar.arrive: some know more by now
-            barrier.known = join((*barrier.knowledge, told))
+            self.conclude_barrier(barrier)
         return barrier
+
+    def conclude_barrier(self, barrier: NamedBarrier) -> None:
+        """All are there for whom a barrier waits: what they know."""
+        told = NOTHING._replace(stores=barrier.signals, loads=barrier.signals)  # bar.arrive: some know more by now
+        barrier.known = join((*barrier.knowledge, told))
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
         barrier = super().meet(barrier_id, num_threads, predicate)
+        if barrier.known is None:  # the last for whom it waited has left
+            self.conclude_barrier(barrier)
         self.knowledge = barrier.known
         self.warp_known, self.lanes_known = latest(self.knowledge.stores, self.owner.clock), {}
         return barrier

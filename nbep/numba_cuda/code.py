@@ -1,0 +1,117 @@
+"""Pieces of Python code that stand in for a kernel's own: templates, where they stand, and the source of a function."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import linecache
+from functools import cache
+from types import FunctionType
+from typing import Any
+
+from numba.core.errors import TypingError
+
+
+class KernelTypeError(TypingError):
+    """A kernel that Numba would not compile, or that the emulator cannot run; the message names what, and the line."""
+
+
+def fail(node: ast.AST, filename: str, message: str) -> KernelTypeError:
+    line = getattr(node, "lineno", 0)
+    text = linecache.getline(filename, line).strip()
+    return KernelTypeError(f"{message}\n  at {filename}:{line}" + (f"\n    {text}" if text else ""))
+
+
+@cache
+def _parsed(template: str) -> ast.expr:
+    return ast.parse(template, mode="eval").body
+
+
+@cache
+def _named(template: str, count: int) -> ast.expr:
+    return _parsed(template.format(*(f"_a{i}_" for i in range(count))))
+
+
+def _copy(tree: Any, holes: dict[str, ast.expr], at: ast.AST) -> Any:
+    if isinstance(tree, list):
+        return [_copy(one, holes, at) for one in tree]
+    if not isinstance(tree, ast.AST):
+        return tree
+    if isinstance(tree, ast.Name) and tree.id in holes:
+        return holes[tree.id]
+    new = type(tree)(**{field: _copy(getattr(tree, field, None), holes, at) for field in tree._fields})
+    return placed(new, at)
+
+
+def placed(new: Any, at: ast.AST) -> Any:
+    """A new node, at the place of another one."""
+    if "lineno" in new._attributes:
+        new.lineno, new.col_offset = at.lineno, at.col_offset  # type: ignore[attr-defined]
+        new.end_lineno, new.end_col_offset = at.end_lineno, at.end_col_offset  # type: ignore[attr-defined]
+    return new
+
+
+def build(template: str, at: ast.AST, *parts: ast.expr) -> ast.expr:
+    """The code of a template in which {0}, {1}, ... are pieces of code."""
+    return _copy(_named(template, len(parts)), {f"_a{i}_": part for i, part in enumerate(parts)}, at)
+
+
+def constant(value: Any, at: ast.AST) -> ast.expr:
+    return placed(ast.Constant(value), at)
+
+
+@cache
+def _file(filename: str, lines: tuple[str, ...]) -> ast.Module:
+    return ast.parse("".join(lines))
+
+
+class NoSource(KernelTypeError):
+    """The source of a function cannot be had."""
+
+
+def source_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
+    """The definition of a function in its file."""
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    lines = linecache.getlines(code.co_filename, function.__globals__)
+    if not lines:
+        raise NoSource(f"the source of `{function.__qualname__}` cannot be had: {code.co_filename} is no file")
+    try:
+        tree = _file(code.co_filename, tuple(lines))
+    except SyntaxError:
+        return _dedented(function)
+    found = [node for node in ast.walk(tree) if _is_of(node, code)]
+    if not found:
+        raise NoSource(f"the source of `{function.__qualname__}` is not in {code.co_filename} any more")
+    if len(found) > 1 and isinstance(found[0], ast.Lambda):
+        columns = [place for place in code.co_positions() if place[2] is not None]
+        inside = [node for node in found if all(_holds(node, place) for place in columns)]
+        found = inside or found
+    return found[-1]  # type: ignore[return-value]
+
+
+def _dedented(function: FunctionType) -> Any:
+    lines, first = inspect.getsourcelines(function)
+    tree = ast.parse(inspect.cleandoc("".join(lines)))
+    ast.increment_lineno(tree, first - 1)
+    return next(node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.Lambda)))
+
+
+def _is_of(node: ast.AST, code: Any) -> bool:
+    if isinstance(node, ast.FunctionDef):
+        first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+        return node.name == code.co_name and first == code.co_firstlineno
+    if isinstance(node, ast.Lambda) and code.co_name == "<lambda>":
+        names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+        return node.lineno == code.co_firstlineno and names == list(code.co_varnames[: len(names)])
+    return False
+
+
+def _holds(node: Any, place: tuple) -> bool:
+    line, end_line, column, end_column = place
+    begin, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+    return (begin <= (line, column) and (end_line, end_column) <= end) or (line == code_line(node) and column == 0)
+
+
+def code_line(node: Any) -> int:
+    return node.lineno

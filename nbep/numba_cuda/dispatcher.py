@@ -1,0 +1,312 @@
+"""Kernels: what @cuda.jit makes of a function."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import operator
+import types as python
+from collections.abc import Callable
+from typing import Any
+
+from nbep.emulator.machine import errors
+from nbep.emulator.machine.faults import error_at
+from nbep.emulator.machine.thread import CURRENT, current_thread
+
+from .launch import Run, _extended, in_kernel, prepare
+from .session import current, stream_of
+from .signatures import _kept, fitted, parsed, type_from_numba
+from .types import Arr, Known, Num, Rec, Tup
+from .unit import Unit, type_of
+
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+
+
+def _three(dims: Any, what: str, most: tuple[int, int, int]) -> tuple[int, int, int]:
+    try:
+        given = tuple(map(operator.index, dims)) if isinstance(dims, (tuple, list)) else (operator.index(dims),)
+    except TypeError:
+        raise TypeError(f"{what} must be a sequence of integers, got {dims!r}") from None
+    if not 1 <= len(given) <= 3:
+        raise ValueError(f"{what} must be a sequence of 1, 2 or 3 integers, got {list(given)}")
+    x, y, z = (*given, 1, 1)[:3]
+    if x < 1 or y < 1 or z < 1 or x > most[0] or y > most[1] or z > most[2]:
+        raise ValueError(f"{what}: {dims!r}; each must be at least 1, and at most {most}")
+    return x, y, z
+
+
+class Configured:
+    """A kernel with its launch configuration."""
+
+    def __init__(self, dispatcher: Dispatcher, grid: Any, block: Any, stream: Any, dynamic: int):
+        self.dispatcher = dispatcher
+        self.griddim = _three(grid, "griddim", MAX_GRID)
+        self.blockdim = _three(block, "blockdim", MAX_BLOCK)
+        if math.prod(self.blockdim) > MAX_THREADS:
+            raise ValueError(f"blockdim: {block!r} has {math.prod(self.blockdim)} threads; at most {MAX_THREADS}")
+        self.stream = stream_of(stream)
+        self.sharedmem = operator.index(dynamic)
+
+    def __call__(self, *args: Any) -> None:
+        self.dispatcher.launch(self, args)
+
+
+class Dispatcher:
+    """What @cuda.jit makes of a function: a kernel, or a function that kernels call."""
+
+    def __init__(
+        self, function: python.FunctionType, signatures: list[Any] | None = None, device: bool = False, **options: Any
+    ):
+        functools.update_wrapper(self, function)
+        self.py_func = function
+        self.device = device
+        self.declared: tuple[Any, list[Any]] | None = None
+        self.sigs = signatures or []
+        self.units: dict[Any, tuple[Unit, Any]] = {}
+        self.targetoptions = {"device": device, **options}
+        self.parsed: list[tuple[Any, list[Any]]] | None = None
+
+    @property
+    def signatures_given(self) -> list[tuple[Any, list[Any]]]:
+        """What it returns and takes, of each signature that it was decorated with."""
+        if self.parsed is None:
+            self.parsed = [parsed(one) for one in self.sigs]
+            if len(self.parsed) == 1:
+                self.declared = self.parsed[0] if self.device else None
+        return self.parsed
+
+    def __getitem__(self, configuration: Any) -> Configured:
+        if not isinstance(configuration, (tuple, list)) or not 2 <= len(configuration) <= 5:
+            raise ValueError("must specify at least the griddim and blockdim: kernel[blocks, threads](...)")
+        grid, block, *rest = configuration
+        stream = rest[0] if rest else 0
+        dynamic = rest[1] if len(rest) > 1 and rest[1] is not None else 0
+        if self.device:
+            raise RuntimeError(f"`{self.py_func.__name__}` is a device function; only kernels can be launched")
+        return Configured(self, grid, block, stream, dynamic)
+
+    def configure(self, griddim: Any, blockdim: Any, stream: Any = 0, sharedmem: int = 0, **_: Any) -> Configured:
+        return self[griddim, blockdim, stream, sharedmem]
+
+    def forall(self, ntasks: int, tpb: int = 0, stream: Any = 0, sharedmem: int = 0) -> Callable[..., None]:
+        """The kernel for a number of threads, in blocks of a size that suits it."""
+        if ntasks < 0:
+            raise ValueError(f"Can't create ForAll with negative task count: {ntasks}")
+        if ntasks == 0:
+            return lambda *args: None
+        size = tpb or min(128, ntasks)
+        return self[-(-ntasks // size), size, stream, sharedmem]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if CURRENT.get() is None:
+            if self.device:
+                raise RuntimeError(f"`{self.py_func.__name__}` is a device function; only kernels can call it")
+            raise RuntimeError(
+                "Kernel launch configuration was not specified. Use the syntax:\n\n"
+                "kernel_function[blockspergrid, threadsperblock](arg0, arg1, ...)\n"
+            )
+        return self.py_func(*args, **kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self
+
+    # --- launches ---------------------------------------------------------------------------------------------------
+
+    def specialized(self, types: tuple[Any, ...]) -> tuple[Unit, Any]:
+        """The kernel for arguments of these types."""
+        found = self.units.get(types)
+        if found is None:
+            unit = Unit(bool(self.targetoptions.get("debug")))
+            names = list(inspect.signature(self.py_func).parameters.values())
+            given: dict[str, Any] = {}
+            rest = list(types)
+            for parameter in names:
+                if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+                    given[parameter.name] = Tup(tuple(rest))
+                    rest = []
+                else:
+                    given[parameter.name] = rest.pop(0)
+            found = self.units[types] = unit, unit.kernel(self.py_func, given)
+        return found
+
+    def bound(self, args: tuple) -> tuple:
+        """The arguments, with defaults. Raises: TypeError if they are too many or too few"""
+        signature = inspect.signature(self.py_func)
+        try:
+            bound = signature.bind(*args)
+        except TypeError:
+            count = len(signature.parameters)
+            message = (
+                f"{self.py_func.__name__}: too many arguments"
+                if len(args) > count
+                else f"{self.py_func.__name__}: missing arguments"
+            )
+            raise TypeError(f"{message}: takes {count}, {len(args)} given") from None
+        bound.apply_defaults()
+        return bound.args
+
+    def launch(self, configured: Configured, args: tuple) -> None:
+        if CURRENT.get() is not None:
+            raise error_at(current_thread(), errors.EmulatorError, "a kernel cannot launch a kernel")
+        args = self.bound(args)
+        back: list[Callable[[], None]] = []
+        for extension in reversed(self.targetoptions.get("extensions") or []):
+            args = tuple(_extended(extension, one, configured.stream, back) for one in args)
+        prepared = [prepare(one, configured.stream, back) for one in args]
+        types = tuple(type_of(one) for one in prepared)
+        if self.sigs:
+            prepared, types = self.as_declared(prepared, types)
+        unit, compiled = self.specialized(types)
+        session = current()
+        run = Run(session, unit, compiled, configured.griddim, configured.blockdim, configured.sharedmem)
+        run.keep = prepared
+        names = self.parameter_names(len(prepared))
+        values = tuple(in_kernel(one, t, session, name) for one, t, name in zip(prepared, types, names, strict=True))
+        if self.collects():
+            count = len(inspect.signature(self.py_func).parameters) - 1
+            values = (*values[:count], values[count:])
+        is_cooperative = "grid" in unit.uses
+        if is_cooperative:
+            run.grid_cell = session.space.allocate(4, "the barrier of the grid", zero=True)
+        stream = configured.stream.real()
+        session.order(stream)
+        blocks = math.prod(configured.griddim)
+        with session.guarded():
+            launch = stream.launch(
+                run, values, blocks, math.prod(configured.blockdim), run.smem_bytes, self.py_func.__name__,
+                describe_shared=run.describe_shared, starts_together=is_cooperative,
+            )  # fmt: skip
+        launch.by_ptx = True
+        session.world.dims[launch.name, launch.number] = run.grid, run.block
+        if back or self.targetoptions.get("debug"):
+            configured.stream.synchronize()
+        for copy in back:
+            copy()
+
+    def collects(self) -> bool:
+        """Whether it takes any number of arguments."""
+        kinds = [one.kind for one in inspect.signature(self.py_func).parameters.values()]
+        return bool(kinds) and kinds[-1] is inspect.Parameter.VAR_POSITIONAL
+
+    def parameter_names(self, count: int) -> list[str]:
+        names = list(inspect.signature(self.py_func).parameters)
+        if self.collects():
+            names += [f"{names[-1]}[{i}]" for i in range(count)]
+            names.pop(len(inspect.signature(self.py_func).parameters) - 1)
+        return names[:count]
+
+    def as_declared(self, values: list[Any], types: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
+        """The arguments as a signature has them."""
+        reasons = []
+        for _, wanted in self.signatures_given:
+            try:
+                return [fitted(v, of, to) for v, of, to in zip(values, types, wanted, strict=True)], tuple(
+                    _kept(of, to) for of, to in zip(types, wanted, strict=True)
+                )
+            except (TypeError, ValueError) as error:
+                reasons.append(str(error))
+        raise TypeError(f"No matching definition for argument type(s) {', '.join(map(str, types))}: {reasons}")
+
+    # --- what tools ask for -----------------------------------------------------------------------------------------
+
+    @property
+    def signatures(self) -> list[tuple]:
+        return list(self.units)
+
+    nopython_signatures = signatures
+
+    @property
+    def overloads(self) -> dict[Any, Any]:
+        return _Overloads({types: _Kernel(self) for types in self.units} or {(): _Kernel(self)})
+
+    def specialize(self, *args: Any) -> Dispatcher:
+        return self
+
+    def compile(self, signature: Any = None) -> _Kernel:
+        """Type it for a signature, so that errors show."""
+        if signature is not None:
+            arguments = signature if isinstance(signature, tuple) else parsed(signature)[1]
+            self.specialized(tuple(one if _is_ours(one) else type_from_numba(one) for one in arguments))
+        return _Kernel(self)
+
+    def compile_device(self, args: Any, return_type: Any = None) -> _Kernel:
+        return _Kernel(self)
+
+    @property
+    def extensions(self) -> list[Any]:
+        return self.targetoptions.setdefault("extensions", [])
+
+    def disable_compile(self, val: bool = True) -> None:
+        """Nothing to do: types are found when a kernel is launched."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("inspect_", "get_")):
+            raise NotImplementedError(f"{name}: the emulator makes no machine code")
+        raise AttributeError(name)
+
+
+def _is_ours(t: Any) -> bool:
+    return isinstance(t, (Num, Arr, Tup, Rec, Known))
+
+
+class _Overloads(dict):
+    def __missing__(self, key: Any) -> Any:
+        return next(iter(self.values()))
+
+
+class _Kernel:
+    """A kernel for some types, as far as there is one without a GPU."""
+
+    def __init__(self, dispatcher: Dispatcher):
+        self.dispatcher = dispatcher
+
+    def max_cooperative_grid_blocks(self, blockdim: Any, dynsmemsize: int = 0) -> int:
+        limit = current().options["num_sms"]
+        return (
+            limit if limit is not None else 132 * (2048 // max(1, math.prod(_three(blockdim, "blockdim", MAX_BLOCK))))
+        )
+
+
+def jit(
+    func_or_sig: Any = None,
+    device: bool = False,
+    inline: Any = "never",
+    link: Any = (),
+    debug: Any = None,
+    opt: Any = None,
+    **options: Any,
+) -> Any:
+    """As `numba.cuda.jit`: a decorator, or one with signatures and options."""
+    if options.get("boundscheck"):
+        raise NotImplementedError("bounds checking is not supported for CUDA")
+    if options.get("argtypes") is not None or options.get("restype") is not None or options.get("bind") is not None:
+        raise DeprecationWarning("argtypes, restype and bind are gone: pass a signature")
+    if link:
+        raise NotImplementedError("link: functions of C, C++ or PTX cannot run on the emulator")
+    if func_or_sig is None:
+        return functools.partial(jit, device=device, debug=debug, opt=opt, **options)
+    if isinstance(func_or_sig, Dispatcher):
+        return func_or_sig
+    if hasattr(func_or_sig, "py_func"):
+        return Dispatcher(func_or_sig.py_func, None, device, debug=debug, opt=opt, **options)
+    if isinstance(func_or_sig, python.FunctionType):
+        return Dispatcher(func_or_sig, None, device, debug=debug, opt=opt, **options)
+    signatures = func_or_sig if isinstance(func_or_sig, list) else [func_or_sig]
+
+    def decorate(function: python.FunctionType) -> Dispatcher:
+        made = Dispatcher(function, signatures, device, debug=debug, opt=opt, **options)
+        for returns, wanted in made.signatures_given:
+            if not device and returns is not None:
+                raise TypeError("CUDA kernel must have void return type.")
+            if not device:
+                made.specialized(tuple(wanted))
+        return made
+
+    return decorate
+
+
+def declare_device(name: str, signature: Any, link: Any = None, **_: Any) -> Any:
+    raise NotImplementedError(f"declare_device({name!r}): functions of C, C++ or PTX cannot run on the emulator")

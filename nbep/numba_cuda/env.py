@@ -1,0 +1,167 @@
+"""What is known of a kernel's variables at a point of it, and how that of two paths becomes one."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+from .types import Known, Num, Tup, is_int, unify
+
+NOT_CONSTANT: Any = object()
+FULL = 64  # bits that an integer may have, if nothing is known of it
+
+
+class Conflict:
+    """The type of a variable that has two types which do not go together."""
+
+    def __init__(self, *types: Any):
+        self.types = types
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Conflict)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+class V:
+    """A value in a kernel: its type, the code that computes it, the value if it is known.
+
+    bits: at most, of an integer without its sign: what saves the reduction to 64 bits
+    """
+
+    __slots__ = ("bits", "code", "const", "t")
+
+    def __init__(self, t: Any, code: ast.expr, const: Any = NOT_CONSTANT, bits: int = FULL):
+        self.t = t
+        self.code = code
+        self.const = const
+        self.bits = bits
+        if const is not NOT_CONSTANT and type(const) in (int, bool):
+            self.bits = int(const).bit_length()
+        elif bits == FULL and isinstance(t, Num) and is_int(t):
+            self.bits = bits_of(t)
+
+    @property
+    def is_known(self) -> bool:
+        return self.const is not NOT_CONSTANT or isinstance(self.t, Known)
+
+    @property
+    def known(self) -> Any:
+        return self.t.value if isinstance(self.t, Known) else self.const
+
+
+class Var(NamedTuple):
+    """A variable. is_mixed: its value may still be of another type, as on the way here; it is converted when used."""
+
+    t: Any
+    is_mixed: bool = False
+    bits: int = FULL
+    const: Any = NOT_CONSTANT
+
+
+Env = dict[str, Var]
+
+
+def bits_of(t: Num) -> int:
+    size = 8 * t.dtype.itemsize
+    return 1 if t.dtype.kind == "b" else size - (t.dtype.kind == "i")
+
+
+def representation(t: Any) -> Any:
+    """What values of a type are in Python."""
+    if is_int(t):
+        return "int"
+    if isinstance(t, Num):
+        return t.dtype.str
+    if isinstance(t, Tup):
+        return tuple(map(representation, t.items))
+    return type(t)
+
+
+def _same_const(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    try:
+        return type(a) is type(b) and bool(a == b) and repr(a) == repr(b)
+    except (TypeError, ValueError):
+        return False
+
+
+def join_var(a: Var, b: Var) -> Var:
+    if a is b or a == b:
+        return a
+    if isinstance(a.t, Conflict) or isinstance(b.t, Conflict):
+        return Var(Conflict(a.t, b.t))
+    t = unify(a.t, b.t)
+    if t is None:
+        return Var(Conflict(a.t, b.t))
+    const = a.const if _same_const(a.const, b.const) else NOT_CONSTANT
+    is_mixed = a.is_mixed or b.is_mixed or representation(a.t) != representation(b.t)
+    return Var(t, is_mixed, max(a.bits, b.bits), const)
+
+
+def join(*envs: Env | None) -> Env | None:
+    """What is known where several paths meet; None for a path that does not come here."""
+    there = [env for env in envs if env is not None]
+    if not there:
+        return None
+    result = dict(there[0])
+    for env in there[1:]:
+        for name, var in env.items():
+            result[name] = join_var(result[name], var) if name in result else var
+    return result
+
+
+def widened(before: Env, after: Env) -> Env:
+    """What is known at the head of a loop, after another turn: a bound that grows has none."""
+    result = {}
+    for name, var in after.items():
+        old = before.get(name)
+        if old is not None and is_int(var.t) and var.bits > old.bits:
+            var = var._replace(bits=bits_of(var.t))
+        result[name] = var
+    return result
+
+
+def same(a: Env, b: Env) -> bool:
+    if a.keys() != b.keys():
+        return False
+    return all(
+        x is b[name]
+        or (
+            x.t == b[name].t
+            and x.is_mixed == b[name].is_mixed
+            and x.bits == b[name].bits
+            and _same_const(x.const, b[name].const)
+        )
+        for name, x in a.items()
+    )
+
+
+class Part:
+    """What the parts of a compiler use of each other."""
+
+    unit: Any
+    env: Any
+    compiled: Any
+    consts: Any
+    target_name: str | None = None
+    temporary: Any
+    keep: Any
+    fail: Any
+    look_up: Any
+    known: Any
+    number: Any
+    value: Any
+    tuple_of: Any
+    made_real: Any
+    converted: Any
+    conversion_to: Any
+    typed_constant: Any
+    truth: Any
+    as_index: Any
+    binary: Any
+    of_Attribute: Any
+    element: Any
+    tuple_item: Any

@@ -1,0 +1,189 @@
+"""What a launch does: its arguments come to the device, its threads find their arrays and who they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from nbep.emulator.machine.thread import current_thread
+
+from . import ops
+from .arrays import KArray, Space, flag_type, names_of_elements
+from .code import KernelTypeError
+from .device import STATIC_SHARED_BYTES, BlockState, Who
+from .memory import DeviceNDArray, HostArray, as_device
+from .session import Session
+from .types import Num, Tup
+from .unit import Unit
+
+
+class Run:
+    """One launch: what each of its threads calls, and what they have together."""
+
+    def __init__(self, session: Session, unit: Unit, compiled: Any, grid: tuple, block: tuple, dynamic: int):
+        self.session, self.unit, self.code = session, unit, compiled.run
+        self.grid, self.block, self.dynamic = grid, block, dynamic
+        self.blocks: dict[int, BlockState] = {}
+        self.parts: list[tuple[int, int, str, Callable[[int], str]]] = []
+        self.places: dict[Any, int] = {}
+        self.constants: dict[int, KArray] = {}
+        self.together: dict[Any, Any] = {}
+        self.turns: dict[int, int] = {}
+        self.grid_cell: Any = None
+        self.keep: Any = None  # arrays of the device live until the kernel is done
+        self.__name__ = compiled.name
+        end = dynamic
+        for site in unit.sites:
+            if site.shape == (0,):
+                continue
+            align = max(site.alignment, 16)
+            begin = -(-end // align) * align
+            end = begin + math.prod(site.shape) * site.dtype.itemsize
+            self.places[site] = begin
+            strides = np.empty(site.shape, site.dtype).strides
+            names = names_of_elements(site.shape, strides, begin)
+            self.parts.append((begin, end, site.name or "shared array", names))
+        self.smem_bytes = end
+        if end - dynamic > STATIC_SHARED_BYTES:
+            raise KernelTypeError(
+                f"{compiled.name}: {end - dynamic} bytes of static shared memory; there are {STATIC_SHARED_BYTES}"
+            )
+
+    def __call__(self, *args: Any) -> None:
+        thread = current_thread()
+        self.code(thread, Who(thread, self), *args)
+
+    def state_of(self, block: Any) -> BlockState:
+        state = self.blocks.get(block.serial)
+        if state is None:
+            state = self.blocks[block.serial] = BlockState()
+        return state
+
+    def describe_shared(self, offset: int) -> str:
+        for begin, end, name, names in self.parts:
+            if begin <= offset < end:
+                return name + names(offset)
+        return f"byte {offset} of dynamic shared memory"
+
+    def shared_array(self, thread: Any, site: Any) -> KArray:
+        """A block's array for one call of cuda.shared.array; of dynamic ones all lie at the same place."""
+        allocation = thread.block.shared
+        space = Space(self.session.world, allocation, True, self.session.is_fast)
+        if site.shape == (0,):
+            shape, begin = (self.dynamic // site.dtype.itemsize,), 0
+        else:
+            shape, begin = site.shape, self.places[site]
+        nd = np.ndarray(shape, site.dtype, allocation.memory if allocation.nbytes else b"", begin)
+        flags = None
+        if allocation.shadow is not None:
+            flags = np.ndarray(shape, flag_type(site.dtype), allocation.shadow if allocation.nbytes else b"", begin)
+        return KArray(nd, flags, space, site.name or "shared array")
+
+    def constant(self, array: np.ndarray) -> KArray:
+        found = self.constants.get(id(array))
+        if found is None:
+            found = KArray(array, None, Space(self.session.world, None), "constant array", True)
+            self.constants[id(array)] = found
+        return found
+
+    def captured(self, value: Any) -> KArray:
+        """An array of the device that is a global of the kernel."""
+        return as_device(value).in_kernel(self.session, "captured array")
+
+
+def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
+    """An argument as the device can have it: arrays of the host are copied there, and back when the kernel is done."""
+    from .args import ArgHint
+
+    if isinstance(value, ArgHint):
+        return value.prepare(stream, back)
+    if isinstance(value, DeviceNDArray):
+        return value
+    if isinstance(value, HostArray) and value._device is not None:
+        return mapped(value)
+    if isinstance(value, np.ndarray):
+        return copied(value, stream, back, value.flags.writeable)
+    if isinstance(value, np.void):
+        device = copied(np.array([value], dtype=value.dtype), stream, back, False)
+        record = device._like(device._nd[0, ...], None)
+        back.append(lambda: _write_record(value, record))
+        return _as_record(record)
+    if isinstance(value, tuple):
+        parts = [prepare(one, stream, back) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if hasattr(value, "__cuda_array_interface__"):
+        return as_device(value)
+    return value
+
+
+def _extended(extension: Any, value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
+    """What an extension of a kernel makes of an argument."""
+    return extension.prepare_args(None, value, stream=stream, retr=back)[1]
+
+
+def _as_record(device: DeviceNDArray) -> Any:
+    from .memory import DeviceRecord
+
+    return DeviceRecord(device._memory, device._nd, device._flags)
+
+
+def _write_record(value: np.void, record: Any) -> None:
+    there = record._nd[()]
+    for name in value.dtype.names or ():
+        value[name] = there[name]
+
+
+def copied(value: np.ndarray, stream: Any, back: list[Callable[[], None]], returns: bool) -> DeviceNDArray:
+    device = to_device(value)
+    if not value.flags.writeable:
+        device._nd.flags.writeable = False
+    if returns:
+        back.append(lambda: device._read_into(value))
+    return device
+
+
+def to_device(value: Any) -> DeviceNDArray:
+    """A copy on the device, of the same layout."""
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        raise TypeError(f"an array of type {array.dtype} cannot be on the device")
+    if array.dtype == np.dtype("f2").newbyteorder():
+        raise TypeError("the byte order of the array is not the device's")
+    strides = None
+    order = "C"
+    if array.size and not array.flags.c_contiguous:
+        if array.flags.f_contiguous:
+            order = "F"
+        else:
+            raise ValueError(
+                "Array contains non-contiguous buffer and cannot be transferred as a single memory region. Please "
+                "ensure contiguous buffer with numpy .ascontiguousarray()"
+            )
+    device = DeviceNDArray.new(array.shape, array.dtype, order, strides, written=True)
+    device._nd[...] = array
+    return device
+
+
+def mapped(value: HostArray) -> DeviceNDArray:
+    """The device's view of mapped memory, or of a part of it."""
+    own = value._device
+    assert own is not None
+    plain = value.view(np.ndarray)
+    return DeviceNDArray(own._memory, plain, None)
+
+
+def in_kernel(value: Any, t: Any, session: Session, name: str) -> Any:
+    """An argument as the kernel's code takes it."""
+    if isinstance(value, DeviceNDArray):
+        return value.in_kernel(session, name)
+    if isinstance(t, Tup):
+        parts = [
+            in_kernel(one, of, session, f"{name}[{i}]") for i, (one, of) in enumerate(zip(value, t.items, strict=True))
+        ]
+        return tuple(parts)
+    if isinstance(t, Num):
+        return ops.from_numpy(t.dtype.type(value) if t.dtype.kind not in "mM" else value, t.dtype)
+    return value

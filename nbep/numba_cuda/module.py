@@ -1,0 +1,364 @@
+"""What `numba.cuda` offers to the host, on the emulator; `install` makes a module of it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from . import session as _session
+from .dispatcher import Dispatcher
+from .launch import to_device as _copy
+from .memory import DeviceNDArray, HostArray, PinnedArray, as_device, host_array
+from .session import Event, Stream
+
+HAS_NUMBA = True
+implementation = "nbep"
+per_thread_default_stream = legacy_default_stream = default_stream = lambda: _session.DEFAULT
+CUDADispatcher = Dispatcher
+
+
+class CudaAPIError(RuntimeError):
+    """A call of the driver has failed."""
+
+
+class KernelRuntimeError(RuntimeError):
+    """A kernel has failed."""
+
+
+def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None) -> DeviceNDArray:
+    """A copy of an array in memory of the device."""
+    if isinstance(obj, DeviceNDArray):
+        if to is None:
+            return obj
+    if to is not None:
+        to.copy_to_device(obj, stream)
+        return to
+    made = _copy(np.asarray(obj)) if copy else device_array_like(np.asarray(obj))
+    made.stream = stream
+    return made
+
+
+def device_array(
+    shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C", stream: Any = 0
+) -> DeviceNDArray:
+    """An array of the device, in which nothing is written."""
+    made = DeviceNDArray.new(shape, dtype, order, strides)
+    made.stream = stream
+    return made
+
+
+def _like(array: Any) -> dict[str, Any]:
+    if array.ndim > 0 and not (_c(array) or _f(array)) and not isinstance(array, DeviceNDArray):
+        order = sorted(range(array.ndim), key=lambda axis: (-abs(array.strides[axis]), axis))
+        strides, size = [0] * array.ndim, np.dtype(array.dtype).itemsize
+        for axis in reversed(order):
+            strides[axis] = size
+            size *= array.shape[axis]
+        return {"shape": array.shape, "dtype": array.dtype, "strides": tuple(strides)}
+    return {"shape": array.shape, "dtype": array.dtype, "order": "F" if _f(array) and not _c(array) else "C"}
+
+
+def _c(array: Any) -> bool:
+    return array.flags["C_CONTIGUOUS"]
+
+
+def _f(array: Any) -> bool:
+    return array.flags["F_CONTIGUOUS"]
+
+
+def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray:
+    return device_array(**_like(ary), stream=stream)
+
+
+def pinned_array(shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C") -> Any:
+    """An array of the host to which copies go while the host goes on."""
+    return host_array(PinnedArray, shape, dtype, strides, order)
+
+
+def pinned_array_like(ary: Any) -> Any:
+    return pinned_array(**_like(ary))
+
+
+def mapped_array(
+    shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C", stream: Any = 0, portable: bool = False,
+    wc: bool = False,
+) -> Any:  # fmt: skip
+    """An array of the host that kernels see."""
+    return host_array(HostArray, shape, dtype, strides, order)
+
+
+def mapped_array_like(ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False) -> Any:
+    return mapped_array(**_like(ary))
+
+
+def managed_array(
+    shape: Any,
+    dtype: Any = np.float64,
+    strides: Any = None,
+    order: str = "C",
+    stream: Any = 0,
+    attach_global: bool = True,
+) -> Any:
+    """An array that the host and kernels have together."""
+    return host_array(HostArray, shape, dtype, strides, order)
+
+
+def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -> DeviceNDArray:
+    return as_device(type("Given", (), {"__cuda_array_interface__": desc}))
+
+
+def as_cuda_array(obj: Any, sync: bool = True) -> DeviceNDArray:
+    if not is_cuda_array(obj):
+        raise TypeError("*obj* doesn't implement the cuda array interface.")
+    return as_device(obj)
+
+
+def is_cuda_array(obj: Any) -> bool:
+    return hasattr(obj, "__cuda_array_interface__")
+
+
+def _auto_device(ary: Any, stream: Any = 0, copy: bool = True) -> tuple[DeviceNDArray, bool]:
+    if isinstance(ary, DeviceNDArray):
+        return ary, False
+    return to_device(ary, stream, copy), True
+
+
+@contextlib.contextmanager
+def pinned(*arrays: Any) -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def mapped(*arrays: Any, **_: Any) -> Iterator[Any]:
+    """Arrays of the host as the device sees them meanwhile."""
+    devices = [_copy(one) for one in arrays]
+    yield devices[0] if len(devices) == 1 else devices
+    synchronize()
+    for one, device in zip(arrays, devices, strict=True):
+        device._read_into(one)
+
+
+@contextlib.contextmanager
+def defer_cleanup() -> Iterator[None]:
+    yield
+
+
+def stream() -> Stream:
+    return Stream()
+
+
+def external_stream(ptr: Any) -> Stream:
+    if isinstance(ptr, Stream):
+        return ptr
+    raise NotImplementedError("external_stream: streams of other libraries cannot be emulated")
+
+
+def event(timing: bool = True) -> Event:
+    return Event(timing)
+
+
+def event_elapsed_time(start: Event, end: Event) -> float:
+    return start.elapsed_time(end)
+
+
+def synchronize() -> None:
+    """Block until all that was queued is done."""
+    session = _session.current(create=False)
+    if session is not None:
+        session.synchronize()
+
+
+def is_available() -> bool:
+    return True
+
+
+def cuda_error() -> None:
+    return None
+
+
+def is_supported_version() -> bool:
+    return True
+
+
+def is_float16_supported() -> bool:
+    return True
+
+
+is_bfloat16_supported = is_fp8_supported = lambda: False
+
+
+def detect() -> bool:
+    print("Found 1 CUDA devices\nid 0      b'nbep emulator'                              [SUPPORTED]")
+    return True
+
+
+class Device:
+    """The emulated GPU."""
+
+    id = 0
+    name = b"nbep emulator"
+    compute_capability = (9, 0)
+    uuid = "GPU-00000000-0000-0000-0000-000000000000"
+    WARP_SIZE = 32
+    MULTIPROCESSOR_COUNT = 132
+    MAX_THREADS_PER_BLOCK = 1024
+    MAX_BLOCK_DIM_X, MAX_BLOCK_DIM_Y, MAX_BLOCK_DIM_Z = 1024, 1024, 64
+    MAX_GRID_DIM_X, MAX_GRID_DIM_Y, MAX_GRID_DIM_Z = 2**31 - 1, 65535, 65535
+    MAX_SHARED_MEMORY_PER_BLOCK = 48 << 10
+    supports_float16 = True
+    supports_bfloat16 = supports_fp8 = False
+
+    def reset(self) -> None:
+        _session.reset()
+
+    def get_primary_context(self) -> Context:
+        return CONTEXT
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+class _Deallocations:
+    def clear(self) -> None:
+        """Nothing waits to be freed."""
+
+
+class Context:
+    """The context of the emulated GPU."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        self.deallocations = _Deallocations()
+        self.id = 0
+
+    def reset(self) -> None:
+        _session.reset()
+
+    def synchronize(self) -> None:
+        synchronize()
+
+    def get_memory_info(self) -> tuple[int, int]:
+        return 1 << 34, 1 << 34
+
+    def push(self) -> None: ...
+
+    def pop(self) -> None: ...
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+
+DEVICE = Device()
+CONTEXT = Context(DEVICE)
+
+
+class _Devices:
+    lst: list[Device] = [DEVICE]  # noqa: RUF012 - there is one
+    current: Any = DEVICE
+
+    def __getitem__(self, number: int) -> Device:
+        return self.lst[number]
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Device]:
+        return iter(self.lst)
+
+
+gpus = _Devices()
+
+
+def list_devices() -> Any:
+    return gpus
+
+
+def get_current_device() -> Device:
+    return DEVICE
+
+
+def current_context(device_id: Any = None) -> Context:
+    return CONTEXT
+
+
+def require_context(function: Any) -> Any:
+    return function
+
+
+def select_device(device_id: int) -> Device:
+    if device_id != 0:
+        raise RuntimeError(f"device {device_id}: the emulator has one device, 0")
+    return DEVICE
+
+
+def close() -> None:
+    _session.reset()
+
+
+def profile_start() -> None: ...
+
+
+profile_stop = profile_start
+
+
+@contextlib.contextmanager
+def profiling() -> Iterator[None]:
+    yield
+
+
+def _no_machine_code(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("the emulator makes no machine code")
+
+
+compile = compile_ptx = compile_all = compile_for_current_device = _no_machine_code  # noqa: A001 - Numba's names
+compile_ptx_for_current_device = set_memory_manager = _no_machine_code
+
+
+class LinkableCode:
+    """Code of C, C++ or PTX, which the emulator cannot run."""
+
+    def __init__(self, *_: Any, **__: Any):
+        raise NotImplementedError("functions of C, C++ or PTX cannot run on the emulator: it makes no machine code")
+
+
+CUSource = PTXSource = Cubin = Fatbin = Archive = Object = LTOIR = LinkableCode
+
+
+def literal_unroll(values: Any) -> Any:
+    return values
+
+
+class Reduce:
+    """A reduction by a function of two values: `reduce = cuda.Reduce(lambda a, b: a + b)`."""
+
+    def __init__(self, functor: Any):
+        self.functor = getattr(functor, "py_func", functor)
+
+    def __call__(self, arr: Any, size: Any = None, res: Any = None, init: Any = 0, stream: Any = 0) -> Any:
+        values = arr.copy_to_host() if isinstance(arr, DeviceNDArray) else np.asarray(arr)
+        if values.ndim != 1:
+            raise TypeError("only support 1D array")
+        if res is not None and values.size == 0:
+            raise ValueError("the array is empty")
+        values = values if size is None else values[:size]
+        if values.size == 0:
+            return init
+        total = functools.reduce(self.functor, values[1:], values[0])
+        total = self.functor(total, values.dtype.type(init)) if init is not None else total
+        if res is None:
+            return values.dtype.type(total)
+        res[:1] = np.array([total], values.dtype)
+        return None
+
+
+reduce = Reduce

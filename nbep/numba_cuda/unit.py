@@ -1,0 +1,250 @@
+"""A kernel compiled for arguments of certain types, with the device functions that it calls."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import inspect
+import types as python
+from typing import Any
+
+import numpy as np
+
+from . import stubs
+from .code import KernelTypeError, build, constant, placed
+from .env import NOT_CONSTANT, V, Var
+from .types import BOOL, C128, F64, UNKNOWN, Arr, Known, Num, Rec, Tup, Vec, type_of_int
+
+MAX_DEPTH = 40
+
+
+class Unit:
+    """What is compiled together. constants: arrays as they were then; sites: calls of cuda.shared.array"""
+
+    def __init__(self, debug: bool = False) -> None:
+        self.debug = debug  # division by zero raises, as Numba has it
+        self.functions: dict[Any, Any] = {}
+        self.shared_sites: dict[Any, Any] = {}
+        self.sites: list[Any] = []
+        self.constants: dict[int, tuple[Any, np.ndarray]] = {}
+        self.callers: list[Any] = []
+        self.uses: set[str] = set()
+        self.depth = 0
+        self.by_constants: set[Any] = set()  # functions that must know the values of arguments
+
+    def kernel(self, function: python.FunctionType, types: dict[str, Any]) -> Any:
+        from .statements import Compiled, FunctionCompiler
+
+        compiled = Compiled(function.__name__)
+        compiled.uses = self.uses
+        FunctionCompiler(self, function, types, compiled).compile()
+        if compiled.returns != Known(None):
+            raise KernelTypeError(f"{function.__name__}: a kernel returns {compiled.returns}; it must return nothing")
+        return compiled
+
+    def frozen(self, array: np.ndarray) -> np.ndarray:
+        if id(array) not in self.constants:
+            self.constants[id(array)] = (array, array.copy(order="K"))
+        return self.constants[id(array)][1]
+
+    def known(self, c: Any, value: Any, node: ast.AST) -> V:
+        """A value that is there before the kernel runs."""
+        from . import cuda_rules
+        from .memory import DeviceNDArray
+
+        if isinstance(value, V):
+            return value
+        if isinstance(value, stubs.Stub):
+            special = cuda_rules.special(c, value, node)
+            return special or V(Known(value), constant(None, node))
+        if isinstance(value, enum.Enum):
+            if isinstance(value, enum.IntEnum):
+                return c.number(int(value), node)
+            return V(Known(value), placed(ast.Name(c.keep(value), ast.Load()), node))
+        if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
+            return c.number(value, node)
+        if isinstance(value, np.generic) and not isinstance(value, (np.void, np.str_, np.bytes_)):
+            from . import ops
+
+            return c.typed_constant(ops.from_numpy(value, value.dtype), Num(value.dtype), node)
+        if isinstance(value, tuple):
+            made = c.tuple_of([self.known(c, one, node) for one in value], node)
+            return V(Tup(made.t.items, type(value)), made.code, made.const)
+        if isinstance(value, np.ndarray):
+            return cuda_rules.constant_array(c, value, node)
+        if isinstance(value, (np.void,)):
+            return V(
+                Rec(value.dtype),
+                build("{0}.rec(_t, 0)", node, cuda_rules.constant_array(c, np.array([value]), node).code),
+            )
+        if isinstance(value, DeviceNDArray) or hasattr(value, "__cuda_array_interface__"):
+            return V(type_of(value), build(f"_w.run.captured({c.keep(value)})", node))
+        if value is None or isinstance(value, (str, bytes)):
+            return V(Known(value), constant(value, node))
+        return V(Known(value), constant(None, node))
+
+    # --- device functions -------------------------------------------------------------------------------------------
+
+    def call_function(self, c: Any, function: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
+        """A call of a device function: it is compiled for the types of these arguments."""
+        from .statements import Compiled, FunctionCompiler, LocalFunction
+
+        is_local = isinstance(function, LocalFunction)
+        source = function.compiler.function if is_local else function.py_func
+        signature = _signature_of(function.node) if is_local else inspect.signature(source)
+        name = getattr(function.node, "name", "lambda") if is_local else source.__name__
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise c.fail(node, f"{name}: {error}") from None
+        bound.apply_defaults()
+        values: dict[str, V] = {}
+        for parameter, given in bound.arguments.items():
+            if signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL:
+                given = c.tuple_of(list(given), node)
+            elif not isinstance(given, V):
+                given = given.value_in(c) if hasattr(given, "value_in") else self.known(c, given, node)
+            values[parameter] = given
+        declared = getattr(function, "declared", None)
+        if declared is not None:
+            for (parameter, value), t in zip(list(values.items()), declared[1], strict=True):
+                values[parameter] = c.converted(value, t, node)
+        extra: dict[str, V] = {}
+        if is_local:
+            for free in _free_names(function.node):
+                var = function.compiler.env.get(free) or function.env.get(free)
+                if var is not None and not isinstance(var.t, Known) and function.compiler is c:
+                    extra[free] = c.look_up(free, node)
+        types = {parameter: value.t for parameter, value in (values | extra).items()}
+        key = (id(function), *types.items()) if not is_local else (id(function.node), *types.items())
+        consts: dict[str, Any] = {}
+        if key in self.by_constants:
+            consts = {n: v.const for n, v in values.items() if v.const is not NOT_CONSTANT}
+            key = (*key, *((n, repr(v)) for n, v in consts.items()))
+        compiled = self.functions.get(key)
+        if compiled is None and self.depth > MAX_DEPTH:
+            raise c.fail(node, f"{name}: more than {MAX_DEPTH} functions inside each other, each for new types")
+        if compiled is None:
+            compiled = self.functions[key] = Compiled(name)
+            compiled.uses = self.uses
+            if is_local:
+                scope = function.compiler
+                inner = FunctionCompiler(self, source, types, compiled, _with_extra(function.node, list(extra)))
+                known = {n: v.t.value for n, v in {**scope.env, **function.env}.items() if isinstance(v.t, Known)}
+                outer = {n: v.const for n, v in function.env.items() if v.const is not NOT_CONSTANT and n not in extra}
+                inner.scope = {**scope.scope, **outer, **known}
+            else:
+                inner = FunctionCompiler(self, source, types, compiled)
+            inner.consts = consts
+            self.depth += 1
+            try:
+                inner.compile()
+            except KernelTypeError:
+                del self.functions[key]
+                if consts or not any(v.const is not NOT_CONSTANT for v in values.values()):
+                    raise
+                self.by_constants.add(key)  # as Numba does: once more, with the values of arguments that are literals
+                return self.call_function(c, function, args, kwargs, node)
+            finally:
+                self.depth -= 1
+            compiled.keep = function
+        result = compiled.returns
+        code = placed(
+            ast.Call(
+                build(f"{c.keep(compiled)}.run", node),
+                [build("_t", node), build("_w", node), *(value.code for value in (values | extra).values())],
+                [],
+            ),
+            node,
+        )
+        made = V(result, code)
+        if declared is not None and declared[0] is not None and result is not UNKNOWN and result != Known(None):
+            made = c.converted(made, declared[0], node)
+        return made
+
+
+def _signature_of(node: Any) -> inspect.Signature:
+    kinds = inspect.Parameter
+    arguments = [*node.args.posonlyargs, *node.args.args]
+    defaults = [kinds.empty] * (len(arguments) - len(node.args.defaults))
+    defaults += [_Default(one) for one in node.args.defaults]  # type: ignore[misc]
+    found = [
+        kinds(one.arg, kinds.POSITIONAL_OR_KEYWORD, default=default)
+        for one, default in zip(arguments, defaults, strict=True)
+    ]
+    return inspect.Signature(found)
+
+
+class _Default:
+    """The default of a parameter of a function that a kernel defines."""
+
+    def __init__(self, node: ast.expr):
+        self.node = node
+
+    def value_in(self, c: Any) -> V:
+        return c.value(self.node)
+
+
+def _free_names(node: Any) -> list[str]:
+    body = node.body if isinstance(node.body, list) else [node.body]
+    loads, stores = [], {one.arg for one in (*node.args.posonlyargs, *node.args.args)}
+    for statement in body:
+        for one in ast.walk(statement):
+            if isinstance(one, ast.Name):
+                (loads.append(one.id) if isinstance(one.ctx, ast.Load) else stores.add(one.id))
+    return [name for name in dict.fromkeys(loads) if name not in stores]
+
+
+def _with_extra(node: Any, names: list[str]) -> Any:
+    """The same function, with more parameters."""
+    if not names:
+        return node
+    arguments = ast.arguments(
+        node.args.posonlyargs,
+        [*node.args.args, *(placed(ast.arg(name), node) for name in names)],
+        None, [], [], None, [],
+    )  # fmt: skip
+    if isinstance(node, ast.Lambda):
+        return placed(ast.Lambda(arguments, node.body), node)
+    new: Any = ast.FunctionDef(name=node.name, args=arguments, body=node.body, decorator_list=[])
+    return placed(new, node)
+
+
+def type_of(value: Any) -> Any:
+    """The type of an argument of a kernel, as Numba has it."""
+    if value is None:
+        return Known(None)
+    if isinstance(value, (bool, np.bool_)):
+        return BOOL
+    if isinstance(value, enum.IntEnum):
+        return type_of_int(int(value))
+    if isinstance(value, enum.Enum):
+        return Known(value)
+    if isinstance(value, np.void):
+        return Rec(value.dtype)
+    if isinstance(value, np.generic):
+        return Num(value.dtype)
+    if isinstance(value, int):
+        return type_of_int(value)
+    if isinstance(value, float):
+        return F64
+    if isinstance(value, complex):
+        return C128
+    if isinstance(value, tuple):
+        return Tup(tuple(map(type_of, value)), type(value))
+    if hasattr(value, "is_record"):
+        return Rec(value.dtype)
+    if hasattr(value, "__cuda_array_interface__") and not hasattr(value, "_nd"):
+        from .memory import as_device
+
+        value = as_device(value)
+    if isinstance(value, np.ndarray) or hasattr(value, "_nd"):
+        nd = value if isinstance(value, np.ndarray) else value._nd
+        layout = "C" if nd.flags.c_contiguous else "F" if nd.flags.f_contiguous else "A"
+        return Arr(nd.dtype, nd.ndim, layout, not nd.flags.writeable)
+    if hasattr(value, "py_func"):
+        return Known(value)
+    raise TypeError(f"an argument of type {type(value).__name__} is not supported in kernels")
+
+
+__all__ = ["Unit", "Var", "Vec", "type_of"]

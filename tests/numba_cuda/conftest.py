@@ -1,0 +1,32 @@
+"""Tests of plain Numba kernels: `cuda` is what `from numba import cuda` is for them."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("numba")
+
+import nbep.numba_cuda
+
+
+@pytest.fixture(scope="module")
+def cuda() -> Iterator[Any]:
+    """`numba.cuda`, the emulator's."""
+    nbep.numba_cuda.install()
+    from numba import cuda
+
+    yield cuda
+    nbep.numba_cuda.uninstall()
+
+
+@pytest.fixture(params=["sc", "checked", "delayed"])
+def memory_model(request: Any) -> Iterator[str]:
+    with nbep.numba_cuda.options(memory_model=request.param):
+        yield request.param
+
+
+@pytest.fixture
+def checked() -> Iterator[None]:
+    with nbep.numba_cuda.options(memory_model="checked"):
+        yield
