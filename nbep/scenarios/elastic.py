@@ -22,7 +22,7 @@ PARAMETERS = {
     "experts": 2,
     "blocks": 1,
     "rounds": 1,
-    "align": 2,
+    "align": 5,
     "expand": 0,
     "once": 0,
     "sync": 0,
@@ -38,7 +38,7 @@ LEAST = {"ranks": 2, "hidden": 16, **dict.fromkeys(NOT_LESS, 0)}
 KERNELS = tuple(f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine"))
 VARIANTS = (
     {"rounds": 3},
-    {"tma": 0, "rounds": 2},
+    {"tma": 0, "rounds": 2, "hidden": 520},
     {"cached": 1, "sync": 1, "fp8": 1, "hidden": 128},
     {"hidden": 4608, "tokens": 3},  # a row takes two stages, and a sum several pieces
     {"tokens": 40, "blocks": 2},

@@ -16,6 +16,7 @@ END_OF_KERNEL = "nobody reads the rows before the kernel has ended, copies inclu
 FLAG = "publishes nothing, and only this GPU's threads look at it: relaxed.gpu would do"
 INPUTS = "loads inputs, which nobody writes while the kernel runs"
 STATISTICS = "only this GPU's threads add to it: relaxed.gpu would do"
+HALF = "nobody writes to a half while the kernel runs that reads it: ld_nc would do"
 WORDS = "the release of the status takes the words along, whatever their own scope"
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
 DIFFERENCE = "comes around the report that calls differ, and from there on nothing is checked"
@@ -47,6 +48,14 @@ REASONS = {
     "intranode.dispatch.receive_tokens: wait_tail_past": LOOKS_AGAIN,
     "internode.dispatch_receiver.receive_tokens: wait_tail_past": LOOKS_AGAIN,
     "internode.notify_dispatch.counts_from: place of a round": ONE_ROUND_BEHIND,
+    "elastic.combine.push_row: coherent loads": INPUTS,
+    "elastic.combine.push_sum: coherent loads": INPUTS,
+    **{
+        f"elastic.dispatch.{function}: coherent loads": HALF
+        for function in ("find_item", "find_rows", "load_choice", "spread_row", "store_scales")
+    },
+    "elastic.dispatch.fetch_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "elastic.publish.elastic_publish: tma_store_wait_all until read": END_OF_KERNEL,
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
     "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "intranode.dispatch.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,

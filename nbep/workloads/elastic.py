@@ -154,6 +154,9 @@ class Trip:
         assert (handle.topk_idx is self.arguments["topk_idx"]) == (not self.options.do_handle_copy)
         of_handle = {name: to_numpy(getattr(handle, name)).copy() for name in HANDLE_ARRAYS}
         of_handle["num_recv_tokens_per_expert_list"] = handle.num_recv_tokens_per_expert_list
+        for recv_x in (self.first[0], self.received[0]):
+            if isinstance(recv_x, tuple):
+                check_strides(recv_x[1], self.options.by_column)
         recv_x, recv_topk_idx, recv_topk_weights = map(to_numpy, self.first)
         self.outcome = ElasticOutcome(recv_x, recv_topk_idx, recv_topk_weights, of_handle, to_numpy(self.stats))
         if self.options.is_cached:
@@ -285,7 +288,6 @@ class ElasticExpected:
         assert (scales is None) == (want.recv_x_scales is None), report.where
         if scales is not None and want.recv_x_scales is not None:
             report.same("scales", np.ascontiguousarray(scales[compared]), want.recv_x_scales[compared])
-            check_strides(report, scales, options.by_column)
         assert (received[1] is None) == options.do_expand, report.where
         if want.recv_topk_idx is not None:
             report.same("recv_topk_idx", received[1], want.recv_topk_idx)
@@ -309,17 +311,17 @@ class ElasticExpected:
         assert handle["num_recv_tokens_per_expert_list"] == counts, report.where
 
 
-def check_strides(report: Report, scales: np.ndarray, by_column: bool) -> None:
+def check_strides(scales: Any, by_column: bool) -> None:
     """Scales lie by row without gaps; by column, each of which begins at a multiple of 16 bytes."""
-    rows, columns = (stride // scales.itemsize for stride in scales.strides)
-    if scales.size == 0:
-        return
-    if by_column:
-        assert rows == 1 or len(scales) == 1, report.where
-        assert columns % 4 == 0, report.where
-        assert columns >= len(scales), report.where
+    num_rows, num_columns = scales.shape
+    if hasattr(scales, "stride"):  # torch's
+        row, column = scales.stride()
     else:
-        assert scales.flags.c_contiguous, report.where
+        row, column = (stride // scales.dtype.itemsize for stride in scales.strides)
+    if num_rows * num_columns > 0:
+        wanted = (1, -(-num_rows // 4) * 4) if by_column else (num_columns, 1)
+        found = row if num_rows > 1 else wanted[0], column if num_columns > 1 else wanted[1]
+        assert found == wanted, f"strides of scales: {found}, expected {wanted}"
 
 
 def check(case: Case, options: ElasticOptions, outcomes: list[ElasticOutcome], where: str) -> None:

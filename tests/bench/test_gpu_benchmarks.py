@@ -9,7 +9,7 @@ import pytest
 
 from nbep.bench import intranode
 
-GPU_BENCHMARKS = ["internode", "intranode", "launch", "low-latency", "network", "soak"]
+GPU_BENCHMARKS = ["elastic", "internode", "intranode", "launch", "low-latency", "network", "soak"]
 
 
 def main_of(name: str):
@@ -23,7 +23,7 @@ def test_without_a_gpu_one_line_says_so(name, monkeypatch, capsys):
     assert capsys.readouterr().err == f"nbep bench {name} needs a GPU: no driver\n"
 
 
-@pytest.mark.parametrize("name", ["internode", "intranode", "low-latency", "soak"])
+@pytest.mark.parametrize("name", ["elastic", "internode", "intranode", "low-latency", "soak"])
 def test_without_torch_one_line_says_so(name, monkeypatch, capsys):
     monkeypatch.setattr("nbep.host.target.cuda.driver.unusable_reason", lambda: None)
     monkeypatch.setitem(sys.modules, "torch", None)
@@ -34,6 +34,7 @@ def test_without_torch_one_line_says_so(name, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "argv",
     [
+        ["elastic", "--repeat", "0"],
         ["intranode", "--repeat", "0"],
         ["intranode", "--ranks", "3"],
         ["launch", "--repeat", "0"],

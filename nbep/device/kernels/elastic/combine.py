@@ -319,7 +319,6 @@ def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
     if rank >= 0 and last == lane:
         index = ptx.ld_nc_s32(inputs.dst_buffer_slot_idx + 4 * (ptx.s64(token) * shape.num_topk + lane))
         wait_landed(own + landed_cell(rank, ptx.u32_div(index, shape.chunk)), ctx.bounds, rank, index)
-    ptx.syncwarp(ptx.FULL_MASK)
     slot = slot_of(shape, place, token)
     num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), ptx.s64(token), shape.hidden_bytes, lane)
     number = list_row(rows + 8 * num_biases, lane, locate_slot(shape, own, slot), is_row)
