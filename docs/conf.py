@@ -31,6 +31,8 @@ smartquotes = False
 html_theme = "furo"
 html_title = f"nbep {version}"
 html_copy_source = html_show_sourcelink = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 
 nb_execution_mode = "off"  # notebooks keep their outputs, and `notebooks/refresh.py --check` compares them
 nb_merge_streams = True
@@ -98,6 +100,32 @@ def show_sources(app):
         yield f"source/{path}", {"title": path, "body": f"<h1>{escape(path)}</h1>{code}"}, "page.html"
 
 
+SCORER = """\
+const PRIMITIVES = new Set(%s);
+var Scorer = {
+    score: ([docname, , , , score]) => {
+        const words = (new URLSearchParams(window.location.search).get("q") ?? "").trim().split(/\\s+/);
+        const isOfOne = words.length === 1 && PRIMITIVES.has(words[0]);
+        return isOfOne && docname === "docs/primitives" ? score + 100 : score;
+    },
+    objNameMatch: 11, objPartialMatch: 6, objPrio: {0: 15, 1: 5, 2: -5}, objPrioDefault: 0,
+    title: 15, partialTitle: 7, term: 5, partialTerm: 2,
+};
+"""
+
+
+def rank_primitives(app, config) -> None:
+    """A search for a primitive has the page of primitives first. The other numbers are Sphinx's own."""
+    import json
+
+    from nbep.device import primitives
+
+    path = Path(app.doctreedir) / "scorer.js"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(SCORER % json.dumps(sorted(primitives.__all__)))
+    config.html_search_scorer = str(path)
+
+
 def write_front_page(app, exception) -> None:
     """The address of the site itself leads to its index."""
     if exception is None and app.builder.name == "html":
@@ -106,6 +134,7 @@ def write_front_page(app, exception) -> None:
 
 
 def setup(app) -> None:
+    app.connect("config-inited", rank_primitives)
     app.connect("source-read", add_toctrees)
     app.connect("autodoc-process-docstring", keep_layout)
     app.connect("doctree-read", link_sources, priority=100)  # before Sphinx copies the files

@@ -173,3 +173,18 @@ def test_part_7_arrays_are_addresses_and_a_peer_that_does_not_come():
 
     with pytest.raises(TypeError, match="'int' object does not support item assignment"):
         nbep.spawn(launch, 1, "emulator")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/start.md", "docs/course.md"])
+def test_all_pages_that_greet_a_reader_begin_with_the_flag_that_overtook(page):
+    """It is the first notebook that each names, and the page says so before its second screen."""
+    text = (ROOT / page).read_text()
+    first = re.search(r"\]\((?:\.\./)?notebooks/(\w+)\.ipynb\)", text)
+    assert first is not None
+    assert first[1] == "00_the_flag_that_overtook"
+    assert len(text[: first.start()].splitlines()) < 45
+
+
+def test_the_first_screen_of_start_is_for_those_without_a_gpu():
+    screen = "\n".join((ROOT / "docs" / "start.md").read_text().splitlines()[:60])
+    assert not re.search(r"CUDA_DEVICE_MAX_CONNECTIONS|MPIR_CVAR|FI_PROVIDER", screen)

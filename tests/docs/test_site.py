@@ -92,3 +92,26 @@ def test_a_docstring_stays_plain_text(docstring, shown):
     lines = docstring.splitlines()
     conf.keep_layout(None, "function", "f", None, None, lines)
     assert lines == shown
+
+
+def test_a_search_for_a_primitive_has_the_page_of_primitives_first(tmp_path):
+    app = type("App", (), {"doctreedir": str(tmp_path)})
+    config = type("Config", (), {})()
+    conf.rank_primitives(app, config)
+    text = Path(config.html_search_scorer).read_text()
+    names = json.loads(re.search(r"new Set\((.*)\);", text)[1])
+    assert {"syncwarp", "ld_acquire_sys_s32"} <= set(names)
+    assert 'docname === "docs/primitives" ? score + 100 : score' in text
+
+
+def test_no_block_of_code_goes_on_out_of_sight():
+    """In a browser: of 64 blocks of notebook 4 none is wider than its frame, at 1440, 1100 and 800 pixels."""
+    style = (DOCS / "static" / "site.css").read_text()
+    assert conf.html_css_files == ["site.css"]
+    assert "white-space: pre-wrap" in style
+    assert "overflow-wrap: anywhere" in style
+
+
+def test_the_front_page_shows_the_picture_of_a_run():
+    assert "](pictures/story.png)" in (DOCS / "index.md").read_text()
+    assert (DOCS / "pictures" / "story.png").exists()
