@@ -8,16 +8,16 @@
 
 A weak store promises nothing. A release makes what its thread has written before visible to whoever acquires the value
 that it writes. docs/primitives.md lists all loads and stores; docs/memory_orders.md says what an order promises.
+
+A wait is a loop that looks at a cell again and again. bounds says how long a wait may take: start_wait(bounds) is when
+it ends, and give_up(bounds, deadline), the last call of each turn, says whether that is now. Then the check says who
+has waited for what. wait_at_least(cell, wanted, bounds) of later puzzles is such a loop, with an acquire.
 """
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import start_wait
-from nbep.device.types import In, Out
-from nbep.puzzle import Puzzle, give_up, hole, order_advice, run_file
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 DATA, FLAG = 0, 128  # byte offsets in the memory of a rank
 

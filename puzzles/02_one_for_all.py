@@ -13,11 +13,8 @@ lanes meet, and what a lane has written before is visible to the others behind i
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import In, Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 DATA, FLAG = 0, 128
 

@@ -14,12 +14,8 @@ So tokens go from rank to rank between nodes, and so combine's coordinator tells
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import start_wait
-from nbep.device.types import In, Out
-from nbep.puzzle import Puzzle, give_up, hole, order_advice, run_file, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 DATA, FIRST, SECOND = 0, 128, 256
 
@@ -52,7 +48,10 @@ def advice(clue):
     if clue.kind == "deadlock":
         if clue.report.startswith("DeadlockError: rank 1") and clue.about("flag_second"):
             return "pass_on waits for `second`, which it has to store itself. It has to wait for `first`."
-        return "Rank 2 waits until `second` is 1. pass_on has to store a 1 there: at `second`, and not at `first`."
+        return (
+            "Rank 2 waits until `second` is 1. pass_on has to store a 1 there: at `second`, and not at `first`. The "
+            "store stands behind the loop, not in it: `first` may be 1 at the first look."
+        )
     if order := order_advice(clue, "second", polled="first"):
         return "The chain breaks at rank 1, although both other links are right. " + order
     if clue.kind in ("race", "wrong result"):

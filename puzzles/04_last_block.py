@@ -13,10 +13,7 @@ So get_dispatch_layout counts tokens.
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import In, Out
+from nbep.lang import *
 from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 TOTAL, ARRIVALS = 0, 128

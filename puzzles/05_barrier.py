@@ -12,11 +12,8 @@ wait_at_least(cell, wanted, bounds) waits, with acquire order.
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 ARRIVED, DATA = 0, 128
 THREADS = 64

@@ -12,11 +12,8 @@ setting the cell back to 0 is no way out: an arrival for the next barrier may be
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import I32, Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 ARRIVED, DATA = 0, 128
 ROUNDS = 3

@@ -8,10 +8,7 @@ in topk_idx is no expert at all. Both outputs are 0 before the launch, and all t
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.types import I32, In, Out
+from nbep.lang import *
 from nbep.puzzle import Puzzle, hole, run_file
 
 NUM_RANKS, EXPERTS_PER_RANK, NUM_TOPK, NUM_TOKENS = 4, 2, 3, 20

@@ -11,10 +11,7 @@ So notify_dispatch finds the rows of every rank, and a warp the slots of its tok
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.types import In, Out
+from nbep.lang import *
 from nbep.puzzle import Puzzle, hole, run_file
 
 

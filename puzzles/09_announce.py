@@ -13,12 +13,8 @@ import re
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import start_wait
-from nbep.device.types import In, Out
-from nbep.puzzle import Puzzle, give_up, hole, run_file
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, run_file
 
 CELLS = 0
 

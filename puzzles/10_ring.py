@@ -13,11 +13,8 @@ may not move before the row has been read. This is what dispatch's sender and re
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file
 from nbep.trace import Trace
 
 NUM_SLOTS, ROWS, ROW_BYTES = 4, 10, 128
@@ -79,7 +76,8 @@ def advice(clue):
     if clue.kind in ("race", "wrong result"):
         return (
             "Either the tail moves before all lanes have stored, or a slot is written again before all lanes have read "
-            "it: the sender waits for the head, and the head moves behind the loads and a syncwarp."
+            "it: the sender waits for the head, and the head moves behind the loads and a syncwarp. Or `receive` does "
+            "not wait until the tail is i + 1."
         )
     return ""
 

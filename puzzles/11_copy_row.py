@@ -8,10 +8,7 @@ a multiple of 16. A load of 16 bytes is one instruction, as one of 4 is: rows go
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.types import I32, In, Out
+from nbep.lang import *
 from nbep.puzzle import Puzzle, hole, run_file
 
 VECTORS = 81

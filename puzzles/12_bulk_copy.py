@@ -17,10 +17,7 @@ import ast
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.types import In, Out
+from nbep.lang import *
 from nbep.puzzle import Puzzle, hole, run_file
 from nbep.puzzle.mistakes import tree_of
 

@@ -12,10 +12,7 @@ numbers with f32x4_to_e4m3x4(a, b, c, d), and write constants as f32(448).
 import ml_dtypes
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.types import I32, In, Out
+from nbep.lang import *
 from nbep.puzzle import Puzzle, hole, run_file
 
 COLUMNS, GROUPS = 128, 3

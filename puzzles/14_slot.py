@@ -13,11 +13,8 @@ own number in its first word, because slots are taken in any order.
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 ROWS, ROW_BYTES = 9, 128
 NEXT, COUNT, SLOTS = 0, 64, 128

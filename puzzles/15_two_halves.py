@@ -14,11 +14,8 @@ takes half n % 2 when call n - 2, which used it before, is done. So low-latency 
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 
 CALLS, HALF_BYTES = 6, 256
 CREDIT, HALVES = 0, 128

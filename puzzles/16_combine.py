@@ -12,10 +12,7 @@ to Numba 0.0 is float64.
 import ml_dtypes
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.types import I32, In, Out
+from nbep.lang import *
 from nbep.puzzle import Puzzle, hole, run_file
 
 TOKENS, NUM_TOPK, ROWS, ROW_BYTES = 6, 3, 12, 128

@@ -15,12 +15,8 @@ have all the pieces. Below are the addresses, and a loop over the tokens.
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import start_wait
-from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, arguments_of, give_up, hole, order_advice, run_file, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, arguments_of, hole, order_advice, run_file
 
 NUM_RANKS, NUM_SLOTS, TOKENS, ROW_BYTES = 3, 4, 9, 128
 COUNT, TAIL, HEAD, SLOTS = 0, 128, 256, 384

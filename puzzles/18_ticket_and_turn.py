@@ -15,12 +15,8 @@ nbep/device/network/ibgda/queue_pair.py. All of it happens on one GPU.
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import start_wait
-from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, give_up, hole, order_advice, run_file, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 WARPS, ENTRIES = 4, 12
 RESERVED, READY, QUEUE = 0, 64, 128

@@ -17,12 +17,8 @@ board is in nbep/device/protocols/board.py.
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import start_wait
-from nbep.device.types import I32, In, Out
-from nbep.puzzle import RELEASES, Puzzle, give_up, hole, run_file, stores_to, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import RELEASES, Puzzle, hole, run_file, stores_to
 
 WARPS, ROWS, NUM_SLOTS, ROW_BYTES = 3, 7, 2, 3 * 128
 TAIL, HEAD, SLOTS = 0, 64, 128

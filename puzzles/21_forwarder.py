@@ -16,11 +16,8 @@ each token goes this way: over the network once, and then over NVLink to each ra
 
 import numpy as np
 
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import *
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import I32, In, Out
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to, wait_at_least
+from nbep.lang import *
+from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 
 IN_SLOTS, OUT_SLOTS, ROWS, ROW_BYTES = 4, 2, 9, 128
 TAIL, HEAD, SLOTS = 0, 64, 128

@@ -16,23 +16,26 @@ import sys
 import numpy as np
 
 import nbep
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import (
+from nbep.lang import (
     FULL_MASK,
-    ld_acquire_sys_s32,
+    I32,
+    Bounds,
+    In,
+    Out,
+    Peers,
+    buffer_of,
+    device_function,
+    kernel,
     ld_nc_s32,
     ld_weak_s32,
+    own_site,
     st_release_sys_s32,
     st_weak_s32,
     syncwarp,
     thread_idx,
     vote_all,
-    wait_expired,
+    wait_at_least,
 )
-from nbep.device.protocols.own_sites import own_site
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import report_fault, start_wait
-from nbep.device.types import I32, In, Out
 
 NUM_SLOTS, LANES = 4, 32
 ROW_BYTES = 4 * LANES
@@ -44,21 +47,10 @@ RING_HEAD = own_site("ring sender", "head", "a free slot")
 
 
 @device_function
-def wait_at_least(cell, wanted, bounds, site, peer):
+def has_come(counter, wanted, bounds, site, peer):
     """Wait until a counter has come to `wanted`. Returns whether it did in time, which is the same for all lanes."""
-    deadline = 0
-    in_time = True
-    while True:
-        seen = ld_acquire_sys_s32(cell)
-        if seen >= wanted:
-            break
-        if deadline == 0:
-            deadline = start_wait(bounds)
-        elif wait_expired(deadline):
-            report_fault(bounds, site, peer, 0, wanted, seen)
-            in_time = False
-            break
-    return vote_all(FULL_MASK, in_time)
+    seen = wait_at_least(counter, wanted, bounds, site, peer)
+    return vote_all(FULL_MASK, seen >= wanted)
 
 
 @device_function
@@ -69,7 +61,7 @@ def slot_of(peers, i):
 
 @device_function
 def send_row(x, peers, bounds, i):
-    if not wait_at_least(buffer_of(peers, 0) + HEAD, i + 1 - NUM_SLOTS, bounds, RING_HEAD, 1):
+    if not has_come(buffer_of(peers, 0) + HEAD, i + 1 - NUM_SLOTS, bounds, RING_HEAD, 1):
         return False
     lane = thread_idx()
     st_weak_s32(slot_of(peers, i) + 4 * lane, ld_nc_s32(x + ROW_BYTES * i + 4 * lane))
@@ -81,7 +73,7 @@ def send_row(x, peers, bounds, i):
 
 @device_function
 def receive_row(out, peers, bounds, i):
-    if not wait_at_least(buffer_of(peers, 1) + TAIL, i + 1, bounds, RING_TAIL, 0):
+    if not has_come(buffer_of(peers, 1) + TAIL, i + 1, bounds, RING_TAIL, 0):
         return False
     lane = thread_idx()
     st_weak_s32(out + ROW_BYTES * i + 4 * lane, ld_weak_s32(slot_of(peers, i) + 4 * lane))

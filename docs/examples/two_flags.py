@@ -7,9 +7,16 @@ python docs/examples/two_flags.py history     the same, and all stores are remem
 import sys
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, syncthreads, thread_idx, wait_expired
-from nbep.device.protocols.peers import Peers, buffer_of
+from nbep.lang import (
+    Peers,
+    buffer_of,
+    kernel,
+    ld_acquire_sys_s32,
+    st_release_sys_s32,
+    syncthreads,
+    thread_idx,
+    wait_expired,
+)
 
 
 @kernel(max_threads=64)

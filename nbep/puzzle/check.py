@@ -26,7 +26,7 @@ from nbep.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
 from nbep.puzzle.mistakes import mistake, other_error
 
 MODELS = ("sc", "checked", "delayed")
-_BELOW = ("nbep/emulator", "nbep/host", "nbep/puzzle")  # frames of these say nothing of the puzzle
+_BELOW = ("nbep/emulator", "nbep/host", "nbep/lang.py", "nbep/puzzle")  # frames of these say nothing of the puzzle
 SHORT = 24  # elements of an array that are printed
 GPU_RUNS = 20
 KINDS = {

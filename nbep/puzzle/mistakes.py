@@ -152,7 +152,8 @@ def wrong_arguments(clue: Clue) -> str:
         return ""
     if found[1] in clue.puzzle.holes:
         return f"`{found[1]}` is called by the kernel below it: leave its parameters as they were."
-    wanted = f"{found[1]}{inspect.signature(function)}".replace("(mask", "(FULL_MASK")
+    taken = [name for name, each in inspect.signature(function).parameters.items() if each.default is each.empty]
+    wanted = f"{found[1]}({', '.join(taken)})".replace("(mask", "(FULL_MASK")
     return f"Write `{wanted}`: the number of arguments is wrong." + (
         " FULL_MASK names all 32 lanes." if "FULL_MASK" in wanted else ""
     )

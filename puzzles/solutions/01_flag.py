@@ -1,9 +1,14 @@
 """Puzzle 1, solved: the store of the flag is a release, the load that polls it an acquire, and data lies between."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import ld_acquire_sys_s32, ld_weak_s32, st_release_sys_s32, st_weak_s32
-from nbep.device.protocols.waits import start_wait
-from nbep.puzzle import give_up
+from nbep.lang import (
+    device_function,
+    give_up,
+    ld_acquire_sys_s32,
+    ld_weak_s32,
+    st_release_sys_s32,
+    st_weak_s32,
+    start_wait,
+)
 
 
 @device_function

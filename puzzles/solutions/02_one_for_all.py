@@ -1,8 +1,6 @@
 """Puzzle 2, solved: a syncwarp lets lane 0's release speak for all, another passes on what lane 0 has acquired."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import FULL_MASK, ld_weak_s32, st_release_sys_s32, st_weak_s32, syncwarp
-from nbep.puzzle import wait_at_least
+from nbep.lang import FULL_MASK, device_function, ld_weak_s32, st_release_sys_s32, st_weak_s32, syncwarp, wait_at_least
 
 
 @device_function

@@ -1,9 +1,6 @@
 """Puzzle 3, solved: acquire what rank 0 has released, release it to rank 2."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32
-from nbep.device.protocols.waits import start_wait
-from nbep.puzzle import give_up
+from nbep.lang import device_function, give_up, ld_acquire_sys_s32, st_release_sys_s32, start_wait
 
 
 @device_function

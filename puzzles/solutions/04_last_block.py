@@ -1,9 +1,9 @@
 """Puzzle 4, solved: add, meet, and arrive with an atomic that releases and acquires."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import (
+from nbep.lang import (
     atom_add_acq_rel_gpu_s32,
     atom_add_relaxed_gpu_s32,
+    device_function,
     grid_dim,
     syncthreads,
     thread_idx,

@@ -1,9 +1,6 @@
 """Puzzle 5, solved: meet, thread r tells rank r, thread 0 waits for all, meet again."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import atom_add_release_sys_s32, syncthreads, thread_idx
-from nbep.device.protocols.peers import buffer_of
-from nbep.puzzle import wait_at_least
+from nbep.lang import atom_add_release_sys_s32, buffer_of, device_function, syncthreads, thread_idx, wait_at_least
 
 ARRIVED = 0
 

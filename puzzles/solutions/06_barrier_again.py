@@ -4,10 +4,7 @@ A quick rank's arrival for the next barrier may stand in for a slow rank's. It c
 the slow one arrive, and its release passes on what it knows.
 """
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import atom_add_release_sys_s32
-from nbep.device.protocols.peers import buffer_of
-from nbep.puzzle import wait_at_least
+from nbep.lang import atom_add_release_sys_s32, buffer_of, device_function, wait_at_least
 
 ARRIVED = 0
 

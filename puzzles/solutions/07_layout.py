@@ -1,7 +1,6 @@
 """Puzzle 7, solved: first a bit for each rank, then one count for each bit."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import atom_add_relaxed_gpu_s32, ld_nc_s64, st_weak_s32
+from nbep.lang import atom_add_relaxed_gpu_s32, device_function, ld_nc_s64, st_weak_s32
 
 NUM_RANKS, EXPERTS_PER_RANK, NUM_TOPK = 4, 2, 3
 

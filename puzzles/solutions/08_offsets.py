@@ -1,7 +1,6 @@
 """Puzzle 8, solved: the inclusive sum in five turns, less the own value."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import FULL_MASK, shfl_up_s32
+from nbep.lang import FULL_MASK, device_function, shfl_up_s32
 
 
 @device_function

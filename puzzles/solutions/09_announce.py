@@ -1,9 +1,6 @@
 """Puzzle 9, solved: n travels as -n - 1, with relaxed order."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import ld_relaxed_sys_s32, st_relaxed_sys_s32
-from nbep.device.protocols.waits import start_wait
-from nbep.puzzle import give_up
+from nbep.lang import device_function, give_up, ld_relaxed_sys_s32, st_relaxed_sys_s32, start_wait
 
 
 @device_function

@@ -1,8 +1,6 @@
 """Puzzle 10, solved. The head is a release here because wait_at_least acquires; dispatch's heads are relaxed."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import FULL_MASK, ld_weak_s32, st_release_sys_s32, st_weak_s32, syncwarp
-from nbep.puzzle import wait_at_least
+from nbep.lang import FULL_MASK, device_function, ld_weak_s32, st_release_sys_s32, st_weak_s32, syncwarp, wait_at_least
 
 NUM_SLOTS = 4
 

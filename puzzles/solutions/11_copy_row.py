@@ -1,7 +1,6 @@
 """Puzzle 11, solved: lane i takes vectors i, i + 32, i + 64."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import ld_nc_v4, st_na_v4
+from nbep.lang import device_function, ld_nc_v4, st_na_v4
 
 
 @device_function

@@ -1,8 +1,8 @@
 """Puzzle 12, solved."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import (
+from nbep.lang import (
     FULL_MASK,
+    device_function,
     fence_proxy_async_shared,
     ld_shared_s32,
     mbarrier_try_wait_parity,

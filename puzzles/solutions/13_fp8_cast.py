@@ -1,7 +1,6 @@
 """Puzzle 13, solved."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import FULL_MASK, f32, f32_div_rn, f32_max, shfl_xor_f32
+from nbep.lang import FULL_MASK, device_function, f32, f32_div_rn, f32_max, shfl_xor_f32
 
 
 @device_function

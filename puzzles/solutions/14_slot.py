@@ -1,10 +1,10 @@
 """Puzzle 14, solved: one lane takes the slot and tells the others, all store and meet, one counts."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import (
+from nbep.lang import (
     FULL_MASK,
     atom_add_relaxed_gpu_s32,
     atom_add_release_sys_s32,
+    device_function,
     shfl_idx_s32,
     st_weak_s32,
     syncwarp,

@@ -1,8 +1,6 @@
 """Puzzle 15, solved: the credit is the last thing that the receiver does with a half, and a release."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import FULL_MASK, atom_add_release_sys_s32, st_weak_s32, syncwarp
-from nbep.puzzle import wait_at_least
+from nbep.lang import FULL_MASK, atom_add_release_sys_s32, device_function, st_weak_s32, syncwarp, wait_at_least
 
 COUNT, DATA = 0, 128
 

@@ -1,8 +1,8 @@
 """Puzzle 16, solved."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import (
+from nbep.lang import (
     bf16x2_to_f32x2,
+    device_function,
     f32,
     f32_add_rn,
     f32_mul_rn,

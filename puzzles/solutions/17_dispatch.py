@@ -1,19 +1,20 @@
 """Puzzle 17, solved."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import (
+from nbep.lang import (
     FULL_MASK,
+    buffer_of,
+    device_function,
+    give_up,
     ld_nc_s32,
     ld_relaxed_sys_s32,
     ld_weak_s32,
     st_relaxed_sys_s32,
     st_release_sys_s32,
     st_weak_s32,
+    start_wait,
     syncwarp,
+    wait_at_least,
 )
-from nbep.device.protocols.peers import buffer_of
-from nbep.device.protocols.waits import start_wait
-from nbep.puzzle import give_up, wait_at_least
 
 NUM_RANKS, NUM_SLOTS, ROW_BYTES = 3, 4, 128
 COUNT, TAIL, HEAD, SLOTS = 0, 128, 256, 384

@@ -1,9 +1,14 @@
 """Puzzle 18, solved: each post acquires what those before it have released, and releases it with its own entry."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import atom_add_relaxed_gpu_s32, ld_acquire_gpu_s32, st_release_gpu_s32, st_weak_s32
-from nbep.device.protocols.waits import start_wait
-from nbep.puzzle import give_up
+from nbep.lang import (
+    atom_add_relaxed_gpu_s32,
+    device_function,
+    give_up,
+    ld_acquire_gpu_s32,
+    st_release_gpu_s32,
+    st_weak_s32,
+    start_wait,
+)
 
 
 @device_function

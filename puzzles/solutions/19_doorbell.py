@@ -1,7 +1,6 @@
 """Puzzle 19, solved: the record is released behind the entry, the doorbell behind the record."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import FULL_MASK, st_release_sys_s32, st_weak_s32, syncwarp
+from nbep.lang import FULL_MASK, device_function, st_release_sys_s32, st_weak_s32, syncwarp
 
 
 @device_function

@@ -1,12 +1,6 @@
 """Puzzle 20, solved: each warp releases how far it is, and the coordinator acquires the least of it."""
 
-from nbep.device.jit import device_function
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_exch_release_cta_shared_s32,
-    ld_acquire_cta_shared_s32,
-    syncwarp,
-)
+from nbep.lang import FULL_MASK, atom_exch_release_cta_shared_s32, device_function, ld_acquire_cta_shared_s32, syncwarp
 
 
 @device_function

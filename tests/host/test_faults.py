@@ -20,7 +20,7 @@ from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
 from nbep.device.kernels.parts.calls import CALLS_DIFFER
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
-from nbep.device.protocols import own_sites
+from nbep.device.protocols import waits
 from nbep.device.protocols.waits import OF_NODE, OWN_SITES, SITES, FaultReport
 from nbep.host import reports
 from nbep.host.causes import cause_of
@@ -159,16 +159,16 @@ def test_every_site_has_words(site):
 
 
 def test_words_of_other_kernels_get_a_number_that_no_others_have(monkeypatch):
-    monkeypatch.setattr(own_sites, "SITES", dict(SITES))
+    monkeypatch.setattr(waits, "SITES", dict(SITES))
     words = "sender", "head", "a free slot"
-    number = own_sites.own_site(*words)
+    number = waits.own_site(*words)
     assert number not in SITES
-    assert own_sites.SITES[number] == words
-    assert own_sites.own_site(*words) == number
-    assert own_sites.own_site("sender", "head", "free slots") != number
-    own_sites.SITES[number] = "another sender", "head", "a free slot"
+    assert waits.SITES[number] == words
+    assert waits.own_site(*words) == number
+    assert waits.own_site("sender", "head", "free slots") != number
+    waits.SITES[number] = "another sender", "head", "a free slot"
     with pytest.raises(ValueError, match=r"^site .*: has the number of \('another sender'.*; change a word"):
-        own_sites.own_site(*words)
+        waits.own_site(*words)
 
 
 @pytest.mark.parametrize("text", ["1.5", "1e12"])

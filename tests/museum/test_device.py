@@ -23,6 +23,7 @@ EXHIBITS = [
         ("lane 0, waits\nIt polls", "flag (byte 0)",
          "It was 1, stored by rank ", "overwritten", "kernel `clean`"),
         lines=("FLAG, 0)", "FLAG, 1)", "FLAG) == 0"),
+        seed=1,
     ),
     Exhibit(
         "sglang_9660", "race", ("the atomic on", "signal (byte 0) is too weak", "relaxed.gpu"),
@@ -67,13 +68,14 @@ EXHIBITS = [
     Exhibit(
         "mori_80", "race", ("stage", "is overwritten by this store", "before the other thread has read"),
         lines=("st_weak_s32(there + stage", "return ld_weak_s32(own + stage"),
+        seed=2,
     ),
     Exhibit(
         "mori_625", "race", ("two threads store to `out`", "nothing at all orders"),
         lines=("st_weak_s32(out + 4 * row",),
     ),
     Exhibit(
-        "deepep_621", "race", ("the copy engine", "flag (byte 0)", "no fence.proxy.async.global", "row (byte"),
+        "deepep_621", "race", ("the copy engine", "flag (byte 0)", "no fence.proxy.async.global", "row"),
         lines=("tma_load_1d(stage", "st_weak_s32(there"),
     ),
 ]  # fmt: skip

@@ -6,8 +6,11 @@ nbep check examples/museum/aiter_2890/program.py
 import numpy as np
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import (
+from nbep.lang import (
+    Out,
+    Peers,
+    buffer_of,
+    kernel,
     ld_acquire_gpu_s32,
     ld_weak_s32,
     st_release_sys_s32,
@@ -16,8 +19,6 @@ from nbep.device.primitives import (
     thread_idx,
     wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
-from nbep.device.types import Out
 
 NUM_RANKS = 2
 THREADS = 32

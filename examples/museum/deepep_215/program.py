@@ -4,16 +4,17 @@ nbep check examples/museum/deepep_215/program.py
 """
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import (
+from nbep.lang import (
     FULL_MASK,
+    Peers,
+    buffer_of,
+    kernel,
     ld_acquire_gpu_s32,
     st_release_gpu_s32,
     syncwarp,
     thread_idx,
     wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
 
 NUM_RANKS = 1
 NUM_WARPS, NUM_DESTINATIONS = 2, 2

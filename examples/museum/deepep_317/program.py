@@ -9,12 +9,23 @@ nbep check examples/museum/deepep_317/program.py
 """
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32, wait_expired
-from nbep.device.protocols.own_sites import own_site
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_at_least, report_fault, start_wait, wait_or_report
-from nbep.device.types import I32
+from nbep.lang import (
+    I32,
+    Bounds,
+    Peers,
+    Waiter,
+    block_idx,
+    buffer_of,
+    is_at_least,
+    kernel,
+    ld_acquire_sys_s32,
+    own_site,
+    report_fault,
+    st_release_sys_s32,
+    start_wait,
+    wait_expired,
+    wait_or_report,
+)
 
 NUM_RANKS = 2
 NUM_SLOTS, CHUNK, NUM_ROWS = 4, 2, 8

@@ -4,10 +4,17 @@ nbep check examples/museum/deepep_496/program.py
 """
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32, wait_expired
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.types import I32
+from nbep.lang import (
+    I32,
+    Bounds,
+    Peers,
+    block_idx,
+    buffer_of,
+    kernel,
+    ld_acquire_sys_s32,
+    st_release_sys_s32,
+    wait_expired,
+)
 
 NUM_SMS = 4  # of each rank
 MOST_BLOCKS = 4

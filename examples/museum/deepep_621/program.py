@@ -6,11 +6,14 @@ nbep check examples/museum/deepep_621/program.py
 import numpy as np
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import (
+from nbep.lang import (
     FULL_MASK,
+    Out,
+    Peers,
+    buffer_of,
     fence_mbarrier_init,
     fence_proxy_async_shared,
+    kernel,
     lane_id,
     ld_acquire_sys_s32,
     ld_shared_s32,
@@ -24,8 +27,6 @@ from nbep.device.primitives import (
     tma_load_1d,
     wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
-from nbep.device.types import Out
 
 NUM_RANKS = 2
 ROW_BYTES = 128

@@ -7,9 +7,14 @@ import ml_dtypes
 import numpy as np
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import ld_na_s32, st_weak_s32
-from nbep.device.types import I32, In, Out
+from nbep.lang import (
+    I32,
+    In,
+    Out,
+    kernel,
+    ld_na_s32,
+    st_weak_s32,
+)
 
 NUM_RANKS = 2
 NUM_TOKENS, HIDDEN = 2, 8

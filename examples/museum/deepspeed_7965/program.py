@@ -5,9 +5,15 @@ nbep check examples/museum/deepspeed_7965/program.py
 
 import numpy as np
 
-from nbep.device.jit import kernel
-from nbep.device.primitives import ld_nc_s32, st_weak_s32, thread_idx
-from nbep.device.types import I32, In, Out
+from nbep.lang import (
+    I32,
+    In,
+    Out,
+    kernel,
+    ld_nc_s32,
+    st_weak_s32,
+    thread_idx,
+)
 
 NUM_TOKENS = 32
 

@@ -5,9 +5,14 @@ nbep check examples/museum/megatron_5715/program.py
 
 import numpy as np
 
-from nbep.device.jit import kernel
-from nbep.device.primitives import ld_na_s32, st_weak_s32, thread_idx
-from nbep.device.types import I64, Out
+from nbep.lang import (
+    I64,
+    Out,
+    kernel,
+    ld_na_s32,
+    st_weak_s32,
+    thread_idx,
+)
 
 NUM_REQUESTS, NUM_STEPS = 32, 3
 

@@ -9,14 +9,16 @@ nbep check examples/museum/mooncake_3637/program.py
 """
 
 import nbep
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import (
+from nbep.lang import (
+    Peers,
     atom_cas_acq_rel_sys_s32,
+    buffer_of,
+    device_function,
+    kernel,
     ld_acquire_sys_s32,
     st_release_sys_s32,
     wait_expired,
-)  # fmt: skip
-from nbep.device.protocols.peers import Peers, buffer_of
+)
 
 NUM_RANKS = 1
 NUM_SLOTS, NUM_ENTRIES = 2, 5  # and each entry fails once

@@ -8,18 +8,23 @@ nbep check examples/museum/mori_494/program.py
 """
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import (
+from nbep.lang import (
+    Bounds,
+    Peers,
+    Waiter,
     block_idx,
+    buffer_of,
+    is_at_least,
+    is_set,
+    kernel,
     ld_acquire_gpu_s32,
     ld_acquire_sys_s32,
+    own_site,
     st_relaxed_gpu_s32,
     st_release_gpu_s32,
     st_release_sys_s32,
+    wait_or_report,
 )
-from nbep.device.protocols.own_sites import own_site
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_at_least, is_set, wait_or_report
 
 NUM_RANKS, NUM_BLOCKS = 2, 3
 OPEN, SIGNAL = 0, 64

@@ -4,20 +4,26 @@ nbep check examples/museum/mori_597/program.py
 """
 
 import nbep
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import (
+from nbep.lang import (
+    Bounds,
+    Peers,
+    Waiter,
     atom_add_release_gpu_s32,
     block_idx,
+    buffer_of,
+    device_function,
+    is_at_least,
+    is_set,
+    kernel,
     ld_acquire_gpu_s32,
     ld_acquire_sys_s32,
+    own_site,
     st_relaxed_gpu_s32,
     st_release_sys_s32,
     syncwarp,
     thread_idx,
+    wait_or_report,
 )
-from nbep.device.protocols.own_sites import own_site
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_at_least, is_set, wait_or_report
 
 NUM_RANKS = 3
 LANES, NUM_BLOCKS = 2, 2  # a warp of two lanes stands for one of 32 or 64

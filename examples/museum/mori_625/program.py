@@ -6,9 +6,15 @@ nbep check examples/museum/mori_625/program.py --blocks 4      finds nothing
 
 import numpy as np
 
-from nbep.device.jit import kernel
-from nbep.device.primitives import block_idx, ld_nc_s32, st_weak_s32
-from nbep.device.types import I32, In, Out
+from nbep.lang import (
+    I32,
+    In,
+    Out,
+    block_idx,
+    kernel,
+    ld_nc_s32,
+    st_weak_s32,
+)
 
 NUM_RANKS = 1
 NUM_CHUNKS, CHUNK = 4, 4  # rows of a chunk

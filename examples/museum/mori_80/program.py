@@ -6,9 +6,14 @@ nbep check examples/museum/mori_80/program.py
 import numpy as np
 
 import nbep
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import (
+from nbep.lang import (
     FULL_MASK,
+    InOut,
+    Out,
+    Peers,
+    buffer_of,
+    device_function,
+    kernel,
     lane_id,
     ld_acquire_sys_s32,
     ld_weak_s32,
@@ -17,8 +22,6 @@ from nbep.device.primitives import (
     syncwarp,
     wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
-from nbep.device.types import InOut, Out
 
 NUM_RANKS = 2
 DISPATCHED, COMBINED, STAGE = 0, 4, 128

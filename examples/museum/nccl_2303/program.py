@@ -13,9 +13,13 @@ from itertools import cycle
 import numpy as np
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import (
+from nbep.lang import (
     FULL_MASK,
+    I32,
+    Out,
+    Peers,
+    buffer_of,
+    kernel,
     lane_id,
     ld_acquire_sys_s32,
     ld_weak_s32,
@@ -25,8 +29,6 @@ from nbep.device.primitives import (
     syncwarp,
     wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
-from nbep.device.types import I32, Out
 
 NUM_RANKS = 2
 FLAG, ROW = 0, 128

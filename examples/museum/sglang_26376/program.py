@@ -7,9 +7,13 @@ import ml_dtypes
 import numpy as np
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import st_weak_s32, thread_idx
-from nbep.device.types import I32, Out
+from nbep.lang import (
+    I32,
+    Out,
+    kernel,
+    st_weak_s32,
+    thread_idx,
+)
 
 NUM_TOKENS, HIDDEN = 4, 8
 ONES, TWOS = 0x3F803F80, 0x40004000  # two numbers of bf16

@@ -4,12 +4,19 @@ nbep check examples/museum/sglang_31072/program.py
 """
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32
-from nbep.device.protocols.own_sites import own_site
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_at_least, wait_or_report
-from nbep.device.types import I32
+from nbep.lang import (
+    I32,
+    Bounds,
+    Peers,
+    Waiter,
+    buffer_of,
+    is_at_least,
+    kernel,
+    ld_acquire_sys_s32,
+    own_site,
+    st_release_sys_s32,
+    wait_or_report,
+)
 
 COPIED, ARRIVED = 0, 64  # in a rank's memory: batches whose results are copied; ARRIVED + 4 * r: replays of rank r
 BATCH = own_site("replay", "copied", "the copy of the batch before")

@@ -4,9 +4,11 @@ nbep check examples/museum/sglang_9660/program.py
 """
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import (
+from nbep.lang import (
+    Peers,
     atom_add_relaxed_gpu_s32,
+    buffer_of,
+    kernel,
     ld_acquire_gpu_s32,
     ld_weak_s32,
     st_weak_s32,
@@ -14,7 +16,6 @@ from nbep.device.primitives import (
     thread_idx,
     wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
 
 NUM_RANKS = 2
 THREADS = 32

@@ -6,9 +6,12 @@ nbep check examples/museum/torchtitan_3413/program.py
 import numpy as np
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import st_weak_s32, thread_idx
-from nbep.device.types import Out
+from nbep.lang import (
+    Out,
+    kernel,
+    st_weak_s32,
+    thread_idx,
+)
 
 NUM_RANKS = 2
 NUM_TOKENS = 4

@@ -8,16 +8,18 @@ nbep check examples/museum/uccl_1052/program.py
 """
 
 import nbep
-from nbep.device.jit import device_function, kernel
-from nbep.device.primitives import (
+from nbep.lang import (
+    I32,
+    Peers,
     atom_add_release_sys_s32,
+    buffer_of,
+    device_function,
+    kernel,
     ld_acquire_sys_s32,
     st_release_sys_s32,
     thread_idx,
     wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
-from nbep.device.types import I32
 
 NUM_RANKS = 2
 SIGNAL, COUNT = 0, 64

@@ -6,12 +6,20 @@ nbep check examples/museum/uccl_940/program.py
 import numpy as np
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx
-from nbep.device.protocols.own_sites import own_site
-from nbep.device.protocols.peers import Bounds, Peers, buffer_of
-from nbep.device.protocols.waits import Waiter, is_set, wait_or_report
-from nbep.device.types import I32
+from nbep.lang import (
+    I32,
+    Bounds,
+    Peers,
+    Waiter,
+    buffer_of,
+    is_set,
+    kernel,
+    ld_acquire_sys_s32,
+    own_site,
+    st_release_sys_s32,
+    thread_idx,
+    wait_or_report,
+)
 
 NUM_RANKS = 4
 COUNTS = 0  # COUNTS + 4 * r in a rank's memory: how many tokens rank r sends to it, plus 1

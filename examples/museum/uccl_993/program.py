@@ -4,14 +4,15 @@ nbep check examples/museum/uccl_993/program.py
 """
 
 import nbep
-from nbep.device.jit import kernel
-from nbep.device.primitives import (
+from nbep.lang import (
+    Peers,
+    buffer_of,
+    kernel,
     ld_acquire_sys_s32,
     st_relaxed_sys_s32,
     st_release_sys_s32,
     wait_expired,
 )
-from nbep.device.protocols.peers import Peers, buffer_of
 
 NUM_RANKS = 2
 FLAG = 0

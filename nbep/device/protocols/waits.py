@@ -16,6 +16,7 @@ Source: DeepEP csrc/kernels/intranode.cu, the `NUM_TIMEOUT_CYCLES` checks (which
 receivers' waits for `start` and `end` have no such check
 """
 
+import zlib
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
@@ -26,7 +27,7 @@ from nbep.emulator.machine.source import wait_loop
 # A site: which role waits for which cell. A report has its number, which its file gives it by `site`.
 SITES: dict[int, tuple[str, str, str]] = {}  # the words for each, of which the host makes a message
 OF_NODE: set[int] = set()  # sites whose peer counts the ranks of the node
-OWN_SITES = 100  # from here on: kernels that are not nbep's, see `own_sites`
+OWN_SITES = 100  # from here on: kernels that are not nbep's, see `own_site`
 
 
 def site(number: int, role: str, cell: str, awaited: str, *, of_node: bool = False) -> int:
@@ -37,6 +38,20 @@ def site(number: int, role: str, cell: str, awaited: str, *, of_node: bool = Fal
     SITES[number] = role, cell, awaited
     if of_node:
         OF_NODE.add(number)
+    return number
+
+
+def own_site(role: str, cell: str, awaited: str) -> int:
+    """Name a site of a kernel that is not nbep's, as `site` does.
+
+    Its number comes from the words. So it is the same in all processes, and in kernels that were compiled before.
+
+    Raises: ValueError if other words have the number
+    """
+    words = role, cell, awaited
+    number = OWN_SITES + zlib.crc32("\n".join(words).encode()) % (1 << 24)
+    if SITES.setdefault(number, words) != words:
+        raise ValueError(f"site {words}: has the number of {SITES[number]}; change a word")
     return number
 
 
