@@ -18,13 +18,12 @@ from nbep.check.debug import debug
 from nbep.check.fewest import fewest_preemptions
 from nbep.check.runs import ERROR, WRONG, Finding, Run, option_of, perform
 from nbep.check.scenario import ScenarioError, load_scenario
-from nbep.check.schedule_file import FILE, model_of, read_schedule, strategy_for, write_schedule
+from nbep.check.schedule_file import FILE, read_schedule, write_schedule
 from nbep.check.search import LOOK_ON, made_smaller
 from nbep.device.terminal import progress, write_json
 from nbep.emulator.schedule.every import Every, OutOfTime, Redundant, Tree
 from nbep.emulator.schedule.every_loops import Endless
 from nbep.emulator.schedule.every_step import Replay
-from nbep.emulator.schedule.strategies import Strategy
 
 Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
@@ -36,8 +35,8 @@ COVERS = """\
 They are all orders of accesses that are not weak. When copies, hosts and kernels go on was tried, too, wherever
 somebody can see it. What that leaves out: docs/every_schedule.md"""
 COVERS_WEAK = """\
-They are all orders of accesses to memory, with late stores and early loads. Races are what --all without --weak looks
-for. What this covers: docs/every_schedule.md"""
+They are all orders of accesses to memory, with late stores and early loads. When copies, hosts and kernels go on was
+tried, too. Races are what --all without --weak looks for. What this covers: docs/every_schedule.md"""
 
 
 def check_all(
@@ -71,7 +70,7 @@ def check_all(
                     failing = Failing(finding, tree.replay, "")
                 show(completed=int(1000 * tree.share))
             first_kind = "" if failing is None else failing.finding.kind
-            if first_kind == WRONG:
+            if first_kind == WRONG and not is_weak:  # with weak memory none says more
                 show(description="looking for the cause", total=None)
                 failing = named(tree, base) or failing
         except Endless as error:
@@ -165,17 +164,16 @@ def smallest(failing: Failing) -> Failing:
 
 def one(tree: Tree, run: Run) -> Finding | None:
     """The next run of the tree."""
-    modelled = replace(run, memory_model=model_of(tree))
-    return next_run(tree, lambda strategy: perform(modelled, strategy=strategy))
+    return next_run(tree, lambda strategy: perform(replace(run, memory_model=strategy.memory_model), strategy=strategy))
 
 
-def next_run(tree: Tree, attempt: Callable[[Strategy], Found | None]) -> Found | None:
+def next_run(tree: Tree, attempt: Callable[[Every], Found | None]) -> Found | None:
     """The next run of the tree; what it finds, or None.
 
     Raises: Endless
     """
     try:
-        found = attempt(strategy_for(tree))
+        found = attempt(Every(tree))
     except Redundant:
         tree.end(is_redundant=True)
         return None

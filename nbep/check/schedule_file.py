@@ -11,18 +11,8 @@ from nbep.check.scenario import ScenarioError
 from nbep.emulator.schedule.every import Every, Tree
 from nbep.emulator.schedule.every_step import Replay, Who
 from nbep.emulator.schedule.strategies import Strategy
-from nbep.emulator.schedule.weak import Weak
 
 FILE = "schedule.json"
-
-
-def model_of(tree: Tree) -> str:
-    """The memory model that its runs have."""
-    return "delayed" if tree.is_weak else "checked"
-
-
-def strategy_for(tree: Tree) -> Strategy:
-    return Weak(tree) if tree.is_weak else Every(tree)
 
 
 def write_schedule(run: Run, replay: Replay, file: Path) -> None:
@@ -44,7 +34,7 @@ def read_schedule(file: Path) -> tuple[Run, Strategy]:
         run = Run(value["scenario"], parameters, 0, "uniform", model, tuple(value["faults"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
-    return run, strategy_for(tree)
+    return run, Every(tree)
 
 
 def tree_in(value: Any, is_weak: bool = False) -> Tree:

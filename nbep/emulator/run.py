@@ -25,8 +25,8 @@ from .schedule.every_copies import EveryCopyThread
 from .schedule.every_hosts import EveryHost, EveryOrder, EverySms
 from .schedule.scheduler import Scheduler
 from .schedule.strategies import Strategy
-from .schedule.weak import Weak
-from .schedule.weak_thread import WeakThread
+from .schedule.weak import WeakHost, WeakOrder
+from .schedule.weak_thread import WeakCopyThread
 from .tracing import hooks, traced
 
 ReadReport = Callable[[Thread, FrameType], Any]
@@ -40,7 +40,7 @@ class RankContext:
     def __init__(self, world: Run, rank: int, num_sms: int = UNLIMITED):
         self.world = world
         self.rank = rank
-        is_choice = isinstance(world.strategy, Every) and not isinstance(world.strategy, Weak) and num_sms != UNLIMITED
+        is_choice = isinstance(world.strategy, Every) and num_sms != UNLIMITED
         self.sms: Sms = EverySms(world, rank, num_sms) if is_choice else Sms(num_sms)
         self.space = AddressSpace(rank, world.cpu)
 
@@ -108,14 +108,14 @@ class Run(Scheduler):
         self.cpu: Cpu = CheckedHost(self) if is_checked else Cpu()
         self.order: Order = CheckedOrder(self) if is_checked else Order()
         thread_class = self.thread_classes[memory_model]
-        if isinstance(self.strategy, Every) and not isinstance(self.strategy, Weak):
-            if memory_model != "checked":
-                raise ValueError(f"memory_model: got {memory_model!r} with every schedule; must be 'checked'")
-            thread_class, self.cpu, self.order = EveryCopyThread, EveryHost(self), EveryOrder(self)
-        elif isinstance(self.strategy, Weak):
-            if memory_model != "delayed":
-                raise ValueError(f"memory_model: got {memory_model!r} with weak memory as choices; must be 'delayed'")
-            thread_class = WeakThread
+        if isinstance(self.strategy, Every):
+            if memory_model != self.strategy.memory_model:
+                needed = repr(self.strategy.memory_model)
+                raise ValueError(f"memory_model: got {memory_model!r} with such a tree of schedules; must be {needed}")
+            if self.strategy.tree.is_weak:
+                thread_class, self.cpu, self.order = WeakCopyThread, WeakHost(self), WeakOrder(self)
+            else:
+                thread_class, self.cpu, self.order = EveryCopyThread, EveryHost(self), EveryOrder(self)
         self.thread_class = thread_class if tracer is None else traced(thread_class)
         local = range(num_ranks) if local_rank is None else [local_rank]
         if num_sms is not None and (not isinstance(num_sms, int) or num_sms < 1):

@@ -6,9 +6,8 @@ import random
 from collections.abc import Iterable
 
 from nbep.emulator import DataRace, DeadlockError, World, current_thread
-from nbep.emulator.schedule.every import Redundant, Tree
+from nbep.emulator.schedule.every import Every, Redundant, Tree
 from nbep.emulator.schedule.strategies import Strategy
-from nbep.emulator.schedule.weak import Weak
 from nbep.litmus.axioms import Outcome
 from nbep.litmus.programs import Program, Step
 
@@ -116,7 +115,7 @@ def all_outcomes(program: Program, is_plain: bool = False, most: int | None = No
     tree, found = Tree(is_weak=True, is_plain=is_plain), set[Outcome]()
     while tree.schedules != most and tree.begin():
         try:
-            found.add(run(program, "delayed", 0, Weak(tree)))
+            found.add(run(program, "delayed", 0, Every(tree)))
         except Redundant:
             tree.end(is_redundant=True)
             continue

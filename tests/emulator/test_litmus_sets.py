@@ -9,8 +9,7 @@ from litmus_programs import named, random_program
 from parts import both_parts
 
 from nbep.emulator import DeadlockError, World, current_thread
-from nbep.emulator.schedule.every import Redundant, Tree
-from nbep.emulator.schedule.weak import Weak
+from nbep.emulator.schedule.every import Every, Redundant, Tree
 from nbep.litmus import PROGRAMS, Program, allowed
 from nbep.litmus.every import row, rows_of, summary, words_of
 from nbep.litmus.programs import PLACES
@@ -217,7 +216,7 @@ def outcomes_of(threads, strategies, num_cells=2):
 
 def runs_of(tree):
     while tree.begin():
-        yield Weak(tree), tree.end
+        yield Every(tree), tree.end
 
 
 def add_late(t, cells, registers):

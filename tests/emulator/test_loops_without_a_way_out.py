@@ -6,11 +6,9 @@
 import pytest
 from every_schedule import run_all, run_threads
 
-from nbep.check.schedule_file import model_of, strategy_for
 from nbep.emulator import DataRace, World, current_thread
-from nbep.emulator.schedule.every import OutOfTime, Redundant, Tree
+from nbep.emulator.schedule.every import Every, OutOfTime, Redundant, Tree
 from nbep.emulator.schedule.every_loops import MANY_LOOKS, MANY_WEAK_LOOKS, Endless
-from nbep.emulator.schedule.weak import Weak
 
 
 def look(t, cell):
@@ -98,7 +96,7 @@ def run_all_weak(program):
     tree, outcomes = Tree(is_weak=True), set()
     while tree.begin():
         try:
-            outcomes.add(program(Weak(tree)))
+            outcomes.add(program(Every(tree)))
         except Redundant:
             tree.end(is_redundant=True)
         else:
@@ -284,5 +282,5 @@ def test_the_time_for_all_runs_ends_inside_a_run(tree):
 
     assert tree.begin()
     with pytest.raises(OutOfTime):
-        run_threads(1, 1, store, strategy_for(tree), memory_model=model_of(tree))
+        run_threads(1, 1, store, Every(tree), memory_model=Every(tree).memory_model)
     assert not tree.begin()

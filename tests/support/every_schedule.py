@@ -5,9 +5,12 @@ from nbep.emulator import DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 
-def run_all(program, most=100_000):
-    """Run program(strategy) under each schedule. Returns the tree, and the set of what it returned."""
-    tree, outcomes = Tree(), set()
+def run_all(program, most=100_000, **kind):
+    """Run program(strategy) under each schedule. Returns the tree, and the set of what it returned.
+
+    kind: of the tree, as is_weak and is_plain
+    """
+    tree, outcomes = Tree(**kind), set()
     while tree.begin():
         try:
             outcomes.add(program(Every(tree)))

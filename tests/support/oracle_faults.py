@@ -17,9 +17,9 @@ from nbep.emulator.models import knowledge, races, signals
 from nbep.emulator.models.host import CheckedHost
 from nbep.emulator.models.knowledge import ALL_CLOCKS, Knowledge, Overwritten
 from nbep.emulator.models.streams import CheckedOrder
-from nbep.emulator.schedule.every_barriers import EveryBarrierThread
+from nbep.emulator.schedule.every_barriers import BarrierChoices
 from nbep.emulator.schedule.every_choice import Choice
-from nbep.emulator.schedule.every_hosts import EveryOrder
+from nbep.emulator.schedule.every_hosts import OrderChoices
 from nbep.emulator.schedule.every_step import Step
 
 MOST = 3000  # programs until a fault must have been found
@@ -146,9 +146,9 @@ FAULTS = (
         "the order of arrival at a barrier is not tried",
         "barriers",
         replaced(
-            EveryBarrierThread,
+            BarrierChoices,
             "arrive",
-            lambda _: lambda self, *args, **options: super(EveryBarrierThread, self).arrive(*args, **options),
+            lambda _: lambda self, *args, **options: super(BarrierChoices, self).arrive(*args, **options),
         ),
     ),
     Fault(
@@ -238,7 +238,7 @@ FAULTS = (
     Fault(
         "that a host asks for an event is no choice",
         "streams",
-        replaced(EveryOrder, "is_done", lambda _: lambda self, mark: mark.done),
+        replaced(OrderChoices, "is_done", lambda _: lambda self, mark: mark.done),
     ),
     Fault("what a host has read is forgotten", "hosts", replaced(CheckedHost, "read", read_and_forget)),
     Fault(

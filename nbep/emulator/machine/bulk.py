@@ -13,7 +13,8 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from . import errors
 from .access import AccessingThread, wake_watchers
@@ -82,13 +83,14 @@ class MBarrier:
 
 
 class BulkGroup:
-    """The bulk stores of one thread between two commits."""
+    """The bulk stores of one thread between two commits. clock: of those that are done, with weak memory as choices"""
 
-    __slots__ = ("reads", "writes")
+    __slots__ = ("reads", "writes", "clock")
 
     def __init__(self) -> None:
         self.reads = 0
         self.writes = 0
+        self.clock: dict[Any, int] = {}
 
 
 class BulkState:
@@ -110,6 +112,26 @@ class BulkState:
 
     def unread(self) -> bool:
         return bool(self.open.reads) or any(group.reads for group in self.committed)
+
+
+class Copy(NamedTuple):
+    """A bulk copy under way: from where, to where; what reads its bytes, writes them, and says that it is done."""
+
+    source: Allocation
+    begin: int
+    target: Allocation
+    to: int
+    nbytes: int
+    take: Callable[[], bytes]
+    put: Callable[[bytes], None]
+    done: Callable[[], None]
+
+    def happen(self) -> None:
+        self.finish(self.take())
+
+    def finish(self, data: bytes) -> None:
+        self.put(data)
+        self.done()
 
 
 class CopyingThread(AccessingThread):
@@ -189,18 +211,22 @@ class CopyingThread(AccessingThread):
         launch = self.block.launch
         launch.copies += 1
 
-        def arrive() -> None:
-            data = self.peek_bytes(source, offset, nbytes, site)
+        def take() -> bytes:
+            return self.peek_bytes(source, offset, nbytes, site)
+
+        def put(data: bytes) -> None:
             self.put_bytes(self.shared, smem, data, site)
+
+        def done() -> None:
             target.update(0, -nbytes)
             launch.copies -= 1
             launch.check_done()
 
-        self.await_load(arrive, target, nbytes)
+        self.await_load(Copy(source, offset, self.shared, smem, nbytes, take, put, done), target)
 
-    def await_load(self, arrive: Callable[[], None], mbarrier: MBarrier, nbytes: int) -> None:
+    def await_load(self, load: Copy, mbarrier: MBarrier) -> None:
         """A bulk load is under way: let it be there later."""
-        self.world.submit(arrive)
+        self.world.submit(load.happen)
 
     def bulk_store(self, gmem: int, smem: int, nbytes: int) -> None:
         """Start a copy from shared to global memory, in this thread's open bulk group."""
@@ -216,18 +242,28 @@ class CopyingThread(AccessingThread):
         group.reads += 1
         group.writes += 1
 
-        def read() -> None:
+        def take() -> bytes:
             data = self.peek_bytes(self.shared, smem, nbytes, site)
             group.reads -= 1
             self._bulk_progress(state)
-            self.world.submit(lambda: write(data))
+            return data
 
-        def write(data: bytes) -> None:
+        def put(data: bytes) -> None:
             self.put_bytes(target, offset, data, site)
+
+        def done() -> None:
             group.writes -= 1
             self._bulk_progress(state)
             launch.copies -= 1
             launch.check_done()
+
+        self.await_store(Copy(self.shared, smem, target, offset, nbytes, take, put, done), group)
+
+    def await_store(self, store: Copy, group: BulkGroup) -> None:
+        """A bulk store is under way: let it read its source at one step, and write at another."""
+
+        def read() -> None:
+            self.world.submit(partial(store.finish, store.take()))
 
         self.world.submit(read)
 

@@ -8,7 +8,8 @@ and a load may miss any other one:
     what a release tells: all that its thread knew. It is told to who acquires the released value, or one that an atomic
     has made of it, if both scopes reach each other
     what those know whom it has met at a barrier
-    the stores of kernels that were over when its own one began
+    the stores of kernels that come before its own one, and what these knew: in its stream, by events, and by what its
+    host had waited for or polled when it queued it
 
 A fence tells with every strong store behind it, a release with the later ones to its own cell. Likewise a fence
 acquires for every strong load before it, an acquire for those of its own cell.
@@ -21,16 +22,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.block import Block
-from ..machine.memory import Allocation
+from ..machine.cpu import Cpu
+from ..machine.memory import WORD_BYTES, Allocation
+from ..machine.order import Order
 from ..machine.orders import ACQUIRES, RELEASES, SCOPES
 from ..machine.warp import Warp
 from .delayed import DelayedThread
-from .versions import Version
+from .versions import GRANULE, Version
 
 if TYPE_CHECKING:
     from greenlet import greenlet
 
-Known = frozenset["CausalVersion"]
+Known = frozenset[Any]  # stores, and kernels: all of their stores
 NOTHING: Known = frozenset()
 
 
@@ -61,7 +64,7 @@ class CausalVersion(Version):
 
     def __init__(self, thread: Any, begin: int, nbytes: int, order: str, scope: str):
         super().__init__(thread, begin, nbytes, order, scope, 0)
-        self.launch = thread.block.launch
+        self.launch: Any = thread.block.launch
         self.observed: Known = NOTHING
         self.tells: Told = {}
 
@@ -77,27 +80,22 @@ class CausalThread(DelayedThread):
     known: those
     by_fences, released: what its fences have told, and its releases, by cell
     tellings: what the strong stores have told that it has read, by cell; a new one after each, as polls are taken back
-    started_with: the kernels that ran when its own one began
     """
 
-    __slots__ = ("by_fences", "known", "latest", "tellings", "released", "started_with")
+    __slots__ = ("by_fences", "known", "latest", "tellings", "released")
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
-        self.known: Known = NOTHING
+        self.known: Known = block.launch.known
         self.by_fences: Told = {}
         self.released: dict[Any, Told] = {}
         self.tellings: dict[Any, Told] = {}
         self.latest: CausalVersion | None = None
-        self.started_with = frozenset(self.world.launches)
 
     # --- what it knows --------------------------------------------------------------------------------------------
 
     def knows(self, version: Any) -> bool:
-        if version in self.known:
-            return True
-        is_earlier = version.block < self.block.serial and version.launch is not self.block.launch
-        return is_earlier and version.launch not in self.started_with
+        return version in self.known or version.launch in self.known
 
     def choose(self, allocation: Allocation, granule: int, versions: list[Version]) -> int:
         least = count = len(versions)
@@ -162,13 +160,7 @@ class CausalThread(DelayedThread):
     ) -> Any:
         """What it has read, if that and the store reach each other; what an atomic passes on of it."""
         reach, cell = SCOPES[scope], (allocation, offset)
-        observed, tells = NOTHING, Told()
-        for version in reversed(versions):
-            if version.overlaps(offset, offset + nbytes):
-                assert isinstance(version, CausalVersion)
-                if min(version.reach, reach) >= version.distance(self):
-                    observed, tells = version.observed | {version}, version.tells
-                break
+        observed, tells = read_from(versions, self, offset, nbytes, reach)
         self.known |= observed
         self.tellings = {**self.tellings, cell: joined(self.tellings.get(cell, {}), tells)}
         if order in ACQUIRES:
@@ -198,3 +190,94 @@ class CausalThread(DelayedThread):
 
     def learn(self, floor: Any, block_floor: int) -> None:
         self.known |= floor
+
+    def leave(self) -> None:
+        launch = self.block.launch
+        launch.learned |= {one for one in self.known if getattr(one, "launch", None) is not launch}
+        super().leave()
+
+
+def read_from(versions: list[Version], reader: Any, offset: int, nbytes: int, reach: int) -> tuple[Known, Told]:
+    """What a strong access has read, if that and the store reach each other; and what it is told."""
+    for version in reversed(versions):
+        if version.overlaps(offset, offset + nbytes):
+            assert isinstance(version, CausalVersion)
+            if min(version.reach, reach) >= version.distance(reader):
+                return version.observed | {version}, version.tells
+            break
+    return NOTHING, {}
+
+
+class CausalHost(Cpu):
+    """The CPU of all ranks, as a thread of its own: what it has waited for or polled it knows, and its words tell."""
+
+    rank, thread_idx = -1, 0
+    launch = None
+
+    def __init__(self, world: Any):
+        self.world = world
+        self.serial: int = world.count_block()
+        self.known: Known = NOTHING
+        self.version: CausalVersion | None = None  # the word that it writes now
+
+    @property
+    def block(self) -> CausalHost:
+        """It stands for its own block."""
+        return self
+
+    def wait(self, known: Known) -> None:
+        self.known |= known
+
+    def read(self, allocation: Allocation, offset: int, nbytes: int, polls: bool) -> None:
+        if polls:
+            versions = allocation.versions.get(offset // GRANULE, [])
+            observed, tells = read_from(versions, self, offset, nbytes, SCOPES["sys"])
+            told = (known for releaser, known in tells.items() if releaser.reach == SCOPES["sys"])
+            self.known = self.known.union(observed, *told)
+
+    def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        if nbytes <= WORD_BYTES:
+            version = self.version = CausalVersion(self, offset, nbytes, "release", "sys")
+            self.known |= {version}
+            version.tells = {Releaser(self.rank, self.serial, SCOPES["sys"]): self.known}
+            version.keep(allocation)
+
+    def has_written(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        super().has_written(allocation, offset, nbytes)
+        version, self.version = self.version, None
+        if version is not None:
+            self.world.moment += 1
+            version.arrive(allocation, self.world.moment)
+
+
+class CausalOrder(Order):
+    """What kernels know when they start.
+
+    points: of each stream, what comes before whatever stands there next
+    """
+
+    def __init__(self, world: Any):
+        self.world = world
+        self.points: dict[Any, Known] = {}
+
+    def queued(self, stream: Any) -> Known:
+        return self.world.cpu.known
+
+    def point(self, stream: Any, queued: Known) -> Known:
+        self.points[stream] = self.points.get(stream, NOTHING) | queued
+        return self.points[stream]
+
+    def start(self, launch: Any, queued: Known) -> None:
+        launch.known = launch.learned = self.point(launch.stream, queued)
+
+    def end(self, launch: Any) -> None:
+        self.points[launch.stream] = launch.learned | {launch}
+
+    def record(self, mark: Any, queued: Known) -> None:
+        mark.point = self.point(mark.stream, queued)
+
+    def wait(self, stream: Any, mark: Any, queued: Known) -> None:
+        self.points[stream] = self.point(stream, queued) | mark.point
+
+    def seen(self, mark: Any) -> None:
+        self.world.cpu.wait(mark.point)

@@ -36,6 +36,7 @@ from .versions import GRANULE, Version
 
 if TYPE_CHECKING:
     from ..machine.block import NamedBarrier
+    from ..machine.bulk import MBarrier
     from ..machine.warp import Collective
 
 
@@ -295,24 +296,18 @@ class DelayedThread(BufferedThread):
         self.learn(barrier.known, self.world.moment)
         return barrier
 
-    def mbarrier_arrive(self, address: int) -> None:
+    def arrive_at(self, mbarrier: MBarrier, nbytes: int) -> None:
         self.publish(1)
-        self._told(address)
-        super().mbarrier_arrive(address)
-
-    def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
-        self.publish(1)
-        self._told(address)
-        super().mbarrier_arrive_expect_tx(address, nbytes)
-
-    def _told(self, address: int) -> None:
-        mbarrier = self.block.mbarriers.get(address)
-        if mbarrier is not None:
-            mbarrier.knowledge = self.with_own(mbarrier.knowledge, self.heard[1])
+        mbarrier.knowledge = self.with_own(mbarrier.knowledge, self.heard[1])
+        super().arrive_at(mbarrier, nbytes)
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         done = super().mbarrier_try_wait(address, parity)
         mbarrier = self.block.mbarriers.get(address)
         if done and mbarrier is not None:
-            self.learn(self.with_own(mbarrier.knowledge), self.world.moment)
+            self.hear_phase(mbarrier)
         return done
+
+    def hear_phase(self, mbarrier: MBarrier) -> None:
+        """A phase is over: this thread knows what those knew who have arrived."""
+        self.learn(self.with_own(mbarrier.knowledge), self.world.moment)

@@ -32,6 +32,7 @@ from .every_reversal import reverse_races
 from .every_seen import Cells, Question
 from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
 from .strategies import Alone, Ready
+from .weak import Late
 
 
 class Redundant(BaseException):
@@ -97,7 +98,7 @@ class Tree(Limited):
         self.is_whole = False
         self._replayed = list(picks)
         self._decided = list(decided)
-        self._planned = 0
+        self.planned = 0
         # Words that nobody has stored to: all that were loaded, those of which loads are no steps, and those that polls
         # look at besides. And words that turned out to change.
         self._loaded: set[tuple[Any, int]] = set()
@@ -113,7 +114,7 @@ class Tree(Limited):
         """Begin the next run; False if there is none, or no time."""
         if self.is_whole or self.is_late:
             return False
-        self._planned = len(self.choices)
+        self.planned = len(self.choices)
         self._looked_at = tuple(sorted(self.looked_at))  # the same run adds the rest again
         self._tries = 0  # polls that have failed since the last step
         self._depth = 0
@@ -251,9 +252,9 @@ class Tree(Limited):
                 self._doubt(depth)
                 self._wake()
         choice = self.choices[depth]
-        if self.is_plain and depth >= self._planned:
+        if self.is_plain and depth >= self.planned:
             choice.wanted |= waiting.keys()
-        if depth < self._planned:
+        if depth < self.planned:
             if self._tries == 0 and choice.waiting != waiting:
                 raise Changed("two runs with the same choices differ: the program depends on more than its schedule")
             if self._tries < len(choice.failed):
@@ -316,6 +317,11 @@ class Tree(Limited):
         self.note_pick(who)
         return True
 
+    def note_load(self, words: Words) -> None:
+        """A step is a load of these."""
+        if not self.is_plain:
+            self._loaded |= words
+
     def step(self, step: Step) -> int:
         """The one who was chosen makes its access. Returns the number of the step."""
         depth = len(self.steps)
@@ -328,7 +334,7 @@ class Tree(Limited):
         if step.access.is_store:
             self.stores += 1
             self._changing |= step.access.words
-        elif not (self.is_weak or self.is_plain):
+        elif not (self.is_weak or self.is_plain):  # else see `note_load`
             self._loaded |= step.access.words
         if depth + 1 < len(self.choices):
             self._doubt(depth + 1)
@@ -366,12 +372,12 @@ class Tree(Limited):
             raise Redundant
         choice.done.pop(who, None)
         choice.wanted.discard(who)
-        if who not in choice.failed:
+        if who not in choice.failed:  # or it looks once more
             choice.failed.append(who)
-        if choice.pick_next():  # An older value may do. But the thread may as well wait for a newer one, maybe in vain.
-            choice.later[who] = choice.picks
-            choice.picks = []
-        if depth < self._planned and choice.chosen == who:  # another one must begin what it was to begin
+            if choice.pick_next():  # an older value may do, but it may as well wait for a newer one, maybe in vain
+                choice.later[who] = choice.picks
+        choice.picks = []
+        if depth < self.planned and choice.chosen == who:  # another one must begin what it was to begin
             choice.wanted |= choice.waiting.keys() - set(choice.failed)
         for later in self.choices[depth + 1 :]:  # whose polls have failed since: they fail without the step, too
             choice.failed += [other for other in later.failed if other not in choice.failed]
@@ -431,7 +437,7 @@ class Standing(Ready):
     @property
     def leaving(self) -> dict[Who, Any]:
         """The hosts that may go on."""
-        return getattr(self.strategy.world.cpu, "leaving", {})
+        return self.strategy.world.cpu.leaving
 
     def take(self) -> Any:
         self.free_some()
@@ -459,6 +465,12 @@ class Every(Alone):
         self.meetings: dict[Any, Clock] = {}
         self.cells = Cells()
         self.barriers = Barriers()
+        self.late = Late()
+
+    @property
+    def memory_model(self) -> str:
+        """What its runs must have."""
+        return "delayed" if self.tree.is_weak else "checked"
 
     def ready_list(self) -> Standing:
         return Standing(self, self.turn)

@@ -8,12 +8,36 @@ As on a GPU it is a warp that arrives: its lanes come together first. Arrivals i
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
+from ..machine.bulk import MBarrier
+from .every_loops import LoopingThread
 from .every_order import joined
 from .every_seen import Cell, Entry, Reading
-from .every_step import store_of, words_of
-from .every_thread import EveryThread
+from .every_step import Access, Clock, Step, Who, store_of, words_of
+
+if TYPE_CHECKING:
+
+    class Base(LoopingThread):
+        """What `BarrierChoices` is mixed with: an `EveryThread` or a `WeakThread`."""
+
+        who: Who
+        clock: Clock
+        at: int | None
+        made: Step | None
+        reading: Reading | None
+        mates: list[Any]
+        copies: int
+        asked: Any
+
+        def stand(self, access: Access, look: Callable[[], Cell]) -> None: ...
+
+        def note_looked(self) -> None: ...
+
+        def hear_phase(self, mbarrier: MBarrier) -> None: ...
+else:
+    Base = LoopingThread
 
 # What a phase lacks: arrivals and bytes; or how many of them come.
 Arrival = tuple[int, int]
@@ -62,19 +86,20 @@ class Barriers:
         return False
 
 
-class EveryBarrierThread(EveryThread):
-    """A thread of a run of a tree.
+class BarrierChoices(Base):
+    """A thread whose arrivals at barriers are choices, under each memory model.
 
     mates: the lanes for which it arrives at a barrier, itself included; none if another one does it for it
     """
 
-    __slots__ = ("mates",)
+    __slots__ = ()
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
-        self.mates: list[EveryBarrierThread] = []
+        self.mates = []
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
+        self.before_meeting()
         tree, barriers = self.world.strategy.tree, self.world.strategy.barriers
         name = self.block, barrier_id
         choice = ("barrier", 0, barrier_id, 0)

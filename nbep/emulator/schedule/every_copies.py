@@ -9,31 +9,32 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
+from functools import partial
 from typing import Any
 
-from ..machine.bulk import MBarrier
+from ..machine.bulk import Copy, MBarrier
 from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
-from .every_barriers import Arrival, EveryBarrierThread
+from .every_barriers import Arrival, BarrierChoices
 from .every_loops import frames_above, is_same_turn
 from .every_seen import Cell, Reading, settled
 from .every_step import Access, Step, Underway, load_of, store_of, words_of
+from .every_thread import EveryThread
 
 
-class EveryCopyThread(EveryBarrierThread):
-    """A thread of a run of a tree.
+class CopyChoices(BarrierChoices):
+    """A thread whose bulk loads, and arrivals at mbarriers, are choices, under each memory model.
 
-    copies: loads that it has started
+    copies: those that it has started and that are choices
     asked: the mbarrier and the phase that it has asked for last, and where; it was not over
     """
 
-    __slots__ = ("copies", "asked")
+    __slots__ = ()
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
         self.copies = 0
-        self.asked: tuple[MBarrier, int, list[tuple[FrameType, int]]] | None = None
+        self.asked = None
 
     def cell_at(self, mbarrier: MBarrier) -> Cell:
         return self.world.strategy.cells.of_phases(mbarrier, mbarrier.phases)
@@ -44,11 +45,12 @@ class EveryCopyThread(EveryBarrierThread):
 
     def arrive_at(self, mbarrier: MBarrier, nbytes: int) -> None:
         nbytes = settled(nbytes)
+        self.before_meeting()
         self.stand(self.access_to(mbarrier, True), lambda: self.cell_at(mbarrier))
         at = self.at
         assert at is not None
         self.loop.forget()
-        self.make_arrival(at, mbarrier, (1, -nbytes), lambda: super(EveryCopyThread, self).arrive_at(mbarrier, nbytes))
+        self.make_arrival(at, mbarrier, (1, -nbytes), lambda: super(CopyChoices, self).arrive_at(mbarrier, nbytes))
         self.at = None
 
     def make_arrival(self, at: int, mbarrier: MBarrier, arrival: Arrival, make: Callable[[], None]) -> None:
@@ -60,18 +62,22 @@ class EveryCopyThread(EveryBarrierThread):
         if mbarrier.arrivals_left < 0 or (mbarrier.arrivals_left == 0 and mbarrier.tx_bytes < 0):
             cell.is_mixed = True  # more than the phase can take: in another order the next one may get it
 
-    def await_load(self, arrive: Callable[[], None], mbarrier: MBarrier, nbytes: int) -> None:
+    def await_load(self, load: Copy, mbarrier: MBarrier) -> None:
+        self.set_off(self.access_to(mbarrier, True), partial(self.finish_load, load.nbytes, mbarrier, load.happen))
+
+    def set_off(self, access: Access, happen: Callable[[Underway], None]) -> None:
+        """A copy is under way: its first step."""
         self.copies += 1
         who = (*self.who[:4], self.copies * MAX_BLOCK + self.thread_idx)  # behind all threads
+        copy = Underway(who, access, self.clock, happen)
+        self.world.order.add(self.block.launch, copy)
+        self.runnable.append(copy)
 
-        def happen(load: Underway) -> None:
-            at = self.world.strategy.tree.step(Step(who, load.pending, load.clock, self.cell_at(mbarrier), []))
-            load.clock = {who: at}
-            self.make_arrival(at, mbarrier, (0, nbytes), arrive)
-
-        load = Underway(who, self.access_to(mbarrier, True), self.clock, happen)
-        self.world.order.add(self.block.launch, load)
-        self.runnable.append(load)
+    def finish_load(self, nbytes: int, mbarrier: MBarrier, arrive: Callable[[], None], load: Underway) -> None:
+        """The step at which a load arrives at its mbarrier."""
+        at = self.world.strategy.tree.step(Step(load.who, load.pending, load.clock, self.cell_at(mbarrier), []))
+        load.clock = {load.who: at}
+        self.make_arrival(at, mbarrier, (0, nbytes), arrive)
 
     def mbarrier_try_wait(self, address: int, parity: int) -> bool:
         """It looks once. A loop that does nothing else waits, as one that polls a cell does."""
@@ -99,6 +105,12 @@ class EveryCopyThread(EveryBarrierThread):
     def spin(self, deadline_ns: int) -> bool:
         self.asked = None
         return super().spin(deadline_ns)
+
+
+class EveryCopyThread(CopyChoices, EveryThread):
+    """A thread of a run of a tree."""
+
+    __slots__ = ()
 
     def hear_entry(self, reading: Reading) -> None:
         if not reading.cell.has_phases:  # else see `hear_phase`

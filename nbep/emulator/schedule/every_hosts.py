@@ -16,10 +16,12 @@ from typing import Any, NamedTuple
 from greenlet import getcurrent
 
 from ..machine.access import wake_watchers
+from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
+from ..machine.order import Order
 from ..machine.sms import Sms
 from ..models.host import CheckedHost
-from ..models.knowledge import GRANULE_BITS, Knowledge
+from ..models.knowledge import GRANULE_BITS
 from ..models.streams import CheckedOrder
 from .every_order import join
 from .every_seen import Cell, Entry
@@ -39,8 +41,8 @@ def who_is(host: Host) -> Who:
     return (host.rank, "", 0, 0, 0)
 
 
-class EveryHost(CheckedHost):
-    """The hosts of a run of a tree.
+class HostChoices(Cpu):
+    """The hosts of a run of a tree, under each memory model.
 
     clocks: the last steps that come before the next one of a host, by rank
     leaving: hosts that wait and that may go on, each before what it has to read for that
@@ -51,7 +53,7 @@ class EveryHost(CheckedHost):
     world: Any
 
     def __init__(self, world: Any):
-        super().__init__(world)
+        super().__init__(world)  # type: ignore[call-arg]
         self.clocks: dict[int, Clock] = {}
         self.leaving: dict[Who, Underway] = {}
         self.noted: set[tuple[Any, int]] | None = None
@@ -61,7 +63,7 @@ class EveryHost(CheckedHost):
     # --- accesses -------------------------------------------------------------------------------------------------
 
     def read(self, allocation: Allocation, offset: int, nbytes: int, polls: bool) -> None:
-        words = words_of(name_of(allocation), offset, nbytes)
+        words = self.words_of(allocation, offset, nbytes)
         host = running_host()
         if self.noted is not None:
             self.noted |= words if polls else set()
@@ -74,26 +76,26 @@ class EveryHost(CheckedHost):
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         host = running_host()
         if host is not None and nbytes <= WORD_BYTES:
-            words = words_of(name_of(allocation), offset, nbytes)
+            words = self.words_of(allocation, offset, nbytes)
             self.stand(host, store_of(words))
-            cell = self.world.strategy.cells.of(allocation, offset, nbytes, words)
-            if nbytes in KIND_OF:
-                cell.look(allocation.read(offset, KIND_OF[nbytes]))
-            else:
-                cell.is_mixed = True
-            self.stored = self.step(host, store_of(words), cell)
+            self.stored = self.step(host, store_of(words), self.cell_of(allocation, offset, nbytes, words))
         super().write(allocation, offset, nbytes)
+
+    def words_of(self, allocation: Allocation, offset: int, nbytes: int) -> Words:
+        return words_of(name_of(allocation), offset, nbytes)
+
+    def cell_of(self, allocation: Allocation, offset: int, nbytes: int, words: Words) -> Cell | None:
+        """What a store is to be noted in."""
+        return None
+
+    def note_stored(self, step: Step, at: int, allocation: Allocation, offset: int, nbytes: int) -> None:
+        """A host has stored a word, at the step of this number."""
 
     def has_written(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         super().has_written(allocation, offset, nbytes)
         step, self.stored = self.stored, None
-        if step is not None and step.cell is not None and nbytes in KIND_OF:
-            step.number = allocation.read(offset, KIND_OF[nbytes])
-            stores = allocation.last_stores.get(offset >> GRANULE_BITS, ())
-            here = tuple(store for store in stores if store.begin == offset)
-            entry = Entry(step.number, allocation.messages.get(offset), here)
-            entry.step, entry.who = self.clocks[step.who[0]][step.who], step.who
-            step.entry = step.cell.add(entry)
+        if step is not None:
+            self.note_stored(step, self.clocks[step.who[0]][step.who], allocation, offset, nbytes)
         for granule in range(offset >> 3, (offset + nbytes + 7) >> 3):
             wake_watchers(allocation, granule)
 
@@ -177,14 +179,35 @@ class EveryHost(CheckedHost):
         return leave
 
 
-class Queued(NamedTuple):
-    """What comes before something that a host has queued: for `checked`, and for the tree."""
+class EveryHost(HostChoices, CheckedHost):
+    """The hosts of a run of a tree that looks for races."""
 
-    known: Knowledge
+    def cell_of(self, allocation: Allocation, offset: int, nbytes: int, words: Words) -> Cell:
+        cell = self.world.strategy.cells.of(allocation, offset, nbytes, words)
+        if nbytes in KIND_OF:
+            cell.look(allocation.read(offset, KIND_OF[nbytes]))
+        else:
+            cell.is_mixed = True
+        return cell
+
+    def note_stored(self, step: Step, at: int, allocation: Allocation, offset: int, nbytes: int) -> None:
+        if step.cell is not None and nbytes in KIND_OF:
+            step.number = allocation.read(offset, KIND_OF[nbytes])
+            stores = allocation.last_stores.get(offset >> GRANULE_BITS, ())
+            here = tuple(store for store in stores if store.begin == offset)
+            entry = Entry(step.number, allocation.messages.get(offset), here)
+            entry.step, entry.who = at, step.who
+            step.entry = step.cell.add(entry)
+
+
+class Queued(NamedTuple):
+    """What comes before something that a host has queued: for the memory model, and for the tree."""
+
+    known: Any
     clock: Clock
 
 
-class EveryOrder(CheckedOrder):
+class OrderChoices(Order):
     """What comes before a kernel, an event and a host's next step.
 
     clocks: by stream, of all that it has done; ends: of those who run in a launch; marks: by what stands in a stream
@@ -194,7 +217,7 @@ class EveryOrder(CheckedOrder):
     world: Any
 
     def __init__(self, world: Any):
-        super().__init__(world)
+        super().__init__(world)  # type: ignore[call-arg]
         self.clocks: dict[Any, Clock] = {}
         self.running: dict[Any, list[Any]] = {}
         self.marks: dict[Any, Clock] = {}
@@ -286,6 +309,10 @@ class EveryOrder(CheckedOrder):
             access = store_of(frozenset({(name, 0)}))
             self.world.runnable.append(Underway(who, access, dict(self.clock_at(stream, queued)), come))
         return True
+
+
+class EveryOrder(OrderChoices, CheckedOrder):
+    """The order of launches in a run of a tree that looks for races."""
 
 
 class EverySms(Sms):

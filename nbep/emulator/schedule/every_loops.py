@@ -26,6 +26,10 @@ MANY_LOOKS, MANY_WEAK_LOOKS = 1000, 100  # at one cell, while nobody stores; whe
 MANY_CALLS = 10_000  # weak accesses, after which some are looked at more closely
 
 
+# The attributes of `BarrierChoices` and `CopyChoices`, which several classes of threads have.
+OF_CHOICES = "mates", "copies", "asked"
+
+
 class Endless(BaseException):
     """A thread looks and looks in a loop that is not known to wait: no other thread would ever be chosen."""
 
@@ -122,6 +126,9 @@ class LoopingThread(Base):
 
     __slots__ = ()
     loop: Loop
+
+    def before_meeting(self) -> None:
+        """It is about to arrive somewhere: what it does before that."""
 
     def modify(
         self, op: str, allocation: Allocation, offset: int, kind: str, operand: Any, compare: Any, address: int

@@ -13,8 +13,11 @@ Tree = Any  # that of `every`
 def reverse_races(tree: Tree) -> None:
     """Have other runs in which the later one of two steps that depend on each other comes first."""
     tree.races.go_to(len(tree.steps))
+    # With weak memory nothing is learned later of a step, unless its cell turns out to be mixed.
+    is_final = tree.is_weak and not any(step.cell is not None and step.cell.is_mixed for step in tree.steps)
+    first = tree.planned - 1 if is_final else 0  # the steps before were the same in an earlier run
     for earlier, later in tree.races.found:
-        if not tree.steps[later].is_wait:
+        if later >= first and not tree.steps[later].is_wait:
             reverse(tree, earlier, tree.steps[later], later)
     for number, step in enumerate(tree.steps):
         if step.is_wait:

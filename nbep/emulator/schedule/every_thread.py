@@ -21,7 +21,17 @@ from ..machine.world import NEVER
 from ..models.checked import CheckedThread
 from ..models.knowledge import OF_THREAD, Knowledge, Numbers, Signalled, later, latest
 from ..models.knowledge import Access as CheckedAccess
-from .every_loops import MANY_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested, let_go
+from .every_loops import (
+    MANY_LOOKS,
+    OF_CHOICES,
+    Frames,
+    Loop,
+    LoopingThread,
+    frames_above,
+    is_in_loop,
+    is_nested,
+    let_go,
+)  # fmt: skip
 from .every_order import joined
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
 from .every_step import Access, Clock, Step, Words, load_of, name_of, store_of, words_of
@@ -57,6 +67,7 @@ class EveryThread(LoopingThread, CheckedThread):
     __slots__ = (
         "who", "pending", "clock", "polled_here", "frames", "loop", "does_more", "awaited", "before_load", "observed",
         "at", "kind", "words", "is_add", "is_lazy", "is_skipped", "reading", "looked", "latest", "unfenced", "refused",
+        *OF_CHOICES,
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):

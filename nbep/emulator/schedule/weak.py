@@ -1,25 +1,46 @@
-"""The strategy `weak`: every run of a small program under `delayed`, late stores and early loads included.
+"""Weak memory as choices of a tree: stores that arrive late, and what hosts and streams know of them.
 
-Who acts is a thread, or a store on its way. A thread stands before each access to memory that others see, and before
-what publishes its stores. A store arrives when it is chosen; a thread that is to publish waits for that. What a step
-decides besides: how old a version a load takes, and before which others a store comes. What a step touches:
+Who acts is a thread, a copy, a host, or a store on its way. A thread stands before each access to memory that others
+see, and before what publishes its stores. A store arrives when it is chosen; a thread that is to publish waits for
+that. What a step decides besides: how old a version a load takes, and before which others a store comes. What a step
+touches:
 
     a load           its 16 bytes: left
     an arrival       its 16 bytes, and the order of what is on its way to them: left and right
     a late store     that order: left. Two of them commute, as each picks its place among those that are there
     a release        less than sys: the bytes of what it shows to its block or its GPU: left and right
+    a bulk load      its source: left; shared memory: left and right. Then it arrives at its mbarrier
+    a bulk store     shared memory, and the order of its bytes: left. Then it is a late store
 
 A load takes an older version only if what it misses comes before it for another reason. Else the same load, put before
-the arrival, is another run.
+the arrival, is another run. Arrivals at barriers, hosts, SMs and streams are as in other runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from .every import Every, Tree
-from .every_step import Access, Clock, Step, Who, store_of
+from ..machine.memory import Allocation
+from ..models.causes import CausalHost, CausalOrder
+from ..models.versions import GRANULE
+from .every_hosts import HostChoices, OrderChoices
+from .every_order import joined
+from .every_step import Access, Clock, Step, Who, Words, store_of
+
+
+class Late:
+    """What a run knows of stores on their way.
+
+    arrived: the step at which a store arrived; visible: of a version, its number; last_arrival: by 16 bytes
+    shown, lifted: by block and rank, which bytes were shown to it and not beyond; which stores
+    """
+
+    def __init__(self) -> None:
+        self.arrived: dict[Any, Clock] = {}
+        self.visible: dict[Any, int] = {}
+        self.last_arrival: dict[Any, Clock] = {}
+        self.shown: dict[Any, set[Any]] = {}
+        self.lifted: dict[Any, list[Any]] = {}
 
 
 class Arrival:
@@ -28,11 +49,11 @@ class Arrival:
     reluctance = 0.0
     is_standing = True
 
-    def __init__(self, strategy: Weak, store: Any, who: Who, submitted: int):
+    def __init__(self, strategy: Any, store: Any, who: Who, clock: Clock):
         self.strategy = strategy
         self.store = store
         self.who = who
-        self.submitted = submitted
+        self.clock = clock
         self.left = 0
         self.granule = granule_of(store.allocation, store.offset)
         self.access = store_of(frozenset({self.granule, ("queue", *self.granule)}))
@@ -45,13 +66,11 @@ class Arrival:
 
     def switch(self) -> None:
         """It arrives."""
-        strategy = self.strategy
-        after = [self.submitted]
-        if self.granule in strategy.last_arrival:  # one of those that were to come before it
-            after.append(strategy.last_arrival[self.granule])
-        at = strategy.made(self.who, self.access, after, self.store.thread.block.launch)
-        strategy.last_arrival[self.granule] = strategy.arrived[self.store] = at
-        strategy.visible[self.store.version] = at
+        late = self.strategy.late
+        after = joined(self.clock, late.last_arrival.get(self.granule, {}))  # of one that was to come before it
+        at = self.strategy.tree.step(Step(self.who, self.access, after, None, []))
+        self.clock = late.last_arrival[self.granule] = late.arrived[self.store] = {self.who: at}
+        late.visible[self.store.version] = at
         self.store()
 
 
@@ -60,63 +79,19 @@ def granule_of(allocation: Any, offset: int) -> tuple[int, int, int]:
     return allocation.rank, allocation.number, offset >> 4
 
 
-class Weak(Every):
-    """The strategy of a run of a tree: what is under way happens at once, but for stores, and a thread runs alone up to
-    its next step.
+def granules_of(allocation: Allocation, offset: int, nbytes: int) -> list[Any]:
+    return [granule_of(allocation, at) for at in range(offset & -GRANULE, offset + nbytes, GRANULE)]
 
-    Attributes:
-        meetings: of each barrier or the like, the last steps of those that came there
-        arrived, visible: of a store, and of a version, when it arrived
-        last_arrival: by 16 bytes
-        launches: of each stream and launch, the last steps of its threads and of its stores
-        shown, lifted: by block and rank, which bytes were shown to it and not beyond; which stores
-    """
 
-    name = "weak"
-    chooses_hosts = False
+class WeakHost(HostChoices, CausalHost):
+    """The hosts: what they store is there at once."""
 
-    def __init__(self, tree: Tree):
-        super().__init__(tree)
-        self.arrived: dict[Any, int] = {}
-        self.visible: dict[Any, int] = {}
-        self.last_arrival: dict[Any, int] = {}
-        self.launches: dict[Any, dict[Any, Clock]] = {}
-        self.shown: dict[Any, set[Any]] = {}
-        self.lifted: dict[Any, list[Any]] = {}
+    def words_of(self, allocation: Allocation, offset: int, nbytes: int) -> Words:
+        return frozenset(granules_of(allocation, offset, nbytes))
 
-    def wait_of(self, predicate):
-        return predicate
+    def note_stored(self, step: Step, at: int, allocation: Allocation, offset: int, nbytes: int) -> None:
+        self.world.strategy.late.visible[allocation.versions[offset // GRANULE][-1]] = at
 
-    def turn(self) -> bool:
-        """Let something happen that nobody chooses: what is under way, or a host that need not wait any more."""
-        world = self.world
-        if world.operations:
-            world._operate()
-            return True
-        before = len(world.waiting_hosts)
-        world._poll_hosts()
-        return len(world.waiting_hosts) < before
 
-    def made(
-        self,
-        who: Who,
-        access: Access,
-        after: Iterable[int],
-        launch: Any,
-        behind: Iterable[int] = (),
-        has_failed: bool = False,
-    ) -> int:
-        """A step is being made."""
-        steps, clock = self.tree.steps, Clock()
-        for before in after:
-            clock[steps[before].who] = max(before, clock.get(steps[before].who, -1))
-        step = Step(who, access, clock, None, [{}] if has_failed else [])
-        step.behind = frozenset(behind)
-        at = self.tree.step(step)
-        self.launches.setdefault(launch.stream, {}).setdefault(launch, {})[who] = at
-        return at
-
-    def before_launch(self, launch: Any) -> set[int]:
-        """The steps of the kernels before one in its stream."""
-        others = self.launches.get(launch.stream, {})
-        return {at for other, clock in others.items() if other is not launch for at in clock.values()}
+class WeakOrder(OrderChoices, CausalOrder):
+    """The order of launches."""

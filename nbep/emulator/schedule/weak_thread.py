@@ -1,12 +1,14 @@
-"""A thread under the strategy `weak`: it stands still before each step until it is chosen. See `weak`."""
+"""A thread of a run with weak memory: it stands still before each step until it is chosen. See `weak`."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
+from ..machine.bulk import BulkGroup, Copy, MBarrier
 from ..machine.kinds import KINDS
 from ..machine.memory import Allocation
 from ..machine.orders import POLLED, RELEASES, SCOPES
@@ -14,10 +16,22 @@ from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
 from ..models.causes import CausalThread
 from ..models.pending import PendingAtomic, PendingStore
-from ..models.versions import GRANULE, Version
-from .every_loops import MANY_WEAK_LOOKS, Frames, Loop, LoopingThread, frames_above, is_in_loop, is_nested
-from .every_step import Access
-from .weak import Arrival, granule_of
+from ..models.versions import Version
+from .every_copies import CopyChoices
+from .every_loops import (
+    MANY_WEAK_LOOKS,
+    OF_CHOICES,
+    Frames,
+    Loop,
+    LoopingThread,
+    frames_above,
+    is_in_loop,
+    is_nested,
+)  # fmt: skip
+from .every_order import joined
+from .every_seen import Cell, Question, Reading
+from .every_step import Access, Clock, Step, Underway, Words
+from .weak import Arrival, Late, granules_of
 
 Needs = tuple[Access, list[PendingStore]]  # what a step touches, and the stores that must have arrived before
 Coming = Callable[[], Needs]
@@ -30,9 +44,7 @@ class Poll(NamedTuple):
     at: int
     access: Access
     frames: list[tuple[FrameType, int]]
-    after: set[int]
-    known: Any
-    tellings: Any
+    before: Any
 
 
 class WeakThread(LoopingThread, CausalThread):
@@ -40,18 +52,21 @@ class WeakThread(LoopingThread, CausalThread):
 
     who: its name in all runs
     coming: of the step that it stands before, what it touches and which stores must have arrived; None if it runs
-    after: the last steps that come before its next one
-    at: its last step
+    clock: the last steps that come before its next one
+    at: the step that it makes now, or its last one; None if that was a poll that is known to fail
+    number: of its last store
     stores: its stores of which no release of scope sys has told; fresh: of which none at all
     loop: whether it has come back to where it was
-    loads: those since the last turn of a loop; does_more: whether it has met others since
+    polled_here: its loads since the last turn of a loop; does_more: whether it has met others since the last of them
+    looked: by words, what these have touched, and if that was an mbarrier, what they have read; reading: the last one
     turn: the last turn of a loop that polls and was steps
-    before: what it knew before the step that it stands before
+    before: its clock, and what it knew, before the step that it stands before
+    refused: of each poll that has failed since its last step, its cell, if it has one, and what was asked
     """
 
     __slots__ = (
-        "who", "coming", "after", "at", "number", "stores", "fresh", "loop", "loads", "does_more", "turn", "has_failed",
-        "before",
+        "who", "coming", "clock", "at", "number", "stores", "fresh", "loop", "polled_here", "does_more", "looked",
+        "reading", "turn", "before", "refused", *OF_CHOICES,
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
@@ -59,21 +74,27 @@ class WeakThread(LoopingThread, CausalThread):
         launch = block.launch
         self.who = (self.rank, launch.name, launch.number, block.index, thread_idx)
         self.coming: Coming | None = None
-        self.after: set[int] = self.strategy.before_launch(launch)
-        self.at = -1
+        self.clock: Clock = self.world.order.begin(self)
+        self.at: int | None = None
         self.number = 0
         self.stores: list[PendingStore] = []
         self.fresh: set[Any] = set()
         self.loop = Loop()
-        self.loads: list[Poll] = []
+        self.polled_here: list[Poll] = []
         self.does_more = False
+        self.looked: dict[Words, tuple[Access, Reading | None]] = {}
+        self.reading: Reading | None = None
         self.turn: list[tuple[FrameType, int]] = []
-        self.has_failed = False
         self.before: Any = None
+        self.refused: list[tuple[Cell | None, dict[Question, bool]]] = []
 
     @property
     def strategy(self) -> Any:
         return self.world.strategy
+
+    @property
+    def late(self) -> Late:
+        return self.world.strategy.late
 
     @property
     def is_standing(self) -> bool:
@@ -87,37 +108,63 @@ class WeakThread(LoopingThread, CausalThread):
         return touches if all(store.done for store in waits) else None
 
     @property
-    def is_alone(self) -> bool:
-        return self.block_dim == 1
+    def made(self) -> Step | None:
+        """The step that is being made."""
+        return None if self.at is None else self.strategy.tree.steps[self.at]
 
-    def stand(self, coming: Coming) -> None:
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else sees its shared memory."""
+        return self.block_dim == 1 and not self.copies
+
+    def stand(self, access: Access, look: Callable[[], Cell]) -> None:
+        """Wait until it is this thread's turn to access a barrier. look: gives it as it is then"""
+        self.stand_before(lambda: (access, []), look, is_poll=not access.is_store)
+
+    def stand_before(
+        self, coming: Coming, look: Callable[[], Cell | None] = lambda: None, *, is_poll: bool = False
+    ) -> None:
         """Wait until it is this thread's turn, unless its step touches nothing and waits for nothing."""
-        strategy = self.strategy
-        if coming() == NOTHING:
+        tree = self.strategy.tree
+        if (needs := coming()) == NOTHING:
             return
-        tree = strategy.tree
+        self.at = None
+        if is_poll:
+            self.looked.pop(needs[0].words, None)
+            self.looked[needs[0].words] = needs[0], None
         if tree.probing == self.who:
             tree.note_pick(self.who)
             return
-        self.before = self.after, self.known, self.tellings
+        self.does_more = False
+        self.before = self.clock, self.known, self.tellings
         self.coming = coming
         self.runnable.append(self)
         self.park()
         self.coming = None
         if tree.probing == self.who:
             return
-        touches, waits = coming()
-        own = {strategy.arrived[store] for store in waits if store.thread is self}
-        others = {strategy.arrived[store] for store in waits if store.thread is not self}
-        self.at = strategy.made(self.who, touches, self.after | own, self.block.launch, others, self.has_failed)
-        self.after = {self.at}
-        self.has_failed = False
+        access, waits = coming()
+        cell, clock, behind = look(), self.clock, set[int]()
+        for store in waits:
+            if store.thread is self:
+                clock = joined(clock, self.late.arrived[store])
+            else:  # unless it had come before they were shown to it
+                behind.update(self.late.arrived[store].values())
+        step = Step(self.who, access, clock, cell, [asked for where, asked in self.refused if where is cell])
+        step.behind = frozenset(behind)
+        self.refused = []
+        self.at = tree.step(step)
+        self.clock = {self.who: self.at}
+        if is_poll:
+            self.polled_here.append(Poll(self.at, access, frames_above(sys._getframe(2)), self.before))
 
     # --- what a step touches, and what has to be there first ------------------------------------------------------
 
     def granules(self, allocation: Allocation, offset: int, kind: str) -> list[Any]:
-        nbytes = KINDS[kind].size if kind in KINDS else 1
-        return [granule_of(allocation, at) for at in range(offset & -GRANULE, offset + nbytes, GRANULE)]
+        return granules_of(allocation, offset, KINDS[kind].size if kind in KINDS else 1)
+
+    def shared_granules(self, address: int, nbytes: int = 1) -> list[Any]:
+        return [("shared", *self.who[:4], granule) for granule in range(address >> 4, (address + nbytes + 15) >> 4)]
 
     def publishes(self, order: str, scope: str) -> Needs:
         """What a release shows, and which stores it waits for."""
@@ -126,7 +173,7 @@ class WeakThread(LoopingThread, CausalThread):
     def shows(self, level: int) -> Needs:
         """The same of what lifts its stores to a level."""
         block, gpu = ("block", self.block.serial), ("gpu", self.rank)
-        shown, lifted = self.strategy.shown, self.strategy.lifted
+        shown, lifted = self.late.shown, self.late.lifted
         if level == 3:
             waits = [*self.stores, *lifted.get(block, ()), *lifted.get(gpu, ())]
             return touch(right=[block, gpu]), waits
@@ -141,7 +188,7 @@ class WeakThread(LoopingThread, CausalThread):
     def publish(self, level: int) -> None:
         """All that it waited for is there; note what others see from now on."""
         super().publish(level)
-        shown, block = self.strategy.shown, ("block", self.block.serial)
+        shown, block = self.late.shown, ("block", self.block.serial)
         if level == 1:
             shown.setdefault(block, set()).update(self.fresh)
         else:
@@ -152,12 +199,12 @@ class WeakThread(LoopingThread, CausalThread):
 
     def _lift(self, stores: dict[PendingStore, None], level: int, target: dict[PendingStore, None]) -> None:
         where = ("block", self.block.serial) if level == 1 else ("gpu", self.rank)
-        self.strategy.lifted.setdefault(where, []).extend(stores)
+        self.late.lifted.setdefault(where, []).extend(stores)
         super()._lift(stores, level, target)
 
     def seen_in(self, allocation: Allocation, offset: int) -> list[PendingStore]:
         """The stores to some bytes that it sees, on their way and there: an atomic comes behind them."""
-        lifted = self.strategy.lifted
+        lifted = self.late.lifted
         stores = {*self.stores, *lifted.get(("block", self.block.serial), ()), *lifted.get(("gpu", self.rank), ())}
         return [one for one in stores if one.allocation is allocation and one.offset >> 4 == offset >> 4]
 
@@ -165,21 +212,22 @@ class WeakThread(LoopingThread, CausalThread):
         """Its arrival is a step of its own."""
         self.number += 1
         self.stores.append(store)
-        granule = granule_of(store.allocation, store.offset)
+        granule = granules_of(store.allocation, store.offset, 1)[0]
         if store.level == 0:
             self.fresh.add(granule)
         elif store.level == 1:
-            self.strategy.shown.setdefault(("block", self.block.serial), set()).add(granule)
-        self.runnable.append(
-            Arrival(self.strategy, store, (*self.who[:4], -self.number * MAX_BLOCK - self.thread_idx), self.at)
-        )
+            self.late.shown.setdefault(("block", self.block.serial), set()).add(granule)
+        who = (*self.who[:4], -self.number * MAX_BLOCK - self.thread_idx)
+        arrival = Arrival(self.strategy, store, who, self.clock)
+        self.world.order.add(self.block.launch, arrival)
+        self.runnable.append(arrival)
 
     def pick_place(self, least: int, most: int) -> int:
         return most - self.strategy.tree.decide(most - least + 1)
 
     def pick_version(self, versions: list[Version], least: int) -> int:
         """It may miss a version that comes before it for another reason than this load."""
-        tree, visible = self.strategy.tree, self.strategy.visible
+        tree, visible = self.strategy.tree, self.late.visible
         count = len(versions)
         allowed = [count]
         if not (self.turn and is_in_loop(frames_above(sys._getframe(1)), self.turn)):
@@ -212,20 +260,22 @@ class WeakThread(LoopingThread, CausalThread):
 
     def stand_to_load(self, needs: Needs, order: str) -> None:
         self.wait_if_it_comes_back()
-        before = self.after
-        self.stand(lambda: needs)
-        if needs != NOTHING and self.strategy.tree.probing != self.who:
-            self.loop.count(self, needs[0], self.strategy.tree.stores, MANY_WEAK_LOOKS)
-        if order in POLLED:
-            frames = frames_above(sys._getframe(2))
-            self.loads.append(Poll(self.at, needs[0], frames, before, self.known, self.tellings))
+        tree, access, is_plain = self.strategy.tree, needs[0], not (needs[1] or needs[0].is_store)
+        if is_plain and tree.probing != self.who and tree.skips(self.who, access.words):
+            self.loop.count(self, access, tree.stores, MANY_WEAK_LOOKS)
+            return
+        self.stand_before(lambda: needs, is_poll=order in POLLED)
+        if self.at is not None:
+            self.loop.count(self, access, tree.stores, MANY_WEAK_LOOKS)
+            if is_plain:
+                tree.note_load(access.words)
 
     def wait_if_it_comes_back(self) -> None:
         """A loop that does nothing but look at cells is a wait, without `wait_expired`, too."""
         begun = self.loop.comes_back(sys._getframe(2), len(self.strategy.tree.steps))
         if begun is not None:
             here = frames_above(sys._getframe(2))
-            self.end_turn([poll for poll in self.loads if poll.at >= begun], here, False, NEVER)
+            self.end_turn([poll for poll in self.polled_here if poll.at >= begun], here, False, NEVER)
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         self.loop.forget()
@@ -236,10 +286,10 @@ class WeakThread(LoopingThread, CausalThread):
             if order in RELEASES:  # others see it at once
                 where = [("block", self.block.serial), ("gpu", self.rank)]
                 here = touch(left=[*here.left, *where], right=queues(cells), both=cells)
-            self.stand(lambda: united(self.publishes(order, scope), (here, [])))
+            self.stand_before(lambda: united(self.publishes(order, scope), (here, [])))
         super().store(address, kind, value, order, scope)
-        if order == "release" and self.latest is not None:
-            self.strategy.visible.setdefault(self.latest, self.at)
+        if order == "release" and self.latest is not None and self.at is not None:
+            self.late.visible.setdefault(self.latest, self.at)
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
@@ -250,20 +300,20 @@ class WeakThread(LoopingThread, CausalThread):
             cells = self.granules(allocation, offset, kind)
             here = touch(both=cells, left=places_of(cells))
             self.wait_if_it_comes_back()
-            self.stand(lambda: united(self.publishes(order, scope), (here, self.seen_in(allocation, offset))))
+            self.stand_before(lambda: united(self.publishes(order, scope), (here, self.seen_in(allocation, offset))))
         before = self.number
         old = super().atomic(op, address, kind, operand, order, scope, compare)
-        if self.number == before and self.latest is not None:
-            self.strategy.visible.setdefault(self.latest, self.at)
+        if self.number == before and self.latest is not None and self.at is not None:
+            self.late.visible.setdefault(self.latest, self.at)
         return old
 
     def fence(self, order: str, scope: str) -> None:
-        self.stand(lambda: self.publishes(order, scope))
+        self.stand_before(lambda: self.publishes(order, scope))
         super().fence(order, scope)
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         if not self.is_alone:
-            self.stand_to_load((touch(left=[self.shared_granule(address)]), []), order)
+            self.stand_to_load((touch(left=self.shared_granules(address)), []), order)
         value = super().load_shared(address, kind, order)
         self.note_weak(self.shared, address, kind, order, value)
         return value
@@ -279,40 +329,39 @@ class WeakThread(LoopingThread, CausalThread):
         return super().atomic_shared(op, address, kind, operand, order, compare)
 
     def stand_shared(self, address: int, order: str) -> None:
-        here = touch(both=[] if self.is_alone else [self.shared_granule(address)])
-        self.stand(lambda: united(self.publishes(order, "cta"), (here, [])))
-
-    def shared_granule(self, address: int) -> Any:
-        return ("shared", *self.who[:4], address >> 4)
+        here = touch(both=[] if self.is_alone else self.shared_granules(address))
+        self.stand_before(lambda: united(self.publishes(order, "cta"), (here, [])))
 
     # --- loops that poll ------------------------------------------------------------------------------------------
 
     def spin(self, deadline_ns: int) -> bool:
         here = frames_above(sys._getframe(1))
-        polls = [poll for poll in self.loads if is_in_loop(poll.frames, here)]
+        polls = [poll for poll in self.polled_here if is_in_loop(poll.frames, here)]
         return self.end_turn(polls, here, is_nested(here), deadline_ns)
 
     def end_turn(self, polls: list[Poll], here: Frames, is_nested: bool, deadline_ns: int) -> bool:
         """A turn of a loop that polls is over. If it looks at one cell, its loads are no steps."""
-        is_one = not self.does_more and len({poll.access for poll in polls}) == 1
-        self.loads, self.does_more = [], False
-        self.loop.forget()
-        has_failed = False
-        if self.strategy.tree.probing == self.who:
-            self.strategy.tree.probing = None
-            has_failed = True
-            self.after, self.known, self.tellings = self.before
-        elif is_one and not (is_nested and len(polls) > 1):
+        tree = self.strategy.tree
+        has_failed = tree.probing == self.who
+        cell: Words | None = None
+        if has_failed:
+            tree.probing = None
+            cell = tree.likely(self.looked)
+            self.clock, self.known, self.tellings = self.before
+        elif polls and not self.does_more and (cell := tree.awaited([poll.access.words for poll in polls], is_nested)):
             for poll in reversed(polls):
-                if not self.strategy.tree.fail(self.who, poll.at):
+                if not tree.fail(self.who, poll.at):
                     break
                 has_failed = True
-                self.after, self.known, self.tellings = poll.after, poll.known, poll.tellings
+                self.clock, self.known, self.tellings = poll.before
+        looked, self.looked, self.polled_here = self.looked, {}, []
+        self.loop.forget()
         if not has_failed:
             self.turn = here
             return super().spin(deadline_ns)
         self.turn = []
-        self.has_failed = True
+        assert cell is not None
+        self.remember_failure(*looked[cell])
         self.left -= 1
         self.waited_once, self.has_news = False, True
         cells = [
@@ -321,60 +370,101 @@ class WeakThread(LoopingThread, CausalThread):
         self.polled.clear()
         return self.watch(cells, deadline_ns)
 
+    def remember_failure(self, access: Access, reading: Reading | None) -> None:
+        """A load was a poll that has failed, and is no step."""
+        cell, asked = (None, {}) if reading is None else (reading.cell, reading.told)
+        if (cell, asked) not in self.refused:
+            self.refused.append((cell, asked))
+        refused = [asked for where, asked in self.refused if where is cell]
+        self.strategy.tree.refused[self.who] = Step(self.who, access, self.clock, cell, refused)
+
+    def note_looked(self) -> None:
+        """It has read an mbarrier."""
+        words = next(reversed(self.looked))
+        self.looked[words] = self.looked[words][0], self.reading
+
+    def hear_entry(self, reading: Reading) -> None:
+        """An mbarrier tells nothing itself: see `hear_phase`."""
+
+    # --- copies ---------------------------------------------------------------------------------------------------
+
+    def await_load(self, load: Copy, mbarrier: MBarrier) -> None:
+        """Its bytes come first, in a step of their own, as they are for who knows what its thread knows now."""
+        known = self.known
+
+        def come(copy: Underway) -> None:
+            self.make_copy(copy)
+            now, self.known = self.known, known
+            load.put(load.take())
+            self.known = now
+            copy.pending = self.access_to(mbarrier, True)
+            copy.happen = partial(self.finish_load, load.nbytes, mbarrier, load.done)
+            self.runnable.append(copy)
+
+        source = granules_of(load.source, load.begin, load.nbytes)
+        self.set_off(touch(left=source, both=self.shared_granules(load.to, load.nbytes)), come)
+
+    def await_store(self, store: Copy, group: BulkGroup) -> None:
+        def come(copy: Underway) -> None:
+            self.make_copy(copy)
+            now, self.clock = self.clock, copy.clock
+            store.happen()
+            self.clock = now
+            group.clock = joined(group.clock, copy.clock)
+
+        target = places_of(granules_of(store.target, store.to, store.nbytes))
+        self.set_off(touch(left=[*self.shared_granules(store.begin, store.nbytes), *target]), come)
+
+    def make_copy(self, copy: Underway) -> None:
+        at = self.strategy.tree.step(Step(copy.who, copy.pending, copy.clock, None, []))
+        copy.clock = {copy.who: at}
+
+    def _wait_group(self, n: int, read_only: bool) -> None:
+        committed = list(self._bulk_state().committed)
+        super()._wait_group(n, read_only)
+        for group in committed[: max(len(committed) - n, 0)]:
+            self.clock = joined(self.clock, group.clock)
+
     # --- whoever leaves a meeting comes behind all that came there -------------------------------------------------
 
-    def stand_to_meet(self) -> None:
+    def before_meeting(self) -> None:
+        """It shows its stores to its block."""
         self.does_more = True
         self.loop.forget()
-        self.stand(lambda: self.shows(1))
+        self.stand_before(lambda: self.shows(1))
 
     def came_to(self, meeting: Any) -> None:
-        self.strategy.meetings.setdefault(meeting, set()).update(self.after)
-
-    def left_from(self, meeting: Any) -> None:
-        self.after = self.after | self.strategy.meetings.get(meeting, set())
+        self.does_more = True
+        self.loop.forget()
+        self.strategy.meetings[meeting] = joined(self.strategy.meetings.get(meeting, {}), self.clock)
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
-        self.stand_to_meet()
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
         self.came_to(barrier)
         return barrier
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
         barrier = super().meet(barrier_id, num_threads, predicate)
-        self.left_from(barrier)
+        self.clock = joined(self.clock, self.strategy.meetings[barrier])
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
         if name == "syncwarp":
-            self.stand_to_meet()
-        self.does_more = True
-        self.loop.forget()
+            self.before_meeting()
         collective = super().converge(name, mask, value, site)
         self.came_to(collective)
         return collective
 
     def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
         collective = super().collect(name, mask, value, site)
-        self.left_from(collective)
+        self.clock = joined(self.clock, self.strategy.meetings[collective])
         return collective
 
-    def mbarrier_arrive(self, address: int) -> None:
-        self.stand_to_meet()
-        self.came_to(self.block.mbarriers.get(address))
-        super().mbarrier_arrive(address)
 
-    def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
-        self.stand_to_meet()
-        self.came_to(self.block.mbarriers.get(address))
-        super().mbarrier_arrive_expect_tx(address, nbytes)
+class WeakCopyThread(CopyChoices, WeakThread):
+    """A thread of a run of a tree, whose arrivals and copies are choices, too."""
 
-    def mbarrier_try_wait(self, address: int, parity: int) -> bool:
-        self.loop.forget()
-        done = super().mbarrier_try_wait(address, parity)
-        if done:
-            self.left_from(self.block.mbarriers.get(address))
-        return done
+    __slots__ = ()
 
 
 def touch(left: Iterable[Any] = (), right: Iterable[Any] = (), both: Iterable[Any] = ()) -> Access:
