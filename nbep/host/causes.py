@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nbep.device.kernels.elastic.combine import ELASTIC_SUM_ROWS
 from nbep.device.kernels.elastic.dispatch import ELASTIC_ROWS
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF, UNCLEAN
@@ -65,6 +66,11 @@ def cause_of(rank: int, report: FaultReport) -> ValueError | None:
         return ValueError(
             f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the rows that came: "
             f"tokens name an expert more than once. do_cpu_sync=True makes room for all"
+        )
+    if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_SUM_ROWS:
+        return ValueError(
+            f"x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, as a token of "
+            f"handle.recv_src_metadata has row {report.expected - 1}"
         )
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:
         return ValueError(

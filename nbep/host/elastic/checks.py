@@ -108,7 +108,7 @@ def rows(memory: Node, request: ElasticCombineRequest) -> int:
     validate.hidden_size("x", hidden, 8)
     validate.row_alignment("x", x)
     num_received = handle.recv_src_metadata.shape[0]
-    if handle.do_expand and num_rows < handle.num_expanded_tokens:
+    if handle.do_expand and num_rows < handle.num_expanded_tokens and num_rows != num_received:
         refuse("x", f"{num_rows} rows", f"{handle.num_expanded_tokens} rows, as dispatch returned")
     if not handle.do_expand and num_rows != num_received:
         refuse("x", f"{num_rows} rows", f"{num_received} rows, as dispatch returned")

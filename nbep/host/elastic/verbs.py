@@ -142,7 +142,9 @@ class ElasticVerbs:
         """Bring tokens back to where they came from and add them up, without weights. Collective.
 
         Args:     x [num_rows, hidden] bf16, in the order of recv_x; hidden a multiple of 8. Rows of no token are not
-                  read
+                  read. Expanded: handle.recv_src_metadata says which rows a token has, and may have been rewritten,
+                  such as to one row each that the caller has added up:
+                  as many rows as tokens came are taken, too
                   handle of the dispatch, which says whether x is expanded
                   topk_weights [num_rows, num_topk] float32, expanded [num_rows]
                   bias [num_tokens, hidden] bf16, or a tuple of two: added first

@@ -36,7 +36,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
-from nbep.device.kernels.parts.spoil import has_failed, spoil_sums
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_sums
 from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
 from nbep.device.kernels.parts.sums import Listed, list_biases, sum_rows
 from nbep.device.layout.elastic import DATA, NEXT_TOKEN, ElasticSlots, landed_cell, slot_of, slot_stride
@@ -44,10 +44,13 @@ from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES, Stage
 from nbep.device.protocols.teams import Team
-from nbep.device.protocols.waits import Waiter, has_fault, is_set, site, wait_or_report
+from nbep.device.protocols.waits import Waiter, has_fault, is_set, report_fault, site, wait_or_report
 from nbep.device.types import I32, In, Out
 
 ELASTIC_LANDED = site(39, "elastic combine receiver", "landed", "the peer's rows of a token")
+
+ELASTIC_SUM_ROWS = -3  # a report's channel
+STOPPED = -1  # in place of parities: the token has a row past the last one
 
 MAX_STAGED_ROWS = 32  # of one sum, see staged_sums
 MAX_ROWS = 2 + 32  # the biases, and a row for each choice
@@ -226,7 +229,7 @@ def push_each(ctx, inputs, row, goal, rows, stage, parities):
 
 @device_function
 def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
-    """Push one received token to where it came from; a warp. Returns the parities of the stage's next fills.
+    """Push one received token to where it came from; a warp. Returns the next parities, or STOPPED.
 
     index: its entry of recv_src_metadata; origin: the same in all lanes
     landed: the cell of the chunk before, if this is the first token behind it: it is told meanwhile
@@ -242,7 +245,10 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
         return push_row(ctx, inputs, index, goal, landed, stage, parities)
     announce(landed, lane)
     row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
-    row = row if row < sizes.num_rows else -1
+    if ptx.vote_ballot(ptx.FULL_MASK, row >= sizes.num_rows) != 0:
+        if row >= sizes.num_rows:
+            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SUM_ROWS, row + 1, sizes.num_rows)
+        return STOPPED
     if sizes.one_each != 0:
         return push_each(ctx, inputs, row, goal, rows, stage, parities)
     return push_sum(ctx, inputs, row, goal, rows, stage, parities)
@@ -271,6 +277,8 @@ def push_tokens(ctx, inputs, rows, stage):
         if i < end:
             while i < end:
                 parities = push_token(ctx, inputs, origin.begin + i, origin, landed, rows, stage, parities)
+                if parities == STOPPED:
+                    return 0  # its chunk never lands
                 landed = 0
                 i += 1
             landed = origin.buffer + landed_cell(peers.rank, chunk)
