@@ -41,4 +41,8 @@ def __getattr__(name: str) -> Any:
         from nbep.deep_ep.cpp import topk_idx_dtype
 
         return topk_idx_dtype()
+    if name == "_C":  # so that `import deep_ep._C as _C` finds it
+        from nbep.deep_ep import cpp
+
+        return cpp
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

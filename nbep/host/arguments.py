@@ -47,3 +47,9 @@ def flags(**given: Any) -> None:
     for name, value in given.items():
         if value.__class__ is not bool and not isinstance(value, np.bool_):
             refuse(name, repr(value), "True or False")
+
+
+def switches(**given: Any) -> None:
+    """As `flags`, but 1 and 0 are True and False, too: programs for DeepEP's ElasticBuffer pass them."""
+    as_bool: dict[Any, bool] = {0: False, 1: True}
+    flags(**{name: as_bool.get(value, value) if value.__class__ is int else value for name, value in given.items()})

@@ -116,3 +116,20 @@ def test_what_no_framework_calls_is_refused_by_name_with_what_to_use(name):
     arguments = () if isinstance(inspect.getattr_static(deep_ep.ElasticBuffer, name), staticmethod) else (None,)
     with pytest.raises(NotImplementedError, match=rf"ElasticBuffer\.{name}: .* is not in nbep; use \S+"):
         verb(*arguments)
+
+
+def test_one_and_zero_are_switches_and_no_other_number_is():
+    def main(comm):
+        shape = {"num_max_tokens_per_rank": 8, "hidden": 16, "num_topk": 3}
+        with pytest.raises(ValueError, match="allow_hybrid_mode: got 2; must be True or False"):
+            deep_ep.ElasticBuffer(comm, **shape, allow_hybrid_mode=2)
+        buffer = deep_ep.ElasticBuffer(comm, **shape, deterministic=0, allow_hybrid_mode=1)
+        arguments = dispatch_arguments(make_case(2, num_topk=3), ElasticOptions(), comm.rank)
+        *_, handle, event = buffer.dispatch(**{**arguments, "do_expand": 1, "do_cpu_sync": 0})
+        assert handle.num_recv_tokens_per_expert_list == []
+        assert event.event is None
+        with pytest.raises(ValueError, match=r"do_expand: got 1\.0; must be True or False"):
+            buffer.dispatch(**{**arguments, "do_expand": 1.0})
+        buffer.destroy()
+
+    spawn(main, 2)

@@ -22,7 +22,7 @@ CONSTRUCTION = {
     "no size": ({}, "num_max_tokens_per_rank: got 0"),
     "num_bytes": ({"num_bytes": 1000}, "num_bytes: got 1000; must be a multiple of 2097152"),
     "num_cpu_bytes": ({"num_bytes": 2 << 20, "num_cpu_bytes": 2 << 20}, "num_cpu_bytes: got 2097152; must be 0"),
-    "a flag": ({"num_bytes": 2 << 20, "deterministic": 1}, "deterministic: got 1"),
+    "a flag": ({"num_bytes": 2 << 20, "deterministic": 2}, "deterministic: got 2"),
     "choices": (
         {"num_max_tokens_per_rank": 4, "hidden": 16, "num_topk": 33},
         "num_topk: got 33; must be at most 32",
@@ -42,7 +42,7 @@ DISPATCHES = {
     "weights": ({"topk_weights": np.zeros((5, 2), np.float32)}, "topk_weights: got float32 [5, 2]"),
     "alignment": ({"expert_alignment": 0}, "expert_alignment: got 0"),
     "padding": ({"do_expand": False, "do_zero_padding": True}, "do_zero_padding: got True"),
-    "a switch": ({"do_expand": 1}, "do_expand: got 1"),
+    "a switch": ({"do_expand": 1.0}, "do_expand: got 1.0"),
     "an event": ({"previous_event": 3}, "previous_event: got int"),
     "statistics": (
         {"cumulative_local_expert_recv_stats": np.zeros(3, np.int32)},

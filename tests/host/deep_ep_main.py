@@ -9,6 +9,7 @@ OTHER = "import deep_ep.buffer, deep_ep, deep_ep_cpp; print(deep_ep.buffer.Buffe
 
 def names(queue):
     import deep_ep
+    import deep_ep._C as compiled  # noqa: N811
     import deep_ep_cpp
     from deep_ep.buffer import Buffer
     from deep_ep.buffers.legacy import Buffer as Legacy
@@ -16,7 +17,7 @@ def names(queue):
 
     assert deep_ep.Buffer is Buffer is Legacy
     assert deep_ep.EventOverlap is EventOverlap
-    assert deep_ep.Config is deep_ep_cpp.Config
+    assert deep_ep.Config is deep_ep_cpp.Config is compiled.Config
     queue.put((deep_ep.__name__, deep_ep_cpp.__name__, deep_ep.__version__))
 
 

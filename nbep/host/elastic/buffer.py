@@ -16,7 +16,7 @@ from typing import Any
 from nbep.device.layout.elastic import DATA
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.host import validate
-from nbep.host.arguments import flags, integer, refuse
+from nbep.host.arguments import integer, refuse, switches
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
 from nbep.host.dropped import Name, give_back_dropped, idle_names, keep_dropped
@@ -109,7 +109,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
                     "ElasticBuffer: got made while a CUDA graph is captured; must be made before: memory of peers "
                     "cannot be opened there"
                 )
-            flags(
+            switches(
                 use_fp8_dispatch=use_fp8_dispatch,
                 deterministic=deterministic,
                 allow_hybrid_mode=allow_hybrid_mode,
@@ -217,7 +217,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
         Dispatch needs room for the tokens of one rank, twice; combine for a row of each token from each rank that may
         send one. They share the memory. num_topk=0 stands for 32.
         """
-        flags(use_fp8_dispatch=use_fp8_dispatch, allow_multiple_reduction=allow_multiple_reduction)
+        switches(use_fp8_dispatch=use_fp8_dispatch, allow_multiple_reduction=allow_multiple_reduction)
         sizes = num_max_tokens_per_rank, hidden, num_topk
         return size_hint(size_of(group), *sizes, use_fp8_dispatch, allow_multiple_reduction)
 
@@ -285,7 +285,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
                 with_cpu_sync wait for the device before and after
                 sequential changes nothing inside a node
         """
-        flags(use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential)
+        switches(use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential)
         barrier(self._usable("barrier"), use_comm_stream, with_cpu_sync)
 
     def _usable(self, verb: str) -> Node:

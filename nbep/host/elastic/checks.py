@@ -9,7 +9,7 @@ from typing import Any
 
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import validate
-from nbep.host.arguments import flags, integer, refuse
+from nbep.host.arguments import integer, refuse, switches
 from nbep.host.elastic.handle import EPHandle
 from nbep.host.elastic.request import ElasticCombineRequest, ElasticDispatchRequest
 from nbep.host.events import handle_of
@@ -21,12 +21,12 @@ def options(request: ElasticDispatchRequest | ElasticCombineRequest) -> None:
     """Switches and events."""
     handle_of(request.previous_event)
     handle_of(request.previous_event_before_epilogue)
-    flags(
+    switches(
         async_with_compute_stream=request.async_finish,
         allocate_on_comm_stream=request.allocate_on_comm_stream,
     )
     if isinstance(request, ElasticDispatchRequest):
-        flags(
+        switches(
             do_handle_copy=request.do_handle_copy,
             do_cpu_sync=request.do_cpu_sync,
             do_expand=request.do_expand,
