@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (75_500, 525),
+    "nbep": (75_800, 527),
     "nbep/emulator": (13_600, 80),
     "nbep/device": (17_400, 132),
     "nbep/host": (16_700, 126),
@@ -22,7 +22,7 @@ BUDGETS = {
     "nbep/numba_cuda": (7_500, 32),  # a compiler of Numba's language, and its host's interface
     "nbep/trace": (2_700, 22),
     "nbep/views": (2_100, 14),
-    "tests": (58_300, 400),
+    "tests": (59_100, 406),
     "tools": (1_500, 12),
 }
 
