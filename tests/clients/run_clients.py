@@ -4,6 +4,8 @@
     torchrun --standalone --nproc-per-node 2 tests/clients/run_clients.py vllm PATH       # the folder that has vllm/
     torchrun --standalone --nproc-per-node 2 tests/clients/run_clients.py sglang PATH     # the folder that has sglang/
 
+and, of those that call ElasticBuffer, vllm_v2 and sglang_v2 with the same PATH, torchtitan and lightllm.
+
 The experts multiply by powers of two, and all sums are exact: each result is compared bit by bit with that of plain
 loops on one rank. Nothing of the clients but the files that call deep_ep is needed; see stand_ins.py.
 """
@@ -16,47 +18,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from case import HIDDEN, MAX_TOKENS, NUM_EXPERTS, NUM_TOPK, Case, Numbers, same
+from elastic_clients import ELASTIC_CLIENTS
 from stand_ins import StandIns
-
-NUM_EXPERTS, NUM_TOPK, MAX_TOKENS = 4, 2, 8
-HIDDEN = 2048  # the smallest that vLLM takes with low latency
-
-
-class Case:
-    """The tokens of one rank, and what becomes of them."""
-
-    def __init__(self, rank: int, num_ranks: int):
-        random = torch.Generator().manual_seed(rank)
-        num_tokens = 5 + rank
-        self.num_local_experts = NUM_EXPERTS // num_ranks
-        self.first_expert = rank * self.num_local_experts
-        self.x = torch.randint(-2, 3, (num_tokens, HIDDEN), generator=random).bfloat16()
-        self.grad = torch.randint(-1, 2, (num_tokens, HIDDEN), generator=random).bfloat16()
-        self.topk_idx = torch.stack([torch.randperm(NUM_EXPERTS, generator=random)[:NUM_TOPK] for _ in self.x])
-        self.topk_weights = 0.5 ** torch.randint(0, 3, (num_tokens, NUM_TOPK), generator=random).float()
-
-    def experts(self, x: torch.Tensor, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
-        """What experts make of the tokens; -1 in topk_idx stands for none."""
-        factors = torch.where(topk_idx < 0, 0.0, topk_weights * 2.0 ** (topk_idx % 3))
-        return (x.float() * factors.sum(1, keepdim=True)).bfloat16()
-
-    def of_local(self, topk_idx: torch.Tensor) -> torch.Tensor:
-        """The experts' numbers, of indices of this rank's own experts."""
-        return torch.where(topk_idx < 0, topk_idx, topk_idx + self.first_expert)
-
-    def packed_experts(self, x: torch.Tensor) -> torch.Tensor:
-        """As `experts` without weights, of tokens packed by expert."""
-        numbers = torch.arange(self.first_expert, self.first_expert + self.num_local_experts)
-        return x * (2.0 ** (numbers % 3)).bfloat16()[:, None, None]
-
-    @property
-    def combined(self) -> torch.Tensor:
-        return self.experts(self.x, self.topk_idx, self.topk_weights)
-
-
-def same(what: str, got: torch.Tensor, want: torch.Tensor) -> None:
-    assert got.dtype == want.dtype, f"{what}: got {got.dtype}; must be {want.dtype}"
-    assert torch.equal(got, want), f"{what}: wrong in {(got != want).sum()} of {want.numel()} elements"
 
 
 def megatron(root: Path, group: Any, case: Case) -> list[str]:
@@ -151,7 +115,6 @@ def sglang(root: Path, group: Any, case: Case) -> list[str]:
         "sglang.srt.environ.envs": Numbers(SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK=MAX_TOKENS),
     }
     StandIns(root, {name, utils, f"{layers}.moe.token_dispatcher.base"}, given).install()
-    torch.cuda.get_device_properties = lambda device: SimpleNamespace(multi_processor_count=16)
     client = import_module(name)
     client.get_deepep_output_dtype = lambda _: client.DispatcherOutputDtype.BF16
     client.get_deepep_config = lambda: ""
@@ -175,17 +138,7 @@ def sglang(root: Path, group: Any, case: Case) -> list[str]:
     return done
 
 
-class Numbers:
-    """Environment variables of SGLang: `name.get()` is a number, 0 where none is given."""
-
-    def __init__(self, **values: int):
-        self._values = values
-
-    def __getattr__(self, name: str) -> Any:
-        return SimpleNamespace(get=lambda: self._values.get(name, 0))
-
-
-CLIENTS = {client.__name__: client for client in (megatron, vllm, sglang)}
+CLIENTS = {client.__name__: client for client in (megatron, vllm, sglang, *ELASTIC_CLIENTS)}
 
 
 def main() -> None:
@@ -196,13 +149,15 @@ def main() -> None:
     os.environ["NBEP_TARGET"] = "emulator"
 
     import nbep.deep_ep
+    from nbep.deep_ep.cpu_as_cuda import cpu_as_cuda
 
     nbep.deep_ep.install()
     torch.distributed.init_process_group("gloo")
     group = torch.distributed.group.WORLD
     case = Case(torch.distributed.get_rank(), torch.distributed.get_world_size())
-    for line in CLIENTS[options.client](options.path, group, case):
-        print(f"rank {torch.distributed.get_rank()}: {line}: right", flush=True)
+    with cpu_as_cuda():
+        for line in CLIENTS[options.client](options.path, group, case):
+            print(f"rank {torch.distributed.get_rank()}: {line}: right", flush=True)
     torch.distributed.destroy_process_group()
 
 

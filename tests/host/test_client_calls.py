@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from arrays import to_target
 from client_calls import SOURCES
+from elastic_calls import ELASTIC_SOURCES
 from target import spawn
 
 import nbep
@@ -17,10 +18,10 @@ from nbep.deep_ep.calls import FORKS
 
 CALLS = [
     pytest.param(call, id=f"{source.client.split('/')[1]}-{source.file.split('/')[-1]}-{call.line}-{call.callee}")
-    for source in SOURCES
+    for source in (*SOURCES, *ELASTIC_SOURCES)
     for call in source.calls
 ]
-WITHOUT_SELF = re.compile(r"get_\w+_config|get_low_latency_rdma_size_hint|set_num_sms|capture")
+WITHOUT_SELF = re.compile(r"get_\w+_config|get_low_latency_rdma_size_hint|get_buffer_size_hint|set_num_sms|capture")
 
 
 def taken(callee, before, behind):
@@ -66,7 +67,13 @@ def results():
             rows, topk_idx, weights, low_latency[2], zero_copy=True, return_recv_hook=True
         )
         summed[2]()
+        elastic = deep_ep.ElasticBuffer(comm, num_max_tokens_per_rank=3, hidden=128, num_topk=2)
+        of_elastic = elastic.dispatch(x, topk_idx, weights, num_experts=4, async_with_compute_stream=True)
+        of_elastic[4].current_stream_wait()
         return {
+            "ElasticBuffer": elastic,
+            "ElasticBuffer.dispatch": of_elastic,
+            "ElasticBuffer.combine": elastic.combine(of_elastic[0], of_elastic[3]),
             "Buffer": buffer,
             "Buffer.get_dispatch_layout": layout,
             "Buffer.dispatch": received,
@@ -94,9 +101,9 @@ def check_read(read, value):
         for each, part in zip(read, value, strict=True):
             check_read(each, part)
         return
-    _, _, attribute = read.removesuffix("()").partition(".")
-    found = getattr(value, attribute) if attribute else value
-    assert callable(found) or not read.endswith("()")
+    _, *attributes = read.removesuffix("()").split(".")
+    found = [getattr(value, attribute) for attribute in attributes] or [value]
+    assert callable(found[-1]) or not read.endswith("()")
 
 
 @pytest.mark.parametrize("call", [param for param in CALLS if param.values[0].read])

@@ -4,7 +4,8 @@ line    of the file, at the commit or in the release
 callee  what is called, as deep_ep names it
 given   arguments: names of DeepEP's parameters; those before / by position, those behind it by name
 read    what the program takes of the result: for a tuple each of its parts, nested as it unpacks them; .name is an
-        attribute that it asks for, () that it calls it. A result that is not unpacked has its attributes alone
+        attribute that it asks for, .a.b are two, () that it calls it. A result that is not unpacked has its attributes
+        alone
 forks   arguments that it passes in some modes of its own, and that only forks of DeepEP have
 """
 
