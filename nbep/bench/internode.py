@@ -170,7 +170,7 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
 
 
 def measure_push(comm: Any, options: argparse.Namespace) -> dict[int, Push]:
-    """By the number of SMs; all ranks are peers, whatever their node."""
+    """Push bandwidth by number of SMs; every other rank counts as a peer, in any node."""
     memory = nbep.SharedMemory.create(comm, push_bytes(comm.size), handle_type=options.handle_type)
     setup = argparse.Namespace(comm=comm, options=options)
     pushes = {num_sms: push_rates(setup, memory, num_sms) for num_sms in options.num_sms}

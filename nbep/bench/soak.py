@@ -6,7 +6,7 @@
 Every rank makes the inputs of all ranks from the same seeds, so that it knows what must arrive: tokens by
 source rank, then token; sums in float32 over ranks ascending, rounded once. Where the hidden size allows it, half of
 the rounds send FP8. Half of the dispatches and half of the combines go without rings (zero_copy). A round that is
-wrong, or in which a wait is over time, ends the run with a report and exit code 1. Needs torch.
+wrong, or in which a wait times out, ends the run with a report and exit code 1. Needs torch.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from rich.console import Console
 
 from nbep.check.debug import debug
-from nbep.check.fewest import fewest_preemptions
+from nbep.check.fewest_preemptions import fewest_preemptions
 from nbep.check.runs import ERROR, WRONG, Finding, Run, option_of, perform
 from nbep.check.scenario import ScenarioError, load_scenario
 from nbep.check.schedule_file import FILE, read_schedule, write_schedule

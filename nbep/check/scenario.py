@@ -47,7 +47,7 @@ class Scenario:
     kernels: whose faults it can show: names of kernels, or of folders of them
     variants: parameters that lead into all of their code, for faults
     shapes: parameters that seeds take in turn, if nobody says any: most are small, so that many seeds take little time
-    lets_time_pass: waits that nothing can end are over time, as on a GPU; else that is a deadlock
+    lets_time_pass: waits that nothing can end time out, as on a GPU; else that is a deadlock
     compares: whether it looks at any result: it has a check, or its file an assert
     """
 

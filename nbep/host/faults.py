@@ -1,4 +1,4 @@
-"""A wait that is over time, as an exception: one that a kernel reports, or the CPU's own."""
+"""A wait that timed out, as an exception: one that a kernel reports, or the CPU's own."""
 
 from __future__ import annotations
 

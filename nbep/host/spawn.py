@@ -36,7 +36,7 @@ def spawn(
               memory_model "sc": stores are seen at once; "delayed": as late as their order allows, and loads early;
               "checked": at once, and two accesses to the same bytes, one of them a store, that nothing orders are an
               error
-              on_deadlock "raise", or "expire": waits that nothing can end are over time, as on a GPU
+              on_deadlock "raise", or "expire": waits that nothing can end time out, as on a GPU
               tracer sees every access to memory; see nbep.emulator
               strategy how the emulator chooses who runs next: "uniform", "few_preemptions", "starved" or "late"; see
               nbep.emulator.schedule.strategies

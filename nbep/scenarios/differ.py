@@ -83,7 +83,7 @@ def main_low_latency(comm: Any, **parameters: int) -> str:
 
 
 def check(results: list[str], named: tuple[str, str, str, str], **_: int) -> None:
-    """Every rank names its own value and another rank's, which is the last one's if it is not the last itself."""
+    """Each rank's error names its own value and the last rank's; the last rank's names any other's."""
     name, value, other, verb = named
     last = len(results) - 1
     for rank, text in enumerate(results):

@@ -87,7 +87,7 @@ def has_fault(bounds):
 
 @device_function
 def has_timed_out(bounds):
-    """Whether a wait of this rank was over time."""
+    """Whether a wait of this rank timed out."""
     site = ptx.ld_relaxed_gpu_s32(bounds.claim)
     return site != 0 and site != NO_WAIT
 
@@ -102,7 +102,7 @@ def start_wait(bounds):
 
 @device_function
 def report_fault(bounds, site, peer, channel, expected, seen):
-    """Tell the host which wait was over time. Only the first one of a rank is told."""
+    """Tell the host which wait timed out. Only the first one of a rank is told."""
     ptx.fault_reported()
     claimed = ptx.atom_cas_acq_rel_sys_s32(bounds.claim, 0, site)
     if claimed == NO_WAIT:

@@ -356,7 +356,7 @@ class AccessingThread(Base):
                 wake_watchers(allocation, granule)
 
     def spin(self, deadline_ns: int) -> bool:
-        """One turn of a polling loop.  True: the wait is over time.
+        """One turn of a polling loop.  True: the wait times out.
 
         Parks until a cell polled since the last spin() holds another value; if one does already, only yields. Lanes
         that poll cells of their own and meet at a collective in each turn: one with news brings the others there.

@@ -24,7 +24,7 @@ of, or of a thread of the block that knew of the store.  A copy is checked where
 know of a wait for it, or of its kernel's end.  A thread that leaves without a wait for what its copies read is an
 error, also if they happen to have read it.
 
-Once a wait was over time, or a kernel has reported a fault, nothing is checked any more.
+Once a wait timed out, or a kernel has reported a fault, nothing is checked any more.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class CheckedThread(CopyCheckingThread):
         self.send(allocation, store, modifies=before is not None)
 
     def spin(self, deadline_ns: int) -> bool:
-        """A wait that is over time ends the checks: what threads do then, they do to bytes that are not there."""
+        """A wait that times out ends the checks: what threads do then, they do to bytes that are not there."""
         is_over = super().spin(deadline_ns)
         self.world.has_failed |= is_over
         return is_over

@@ -1,7 +1,7 @@
 """What a thread that waits would have to see, asked of the thread itself once the run is over.
 
 look    the thread takes one more turn of its loop. What it loads notes what it is compared with
-expire  its wait is over time. Where it goes on to report that, the world's `read_report` reads the report's words
+expire  its wait times out. Where it goes on to report that, the world's `read_report` reads the report's words
 
 A thread is stopped before its next primitive has an effect, so that little changes. What changes all the same matters
 to nobody: the run has ended, and what its report says of memory and of places has been written down before.
@@ -38,7 +38,7 @@ _MIRRORED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
 class Told(NamedTuple):
-    """What a wait says that is over time: who waits (role) for which peer (-1: none) and for what (awaited)."""
+    """What a wait says that times out: who waits (role) for which peer (-1: none) and for what (awaited)."""
 
     role: str
     peer: int

@@ -12,9 +12,9 @@ from ..models.history import EngineTold, Stored, Waited
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from .causes import Cause, Link
 from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Race, Search, Way, last_heard, told_by
-from .mates import who_is_behind
-from .promised import is_told_before, loaded_again
-from .unheard import wait_missing
+from .missing_wait import wait_missing
+from .tail_too_high import is_told_before, loaded_again
+from .waiting_siblings import who_is_behind
 
 BETWEEN = {1: "threads of a block", 2: "blocks of a rank", 3: "ranks"}
 SCOPE_OF = {reach: name for name, reach in SCOPES.items()}

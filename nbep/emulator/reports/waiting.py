@@ -47,7 +47,7 @@ class Group:
 
     Attributes:
         chain: where, the innermost line first
-        told: what the wait says when it is over time
+        told: what the wait says when it times out
         expected: what has to be in a cell for the wait to end, in words
         own_cells: those of the cells that it polls that no other rank can reach
     """

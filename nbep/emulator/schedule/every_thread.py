@@ -296,7 +296,7 @@ class EveryThread(LoopingThread, CheckedThread):
         return value
 
     def receive(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
-        """It knows nothing of what it reads, before it asks."""
+        """A load acquires nothing until the thread compares the loaded value."""
         cell = self.cell_of(allocation, offset)
         reading = self.reading = Reading(self, cell, self.earliest(cell), order, scope, self.is_lazy)
         self.note_looked()
@@ -319,7 +319,7 @@ class EveryThread(LoopingThread, CheckedThread):
     def with_latest(self, knowledge: Knowledge) -> Knowledge:
         """What a thread tells: its own signals, and those of its warp's other lanes that it has met, not all so far.
 
-        In what order lanes signal between two choices is none of the orders that are gone through.
+        The order in which lanes signal between two choices is not explored.
         """
         return knowledge._replace(stores=self.latest_of(knowledge.stores), loads=self.latest_of(knowledge.loads))
 

@@ -20,8 +20,8 @@ from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import prepare_cached_notify
 from nbep.host.internode.handle import InternodeHandle
+from nbep.host.internode.rdma_buffer_turns import check_turn, take_turn
 from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings
-from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.node import Node
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch

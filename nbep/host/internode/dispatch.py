@@ -35,8 +35,8 @@ from nbep.host.config import DISPATCH_TABLE, Config, fit_rings, nodes_config
 from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
 from nbep.host.internode.handle import InternodeHandle
+from nbep.host.internode.rdma_buffer_turns import check_turn, take_turn
 from nbep.host.internode.rings import Rings, check_rings, dispatch_rings
-from nbep.host.internode.turns import check_turn, take_turn
 from nbep.host.node import Node
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
@@ -49,7 +49,10 @@ DISPATCH = "dispatch"  # in the key of a plan: a handle keeps those of combines,
 
 
 class Prefixes(NamedTuple):
-    """What notify writes, as InternodeNotifyOutputs begins; and with rows of no token none of it is absent."""
+    """The prefix sums that the notify kernel writes: the first fields of InternodeNotifyOutputs.
+
+    They are never None, even if no token comes.
+    """
 
     rdma_channel_prefix_matrix: Array
     gbl_channel_prefix_matrix: Array

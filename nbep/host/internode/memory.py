@@ -92,7 +92,7 @@ class InternodeMemory:
 
     @property
     def fewest_warps(self) -> int:
-        """With which every role has one: NVL receivers and a sender, or forwarders of each node, and coordinators.
+        """The fewest warps with which every role of a block has at least one.
 
         Between so many nodes that a block of dispatch has not as many warps, it needs fewer.
         """

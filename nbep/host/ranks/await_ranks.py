@@ -146,7 +146,7 @@ def _wait(comm: Any, is_done: Callable[[float], bool], timeout_ns: int) -> None:
 
 
 def _answer(comm: Any) -> None:
-    """Tell those who ask that this rank is here."""
+    """Answer the roll call."""
     from mpi4py import MPI
 
     status = MPI.Status()

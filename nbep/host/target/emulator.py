@@ -330,7 +330,7 @@ class EmulatorRuntime(Runtime):
         return self._context.space
 
     def allocate_symmetric(self, comm: Any, wanted: WantedMemory, reach: Reach) -> SymmetricMemory:
-        # After a wait that is over time a kernel runs on and reads what never came. It reads zeros then, so that the
+        # After a wait that times out a kernel runs on and reads what never came. It reads zeros then, so that the
         # run ends with the time-out and not with a read of never-written memory.
         zero = wanted.zero or self.world.on_deadlock == "expire"
         allocation = self.space.allocate(wanted.num_bytes, wanted.name, zero=zero, describe=wanted.describe)

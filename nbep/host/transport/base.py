@@ -222,5 +222,5 @@ class Transport(ABC):
         return None
 
     def describe(self, peer: int) -> list[str]:
-        """Lines for the report of a wait for a peer that was over time: what this rank knows of the network."""
+        """Lines for the report of a wait for a peer that timed out: what this rank knows of the network."""
         return []

@@ -343,7 +343,7 @@ class Prepared(NamedTuple):
 
 
 def _enter(runtime: Any, comm: Communicator, num_nvl_peers: int, num_qps_per_rank: int) -> World:
-    """The world of this rank, with one user more."""
+    """Join the NVSHMEM world, which the first user creates, and count this user."""
 
     def prepare() -> Prepared:
         """What can fail on one rank alone."""

@@ -11,14 +11,14 @@
  send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
  rounds, called              block 0                st_weak               (next notify)      ld_weak
  relayed[k], call[k] (1)     (d, k)                 st_weak               the host           after told[k]
- told[k] (1)                 (d, k)                 st_release_sys        the host           once a wait is over time
+ told[k] (1)                 (d, k)                 st_release_sys        the host           once a wait times out
 
 (1) Only where calls differ, and once.
 
 That (d, l) has arrived says that it has left its last kernel: so it has emptied all slots of its RDMA rings, and this
 rank may fill them again. The barrier says the same of the NVL rings. Both compare the ranks' calls: see meet_nodes and
 parts.calls. A rank whose call differs is known to those of its node and of its place in the others. These pass it
-on to the rest, who may have left this kernel: the waits of their next one are over time, and then the host finds the
+on to the rest, who may have left this kernel: the waits of their next one time out, and then the host finds the
 words in their memory. Only before a combine are there blocks 1 + c.
 
 Source: DeepEP csrc/kernels/internode.cu, cached_notify

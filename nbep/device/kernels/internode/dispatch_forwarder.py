@@ -155,8 +155,8 @@ def share_out(chosen, number, most, team):
 
 
 @device_function
-def own_number(number, team):
-    """How far it is from a number to the next one that is this warp's."""
+def steps_to_own_turn(number, team):
+    """Steps from this ticket to the next one of this warp: tickets go to the warps in turn."""
     ahead = team.warp - ptx.u32_mod(number, team.num_warps)
     return ahead if ahead >= 0 else ahead + team.num_warps
 
@@ -259,7 +259,7 @@ def forward_tokens(ctx, out, inputs, team, stage):
                     may_fill = may_fill and ptx.vote_all(ptx.FULL_MASK, has_room)
                 of_chunk, own = share_out(chosen, tail, chunk_end - tail, team)
                 own = own if may_fill else 0
-                at = tail + own_number(tail, team)
+                at = tail + steps_to_own_turn(tail, team)
                 chosen ^= of_chunk
                 tail += ptx.popc_u32(of_chunk)
                 is_published = False
@@ -315,7 +315,7 @@ def deliver_tokens(ctx, out, inputs, team, stage):
             if lane == node:
                 index += ptx.popc_u32(chosen)
             _, own = share_out(chosen, number, left_there, team)
-            row += own_number(number, team)
+            row += steps_to_own_turn(number, team)
             number += ptx.popc_u32(chosen)
             while own != 0:
                 src = row_of_slot(ctx, node, slot + ptx.ffs_u32(own) - 1)

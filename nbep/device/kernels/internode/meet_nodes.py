@@ -18,7 +18,7 @@ called          block 0           (the kernel)      (next notify)           -
 (1) A word and 1 more, to a cell that was 0: each says itself that it has come. Only where calls differ, and once.
 (2) A rank is told of a call that differs by those of its node and of its place. Those of its place hand it on, and so
     all ranks are told: where the nodes meet before the ranks of a node do, in the same kernel; where both meet at the
-    same time, by the host, when a later wait is over time.
+    same time, by the host, when a later wait times out.
 """
 
 import nbep.device.primitives as ptx

@@ -24,7 +24,7 @@ recv_x and what goes with it lie in the symmetric memory: see layout.direct. Aft
 each rank knows in which row of a peer a token ends: those of the ranks before, those of its own channels before, and
 those of its channel before, which send_head counts.
 
-Block 0 alone waits for the peers, so the kernel ends when everything is there. A rank whose wait was over time sends
+Block 0 alone waits for the peers, so the kernel ends when everything is there. A rank whose wait timed out sends
 nothing and adds nothing; its peers are then over time, too.
 
 The tokens are dealt out to the warps of the grid one by one, neighbours to the same block. A warp goes through the
@@ -188,7 +188,10 @@ def spread_scales(ctx, there, scales):
 
 @device_function
 def num_scales_at_once(shape):
-    """Of how many neighbours a stage holds the scales; 0 if lanes store them, as one token's are not N * 16 bytes."""
+    """How many consecutive tokens' scales fit into one stage.
+
+    0 if a token's scales are not a multiple of 16 bytes, so that lanes must store them.
+    """
     num_bytes = 4 * shape.num_scales
     if not ptx.has_tma() or num_bytes == 0 or num_bytes % VEC_BYTES != 0:
         return 0

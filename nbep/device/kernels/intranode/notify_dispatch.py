@@ -23,7 +23,7 @@ front of the counts, and one more behind the sums. nbep needs neither:
    writes to its cells any more, nor waits for one of its heads.
  - Counts of the call before have been summed up: to leave the dispatch of that call, this rank heard from every peer's
    dispatch, which came after the peer's sums.
-After a wait of a rank that was over time neither holds for it, but its results are not used any more.
+After a wait of a rank that timed out neither holds for it, but its results are not used any more.
 
 Every rank writes its whole row at every peer: after the exchange each of them holds the same counts. The barrier
 compares the ranks' calls, too: see parts.calls.

@@ -18,7 +18,7 @@ them adds -n - 1 - n * TAG, in any order. So the cell is 0 before anything comes
 there, and only then: until then it is positive, or below -TAG. DeepEP adds tags in a counter of its own, and who
 completes that sends -n - 1: one more atomic and one more fence behind the last message.
 
-Without enable_shrink (no mask) a wait that is over time reports a fault, as all others do. With it the wait masks the
+Without enable_shrink (no mask) a wait that times out reports a fault, as all others do. With it the wait masks the
 rank that did not answer, and goes on without it. Several warps may read one count; all of them must come to the same
 answer, or their rows would overlap. So who gives up says so in the count itself, unless it is complete. A masked rank
 may only be late. Its cells stay given up from call to call, and no other rank adds to them.

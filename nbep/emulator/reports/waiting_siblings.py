@@ -29,7 +29,7 @@ def block_of(world: Run, owner: Owner) -> Block | None:
 
 
 def who_is_behind(world: Run, owner: Owner, only_waiting: bool = False) -> Cause | None:
-    """A thread of a block that is where this one has gone on.
+    """A thread of the same block that still waits at the place which this thread has left.
 
     One that does not wait yet counts if it is on its way there: what it comes to is named `wait_...`.
     only_waiting: it does not count; this thread has waited itself

@@ -1,4 +1,4 @@
-"""What `nbep.model.besides` says of 32 ranks is what a run of them does."""
+"""What `nbep.model.per_call_overhead` says of 32 ranks is what a run of them does."""
 
 from collections import Counter
 
@@ -12,14 +12,14 @@ from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.target.emulator import EmulatorRuntime
-from nbep.model import besides
+from nbep.model import per_call_overhead
 from nbep.model.runs import tokens_of
 from nbep.model.traffic import NETWORK, Traffic
 from nbep.model.work import DISPATCH, Work
 
 pytestmark = pytest.mark.emulator_only("it counts with the emulator's tracer")
 WORK = Work("low_latency", 32, 8, 1, 128, 4, 32, seed=3)
-CALL = besides.Call(32, 32, 1, 4, num_blocks=1, num_threads=96)
+CALL = per_call_overhead.Call(32, 32, 1, 4, num_blocks=1, num_threads=96)
 
 
 def dispatch_twice(comm, traffic):
@@ -54,10 +54,10 @@ def test_a_run_of_32_ranks_waits_and_adds_as_often_as_the_table_says(monkeypatch
     num_used = int((topk_idx >= 0).sum())
     unused = topk_idx.size - num_used
 
-    assert waits["has_credit"] == 2 * (32 * besides.credit_waits(CALL) - unused)
-    assert waits["has_arrived"] == 2 * 32 * besides.count_waits(CALL)
+    assert waits["has_credit"] == 2 * (32 * per_call_overhead.credit_waits(CALL) - unused)
+    assert waits["has_arrived"] == 2 * 32 * per_call_overhead.count_waits(CALL)
     network = traffic.tallies[DISPATCH, NETWORK]
     node_of = np.arange(32)[:, None, None] // 8
     assert network.messages == int(((topk_idx >= 0) & (topk_idx // 8 != node_of)).sum())
-    assert sum(network.flags.values()) == 32 * besides.adds_over_network(CALL)
-    assert besides.credit_waits_of_each_lane(CALL) > 6 * besides.credit_waits(CALL)
+    assert sum(network.flags.values()) == 32 * per_call_overhead.adds_over_network(CALL)
+    assert per_call_overhead.credit_waits_of_each_lane(CALL) > 6 * per_call_overhead.credit_waits(CALL)
