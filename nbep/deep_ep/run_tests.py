@@ -91,7 +91,7 @@ def _run_node(node: int, test: Path, arguments: list[str]) -> None:
     sys.path.insert(0, str(test.parent))
     with cpu_as_cuda():
         _take_utils(test)
-        torch.multiprocessing.spawn = _spawn  # type: ignore[assignment]
+        vars(torch.multiprocessing)["spawn"] = _spawn  # no assignment: mypy knows torch in some environments alone
         sys.argv = [str(test), *arguments[1:]]
         runpy.run_path(str(test), run_name="__main__")
 
