@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (75_800, 527),
-    "nbep/emulator": (13_600, 80),
+    "nbep": (75_800, 528),
+    "nbep/emulator": (13_900, 81),
     "nbep/device": (17_400, 132),
     "nbep/host": (16_700, 126),
     "nbep/check": (2_200, 15),

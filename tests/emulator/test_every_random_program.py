@@ -77,6 +77,15 @@ def step_of(thread, cells, state):
     return ((after, (at + 1, None, (*reads, *told))),)
 
 
+def wait_for_either(t, here, other, order, end_turn):
+    while True:
+        one = int(t.load(here, "s32", order, "sys"))
+        two = int(t.load(other, "s32", order, "sys"))
+        if one or two:
+            return one, two
+        end_turn(t)
+
+
 def explore(threads, num_cells, num_ranks, orders, end_turn):
     """end_turn: what a loop that polls calls at the end of each turn"""
     load_order, store_order = orders
@@ -117,13 +126,7 @@ def explore(threads, num_cells, num_ranks, orders, end_turn):
                         end_turn(t)
                     mine.append(value)
                 else:
-                    while True:
-                        one = int(t.load(here, "s32", load_order, "sys"))
-                        two = int(t.load(other, "s32", load_order, "sys"))
-                        if one or two:
-                            break
-                        end_turn(t)
-                    mine += [one, two]
+                    mine += wait_for_either(t, here, other, load_order, end_turn)
 
         cells, is_over = run_threads(len(threads), num_cells, thread, strategy, num_ranks)
         return cells, tuple(tuple(of_thread) for of_thread in reads), is_over

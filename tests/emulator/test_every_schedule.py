@@ -114,6 +114,37 @@ def test_a_value_that_a_function_has_left_behind_asks_nothing_more():
     assert run_all(program)[0].schedules == 1
 
 
+def wait_for_two(t, one, two):
+    """Look at two cells in turn until one of them is not 0."""
+    while True:
+        first, second = t.load(one, "s32", "relaxed", "sys") != 0, t.load(two, "s32", "relaxed", "sys") != 0
+        if first or second:
+            return first, second
+        t.spin(NEVER_NS)
+
+
+def test_a_turn_that_looks_at_two_cells_is_no_step_if_it_fails():
+    """Whether it sees both, the first or the second; it may miss the first and see the second, stored later."""
+
+    def program(strategy):
+        seen = []
+
+        def thread(t, number, cells):
+            if number == 0:
+                t.store(cells[2], "s32", 1, "relaxed", "sys")
+                t.store(cells[0], "s32", 1, "relaxed", "sys")
+                t.store(cells[1], "s32", 1, "relaxed", "sys")
+            else:
+                seen.append(wait_for_two(t, cells[0], cells[1]))
+
+        run_threads(2, 3, thread, strategy)
+        return seen[0]
+
+    tree, outcomes = run_all(program)
+    assert outcomes == {(True, True), (True, False), (False, True)}
+    assert tree.schedules == 3
+
+
 def test_a_thread_knows_no_more_than_it_has_asked_for():
     """Who asks for 1 may come before the release of 2, also in the only schedule that is run."""
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .every_barriers import Barriers
@@ -31,12 +31,9 @@ from .every_order import Races, clock_before
 from .every_reversal import reverse_races
 from .every_seen import Cells, Question
 from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
+from .every_turns import Redundant, Turns
 from .strategies import Alone, Ready
 from .weak import Late
-
-
-class Redundant(BaseException):
-    """All that could go on here has been tried: the run would repeat another one."""
 
 
 class OutOfTime(BaseException):
@@ -65,7 +62,7 @@ class Changed(RuntimeError):
     """The same choices have led to another state."""
 
 
-class Tree(Limited):
+class Tree(Turns, Limited):
     """All runs of a program so far, and the one under way.
 
     Attributes:
@@ -127,7 +124,8 @@ class Tree(Limited):
         self.picks = []
         self.decided = []
         self.stores = 0  # steps that store
-        self._doubts: list[Doubt] = []
+        self.doubts: list[Doubt] = []
+        self._held = self.to_hold()
         return True
 
     def end(self, is_redundant: bool = False) -> None:
@@ -144,9 +142,10 @@ class Tree(Limited):
             return
         self.redundant += is_redundant
         self.schedules += not is_redundant
-        self._wake()
+        self.wake()
         for choice, step in zip(self.choices, self.steps, strict=False):
-            choice.done[step.who].learn(step)
+            if step.who in choice.done:
+                choice.done[step.who].learn(step)
             step.refused = step.refused or self.failures.get(step.state, [])
         if not self.is_plain:
             reverse_races(self)
@@ -240,7 +239,9 @@ class Tree(Limited):
     def parked(self, waiting: dict[Who, Access]) -> dict[Who, Words]:
         """Who waits for a change, and for one of which words; none for a thread whose poll has failed."""
         parked = {who: host.words for who, host in self.hosts.items()}
-        parked.update((who, frozenset()) for who in self.refused if who not in waiting)
+        parked.update((who, poll.access.words if poll.is_turn else frozenset()) for who, poll in self.refused.items())
+        for who in waiting:
+            parked.pop(who, None)
         return parked
 
     def _choose(self, depth: int, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Who:
@@ -249,19 +250,22 @@ class Tree(Limited):
                 self.choices.append(Choice(waiting, parked, {}))
             else:
                 self.choices.append(self.choices[-1].after(self.steps[-1], waiting, parked))
-                self._doubt(depth)
-                self._wake()
+                self.doubt(depth)
+                self.wake()
         choice = self.choices[depth]
         if self.is_plain and depth >= self.planned:
             choice.wanted |= waiting.keys()
         if depth < self.planned:
-            if self._tries == 0 and choice.waiting != waiting:
+            held = {who for at, who in self._held if at == depth}
+            strange = (choice.waiting.keys() ^ waiting.keys()) - held
+            if self._tries == 0 and (strange or (not held and choice.waiting != waiting)):
                 raise Changed("two runs with the same choices differ: the program depends on more than its schedule")
-            if self._tries < len(choice.failed):
+            while self._tries < len(choice.failed):
                 self._tries += 1
-                self.probing = choice.failed[self._tries - 1]
-                return self.probing
-            if choice.chosen is not None and choice.chosen not in choice.failed:
+                if choice.failed[self._tries - 1] not in held:
+                    self.probing = choice.failed[self._tries - 1]
+                    return self.probing
+            if choice.chosen is not None and (choice.chosen not in choice.failed or choice.chosen in choice.begun):
                 return choice.chosen
             left = choice.left
         else:
@@ -270,7 +274,7 @@ class Tree(Limited):
             latest = self.steps[-1].who if self.steps else None
             left = waiting.keys() - choice.asleep.keys() - set(choice.failed)
             if not left:
-                self._wake(waiting)
+                self.wake(waiting)
                 left = waiting.keys() - choice.asleep.keys() - set(choice.failed)
 
             def turn(who: Who) -> tuple:
@@ -283,30 +287,6 @@ class Tree(Limited):
         if waiting.keys() <= set(choice.failed):
             return min(waiting)  # it looks once more before a deadlock is reported
         raise Redundant
-
-    def _doubt(self, depth: int) -> None:
-        """Behind the last step somebody may sleep, and the step may still ask for more."""
-        step = self.steps[-1] if depth else None
-        if step is not None:
-            doubtful = self.choices[depth].doubtful.items()
-            self._doubts += [Doubt(who, tried, step, depth) for who, tried in doubtful]
-
-    def _wake(self, all_of: Container[Who] = ()) -> None:
-        """Wake those on whom a step has turned out to depend; all_of: and whoever else of these may wake."""
-        doubts, self._doubts = self._doubts, []
-        for doubt in doubts:
-            who, tried, step, at = doubt.who, doubt.tried, doubt.step, doubt.choice
-            if at > len(self.steps) or self.steps[at - 1] is not step:
-                continue
-            may_ask = step.may_ask
-            if (may_ask and who in all_of) or (doubt.has_changed() and not tried.commutes_with(step)):
-                for choice in self.choices[at:]:
-                    if choice.asleep.get(who) is tried:
-                        del choice.asleep[who]
-                    if choice.doubtful.get(who) is tried:
-                        del choice.doubtful[who]
-            elif may_ask:
-                self._doubts.append(doubt)
 
     def skips(self, who: Who, words: Words) -> bool:
         """Whether a load is no step, because nobody stores there. A run of these picks, which knows nothing of that,
@@ -328,7 +308,10 @@ class Tree(Limited):
         choice = self.choices[depth]
         self._pick = len(self.picks) - 1
         choice.done.setdefault(step.who, Tried(step.access))
-        choice.wanted.add(step.who)
+        if step.who in choice.begun and choice.chosen == step.who:
+            step.begins = True
+        else:
+            choice.wanted.add(step.who)
         self.refused.pop(step.who, None)
         self.steps.append(step)
         if step.access.is_store:
@@ -337,7 +320,7 @@ class Tree(Limited):
         elif not (self.is_weak or self.is_plain):  # else see `note_load`
             self._loaded |= step.access.words
         if depth + 1 < len(self.choices):
-            self._doubt(depth + 1)
+            self.doubt(depth + 1)
         return depth
 
     def awaited(self, loads: list[Words], is_nested: bool) -> Words | None:

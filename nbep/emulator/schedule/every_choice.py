@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .every_seen import NEVER, Question, agree, answer
-from .every_step import Access, Step, Who, Words
+from .every_step import Access, Step, Who, Words, load_of
 
 
 class Tried:
@@ -68,6 +70,20 @@ class Tried:
         return agree(reading.asked, here.value + self.number if self.is_add else self.number)
 
 
+class Rest:
+    """What is left of a turn of a loop, which would fail here: the looks of a thread that stands amid it."""
+
+    def __init__(self, looks: list[Step]):
+        self.looks = [Tried(look.access) for look in looks]
+        for one, look in zip(self.looks, looks, strict=True):
+            one.learn(look)
+        self.access = load_of(frozenset().union(*(look.access.words for look in looks)))
+
+    def commutes_with(self, step: Step) -> bool:
+        """Whether it still fails behind a step."""
+        return all(one.commutes_with(step) for one in self.looks)
+
+
 class Choice:
     """Where a run chose; what is known of it from all runs that came here.
 
@@ -77,16 +93,19 @@ class Choice:
     doubtful: of those, who may wake, because the step before this choice may still ask for more
     failed: whose polls have failed here, in this order: they could not go on
     later: of those, who might take an older value, and what is to be decided then
+    turns: of those, who has looked at several cells; begun: who is to begin such a turn here in some run
     chosen: who went on; picks: what the step decided besides, each time one of so many
     wanted, done: who is to go on here in some run, and who has
     """
 
-    def __init__(self, waiting: dict[Who, Access], parked: dict[Who, Words], asleep: dict[Who, Tried]):
+    def __init__(self, waiting: dict[Who, Access], parked: dict[Who, Words], asleep: dict[Who, Any]):
         self.waiting = waiting
         self.parked = parked
         self.asleep = asleep
-        self.doubtful: dict[Who, Tried] = {}
+        self.doubtful: dict[Who, Any] = {}
         self.failed: list[Who] = []
+        self.turns: set[Who] = set()
+        self.begun: set[Who] = set()
         self.later: dict[Who, list[list[int]]] = {}
         self.chosen: Who | None = None
         self.picks: list[list[int]] = []
@@ -114,6 +133,8 @@ class Choice:
             return True
         if self.left:
             self.choose(min(self.left))
+        elif begun := self.begun - self.done.keys():
+            self.choose(min(begun))
         elif self.later:  # a poll that has failed with the latest value
             who, picks = self.later.popitem()
             self.failed.remove(who)
@@ -125,7 +146,7 @@ class Choice:
 
     def after(self, step: Step, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Choice:
         """The next choice, behind a step that was made here: who need not go on there, as far as is known."""
-        tried = {**self.asleep, **self.done}
+        tried: dict[Who, Any] = {**self.asleep, **self.done}
         asleep = {who: one for who, one in tried.items() if who != step.who and one.commutes_with(step)}
         choice = Choice(waiting, parked, asleep)
         if step.may_ask:

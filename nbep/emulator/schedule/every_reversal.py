@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .every_choice import Choice, Rest
 from .every_order import clock_before, comes_before, join, where_it_succeeds
 from .every_step import Step, Who, load_of
 
@@ -85,11 +86,24 @@ def reverse(tree: Tree, at: int, last: Step, number: int) -> None:
         if step.who not in first and all(step.clock.get(who, -1) < begin for who, begin in first.items()):
             first[step.who] = later
     choice = tree.choices[at]
+    begun = {who for who in first if may_begin(choice, who)}
     for who in first.keys() & {*choice.parked, *choice.failed}:  # a poll that would fail here
         del first[who]
+    if not first.keys() - begun and begun:
+        if not begun & choice.begun:
+            choice.begun.add(min(begun))
+        return
     if not first:
         return
     if not first.keys() <= choice.waiting.keys():  # something else than an access has let one of them come there
         choice.wanted |= choice.waiting.keys() - set(choice.failed)
     elif not first.keys() & choice.wanted and (awake := first.keys() - choice.asleep.keys()):
         choice.wanted.add(min(awake))  # who is asleep may have come into this run without a need: see `Tried`
+
+
+def may_begin(choice: Choice, who: Who) -> bool:
+    """Whether a thread whose turn would fail at a choice may make the first of its looks there, and others later."""
+    asleep = choice.asleep.get(who)
+    if isinstance(asleep, Rest):
+        return len(asleep.looks) > 1
+    return who in choice.turns or (who[1] != "" and bool(choice.parked.get(who)))

@@ -106,12 +106,14 @@ class Step:
     arrival: at an mbarrier, how many arrivals and bytes have come
     is_wait: whether a host goes on whose wait is over
     behind: steps that it had to wait for, and that it need not have waited for if it had come earlier
+    begins: of a look, whether its turn is to go on only once somebody has stored; is_turn: of a poll, whether it was
+        a turn that has looked at several cells
     state: of a load in a loop, what decides what its thread does if it fails; None if that is not known
     """
 
     __slots__ = (
         "who", "access", "after", "refused", "cell", "reading", "entry", "is_add", "number", "clock",
-        "is_cut", "is_wait", "arrival", "behind", "state",
+        "is_cut", "is_wait", "arrival", "behind", "begins", "is_turn", "state",
     )  # fmt: skip
 
     def __init__(self, who: Who, access: Access, after: Clock, cell: Cell | None, refused: list[dict[Question, bool]]):
@@ -129,6 +131,7 @@ class Step:
         self.is_wait = False
         self.arrival = (0, 0)
         self.behind: frozenset[int] = frozenset()
+        self.begins = self.is_turn = False
         self.state: Hashable = None
 
     @property

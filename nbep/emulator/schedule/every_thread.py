@@ -26,7 +26,6 @@ from .every_loops import (
     OF_CHOICES,
     Frames,
     Loop,
-    LoopingThread,
     frames_above,
     is_in_loop,
     is_nested,
@@ -35,14 +34,14 @@ from .every_loops import (
 from .every_order import joined
 from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
 from .every_step import Access, Clock, Step, Words, load_of, name_of, store_of, words_of
+from .every_turns import Polled, TurningThread, turns_in
 from .strategies import ALONE
 
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
 WEAK = ("weak", "nc", "na")
-Polled = tuple[int, Access, Clock, Frames, Any]
 
 
-class EveryThread(LoopingThread, CheckedThread):
+class EveryThread(TurningThread, CheckedThread):
     """A thread of a run of a tree: see `schedule.every`.
 
     who: its name in all runs
@@ -54,6 +53,7 @@ class EveryThread(LoopingThread, CheckedThread):
     loop: whether it has come back to where it was
     does_more: whether a weak store or a meeting has come after the last of them
     before_load: what it knew before its last load; observed: the stores whose values that has read
+    deeds: weak stores and meetings so far
     awaited: whether its last poll has failed and was no step
     at, kind, words: the step that it makes now, None if it is none; of which kind; which words it meets
     is_add: whether that is an add that may commute with others; is_lazy: or an exchange, whose old value may not matter
@@ -65,9 +65,9 @@ class EveryThread(LoopingThread, CheckedThread):
     """
 
     __slots__ = (
-        "who", "pending", "clock", "polled_here", "frames", "loop", "does_more", "awaited", "before_load", "observed",
-        "at", "kind", "words", "is_add", "is_lazy", "is_skipped", "reading", "looked", "latest", "unfenced", "refused",
-        *OF_CHOICES,
+        "who", "pending", "clock", "polled_here", "frames", "loop", "does_more", "deeds", "awaited", "before_load",
+        "observed", "at", "kind", "words", "is_add", "is_lazy", "is_skipped", "reading", "looked", "latest", "unfenced",
+        "refused", *OF_CHOICES,
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
@@ -81,6 +81,7 @@ class EveryThread(LoopingThread, CheckedThread):
         self.frames: Frames = []
         self.loop = Loop()
         self.does_more = False
+        self.deeds = 0
         self.before_load: Any = None
         self.observed: list[tuple[CheckedAccess, Signalled]] = []
         self.awaited = False
@@ -151,7 +152,7 @@ class EveryThread(LoopingThread, CheckedThread):
         self.at = tree.step(step)
         self.clock = {self.who: self.at}
         if not is_store:
-            before = self.before_load, self.observed
+            before = self.before_load, self.observed, self.deeds
             self.polled_here.append((self.at, access, clock, self.frames, before))
             del self.polled_here[:-MAX_POLLED]
             self.loop.count(self, access.words, tree.stores, MANY_LOOKS)
@@ -217,7 +218,7 @@ class EveryThread(LoopingThread, CheckedThread):
             self.stand_global(address, kind, True)
             self.put(value, kind)
         else:
-            self.does_more = True
+            self.do_more()
             self.loop.has_many(self.world.strategy.tree)
         self.loop.forget()
         self.left = ALONE
@@ -250,7 +251,7 @@ class EveryThread(LoopingThread, CheckedThread):
             self.stand_shared(address, kind, True)
             self.put(value, kind)
         else:
-            self.does_more = True
+            self.do_more()
             self.loop.has_many(self.world.strategy.tree)
         self.loop.forget()
         self.left = ALONE
@@ -387,12 +388,19 @@ class EveryThread(LoopingThread, CheckedThread):
         if tree.probing == self.who:
             tree.probing = None
             self.awaited = True
+            if self.who in tree.choices[len(tree.steps)].turns:
+                self.forget_turn()
+                return
             waited_for = tree.likely(self.looked)
         elif failed and not self.does_more:
             waited_for = tree.awaited([poll[1].words for poll in failed], is_nested)
+            looks_twice = sum(poll[1].words == waited_for for poll in turns_in(failed)[-1]) > 1
+            if (waited_for is None or looks_twice) and not is_nested:
+                self.fail_turn(failed)
+                return
         if waited_for is not None and not self.awaited:
             self.observed = []
-            for at, _, clock, _, (before, observed) in reversed(failed):
+            for at, _, clock, _, (before, observed, _) in reversed(failed):
                 if tree.fail(self.who, at):
                     self.clock, self.before_load = clock, before
                     self.observed += observed
@@ -402,13 +410,7 @@ class EveryThread(LoopingThread, CheckedThread):
         if self.awaited:  # a poll that is no step has told its thread nothing
             assert waited_for is not None
             self.remember_failure(waited_for, looked[waited_for])
-            for cell, polled in list(self.polled.items()):
-                if self.changed([polled]):  # since an earlier wait that has succeeded
-                    del self.polled[cell]
-            self.knowledge, self.heard = self.before_load
-            for store, observation in self.observed:
-                store.observed_by = tuple(one for one in store.observed_by if one is not observation)
-                self.observations = [one for one in self.observations if one is not observation]
+            self.forget_polled()
 
     def remember_failure(self, words: Words, reading: Reading) -> None:
         """A load was a poll that has failed, and is no step."""
@@ -424,7 +426,7 @@ class EveryThread(LoopingThread, CheckedThread):
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
         self.frames = self.come_to(sys._getframe(1))
-        self.does_more = True
+        self.do_more()
         self.loop.forget()
         predicate = bool(predicate)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
@@ -438,7 +440,7 @@ class EveryThread(LoopingThread, CheckedThread):
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
         self.frames = self.come_to(sys._getframe(1))
-        self.does_more = True
+        self.do_more()
         self.loop.forget()
         if isinstance(value, Seen):
             value = bool(value) if name.startswith("vote") else value.settle()
