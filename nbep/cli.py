@@ -26,6 +26,7 @@ MODULES = {  # the others are called as they are
     "compile": "nbep.device.compile",
     "explain": "nbep.host.ranks.who_waits",
     "litmus": "nbep.litmus.command",
+    "run": "nbep.numba_cuda.command",
 }
 
 
@@ -35,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     # add_help=False: `nbep demo --help` is answered by the subcommand's own parser.
     commands.add_parser("demo", add_help=False, help="run a small MoE layer on emulated ranks and check it")
+    commands.add_parser("run", add_help=False, help="run a program for numba.cuda without a GPU")
     commands.add_parser("check", add_help=False, help="find races, deadlocks and wrong results")
     benchmarks = commands.add_parser("bench", help=f"measure or stress: {', '.join(BENCHMARKS)}")
     names = benchmarks.add_subparsers(dest="benchmark", required=True, metavar="NAME")

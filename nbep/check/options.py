@@ -16,6 +16,7 @@ examples:
   nbep check --list                                      the scenarios
   nbep check intranode.combine                           200 seeds of one
   nbep check my_kernel.py --ranks 4 --seeds 50           a file with main(comm)
+  nbep check kernels.py --seeds 50                       a script that uses numba.cuda, as it is
   nbep check my_kernel.py --all                          every schedule of a small program
   nbep check intranode.dispatch --list-faults            what can be broken there
   nbep check intranode.dispatch --fault NAME             break it, and see it found

@@ -149,6 +149,9 @@ def _run(
     seen: World,
     strategy: Strategy | None,
 ) -> None:
+    if scenario.script is not None:
+        scenario.script(run.seed, run.memory_model, strategy or run.strategy, on_failure, seen)
+        return
     arguments = accepted(scenario.main, values)
 
     def main(comm: Any) -> Any:

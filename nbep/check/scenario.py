@@ -9,6 +9,8 @@ A file of a user's is a scenario, too:
 
     def check(results, tokens=8): ...  may be there: gets what the ranks have returned, and raises AssertionError if it
                                        is wrong. main may use assert, too
+
+So is a script that imports numba.cuda and has no such main: see nbep/numba_cuda/script.py.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class Scenario:
     shapes: parameters that seeds take in turn, if nobody says any: most are small, so that many seeds take little time
     lets_time_pass: waits that nothing can end time out, as on a GPU; else that is a deadlock
     compares: whether it looks at any result: it has a check, or its file an assert
+    script: runs a program for numba.cuda, in place of main
     """
 
     name: str
@@ -62,6 +65,7 @@ class Scenario:
     shapes: tuple[Parameters, ...] = ({},)
     lets_time_pass: bool = False
     compares: bool = True
+    script: Callable[..., None] | None = field(default=None, repr=False)
 
 
 def scenarios() -> dict[str, Scenario]:
@@ -80,7 +84,38 @@ def load_scenario(name: str) -> Scenario:
     path = Path(name)
     if path.suffix != ".py" and not path.exists():
         raise ScenarioError(f"no scenario {name!r}; there are {', '.join(scenarios())}, and files with main(comm)")
+    if is_script(path):
+        return script_scenario(path, name)
     return scenario_of(load_module(path), name)
+
+
+def script_scenario(path: Path, name: str) -> Scenario:
+    """The scenario that a script is."""
+
+    def runs(*how: Any) -> None:
+        from nbep.numba_cuda import script
+
+        script.explore(path, *how)
+
+    tree = ast.parse(path.read_text())
+    about = (ast.get_docstring(tree) or f"the kernels of {name}").partition("\n")[0]
+    return Scenario(name, about, runs, None, {"ranks": 1}, compares=_asserts(tree), script=runs)
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file is a program for numba.cuda: it imports that, and has no main(comm)."""
+    try:
+        tree = ast.parse(path.read_text())
+    except (OSError, SyntaxError, UnicodeDecodeError):
+        return False
+    if any(isinstance(node, ast.FunctionDef) and node.name == "main" and node.args.args for node in tree.body):
+        return False
+    imported = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = [getattr(node, "module", None) or "" for node in imported]
+    names += [f"{getattr(node, 'module', None) or ''}.{one.name}" for node in imported for one in node.names]
+    return any(name == ".numba.cuda" or name.startswith("numba.cuda") for name in names) or (
+        ".numba" in names and "cuda" in path.read_text()
+    )
 
 
 @cache
@@ -110,13 +145,13 @@ def scenario_of(module: ModuleType, name: str) -> Scenario:
     least = {name: parameters[name] for name in ("sms",) if name in parameters}  # fewer are another program
     least["ranks"] = min(2, parameters["ranks"])  # a rank that talks to itself hides what is wrong between two
     check = check if callable(check) else None
-    compares = check is not None or _asserts(module)
+    compares = check is not None or _asserts(ast.parse(inspect.getsource(module)))
     return Scenario(name, about, main, check, parameters, least, compares=compares)
 
 
-def _asserts(module: ModuleType) -> bool:
+def _asserts(tree: ast.Module) -> bool:
     """Whether a module has an assert statement, or a call of NumPy's assert_... functions, anywhere."""
-    for node in ast.walk(ast.parse(inspect.getsource(module))):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assert):
             return True
         if isinstance(node, ast.Call):

@@ -324,6 +324,14 @@ compile = compile_ptx = compile_all = compile_for_current_device = _no_machine_c
 compile_ptx_for_current_device = set_memory_manager = _no_machine_code
 
 
+def vectorize(*_: Any, **__: Any) -> Any:
+    """Ufuncs of the device are not emulated."""
+    raise NotImplementedError("vectorize and guvectorize for CUDA are not supported on the emulator: write a kernel")
+
+
+guvectorize = vectorize
+
+
 class LinkableCode:
     """Code of C, C++ or PTX, which the emulator cannot run."""
 

@@ -5,6 +5,9 @@ The first line says what is wrong and with which element. The next two are the a
 
 from __future__ import annotations
 
+import linecache
+import re
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -20,6 +23,9 @@ from nbep.emulator.models.races import Race
 from nbep.emulator.reports.unwritten import _is_there, _who_writes
 from nbep.emulator.schedule.scheduler import Stuck
 
+CHANGED = "several threads change it at once: this needs an atomic, such as cuda.atomic.add"
+ASSIGNMENT = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])?=(?!=)")
+AUGMENTED = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])=")
 MOST_PLACES = 12  # that the report of a deadlock lists
 BARRIERS = {
     "syncwarp": "cuda.syncwarp()", "match_any": "cuda.match_any_sync()", "match_all": "cuda.match_all_sync()",
@@ -141,23 +147,39 @@ def _missing(world: Any, access: Any, earlier: Any) -> str:
         if a.block == b.block:
             return f"{what}: cuda.syncthreads() is missing between them, or both must be atomic"
         return f"{what} of two blocks: both must be atomic"
-    same_line = line(access.site) == line(earlier.site)
-    if same_line and (access.verb == earlier.verb or _augments(access.site)):
+    if access.verb == earlier.verb == "store" and line(access.site) == line(earlier.site):
         if _augments(access.site):
-            return "several threads change it at once: this needs an atomic, such as cuda.atomic.add"
+            return CHANGED
         return "two threads store to the same element, and nothing says which comes last"
+    load, store = (access, earlier) if access.verb == "load" else (earlier, access)
+    if load.verb == "load" and line(load.site) == line(store.site) and segment(load.site) == _target(store.site):
+        return CHANGED
     if a.block != b.block:
         return "two blocks of a launch run in any order: this needs an atomic, a second launch or grid.sync()"
-    return "cuda.syncthreads() is missing between these two lines"
+    return "cuda.syncthreads() is missing between these two accesses"
+
+
+def segment(site: Site | None) -> str:
+    """The expression at a site, if it stands in one line."""
+    if site is None:
+        return ""
+    line_number, end, column, end_column = list(site[0].co_positions())[site[1] // 2]
+    text = source_line(site)
+    whole = linecache.getline(site[0].co_filename, line_number or 0)
+    if line_number is None or line_number != end or whole.strip() != text:
+        return text
+    return whole.encode()[column or 0 : end_column or 0].decode()
+
+
+def _target(site: Site | None) -> str:
+    """The element to which a line stores, as it is written."""
+    return ASSIGNMENT.split(segment(site), maxsplit=1)[0].strip()
 
 
 def _augments(site: Site | None) -> bool:
-    """Whether a line changes an element by what was in it."""
-    text = source_line(site)
-    if any(sign in text for sign in ("+=", "-=", "*=", "/=", "|=", "&=", "^=")):
-        return True
-    left, equals, right = text.partition("=")
-    return bool(equals) and not right.startswith("=") and left.strip() in right
+    """Whether a line stores what it makes of what was there."""
+    parts = ASSIGNMENT.split(source_line(site), maxsplit=1)
+    return len(parts) == 2 and (parts[0].strip() in parts[1] or bool(AUGMENTED.search(source_line(site))))
 
 
 def host_race(world: Any, fact: HostRace) -> errors.DataRace:
@@ -176,8 +198,6 @@ def host_race(world: Any, fact: HostRace) -> errors.DataRace:
 
 
 def _host_site() -> Site | None:
-    import sys
-
     return site_of(sys._getframe(1))
 
 

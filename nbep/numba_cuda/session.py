@@ -126,6 +126,7 @@ class Session:
 
 
 _current: list[Session] = []
+_latest: list[Any] = []  # the world that was made last, also when its session is over
 
 
 def current(create: bool = True) -> Any:
@@ -135,7 +136,12 @@ def current(create: bool = True) -> Any:
         _drop()
     if not _current and create:
         _current.append(Session())
+        _latest[:] = [_current[0].world]
     return _current[0] if _current else None
+
+
+def latest_world() -> Any:
+    return _latest[0] if _latest else None
 
 
 def _drop() -> None:
