@@ -4,9 +4,10 @@
  Buffer(..., False, comm)        the ninth argument is enable_shrink        a communicator there is taken as comm
  buffer.get_comm_stream()        nbep's stream                              torch.cuda.Stream, where torch is in use
  blocking call -> event          is done: event.current_stream_wait() goes  event.event is None
+ topk_idx                        int64                                      int32, too
+ handle                          has arrays for attributes                  is a tuple, too
  a config whose rings are        refused                                    gets the slots that there is room for
  larger than DeepEP's
- handle                          has arrays for attributes                  is a tuple, too
  Buffer(..., use_fabric)         handle_type                                the same, see __init__
  buffer.runtime                  none                                       answers what DeepEP's tells of itself
 
@@ -15,17 +16,12 @@ Source: DeepEP deep_ep/buffer.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from nbep.deep_ep.calls import Handle, is_int32, made_of, refuse_forks, taken_as_deep_ep, widened
+from nbep.deep_ep.calls import refuse_forks, taken_as_deep_ep
 from nbep.deep_ep.streams import torch_stream
-from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
 from nbep.host.buffer import Buffer as NbepBuffer
-from nbep.host.config import Config, fit_config
-from nbep.host.events import EventOverlap
 from nbep.host.node import Node
-from nbep.host.tokens import BF16_BYTES
 
 
 class Buffer(NbepBuffer):
@@ -35,6 +31,7 @@ class Buffer(NbepBuffer):
     """
 
     runtime: Runtime | None = None
+    _is_deep_eps = True
 
     def __init__(
         self,
@@ -89,142 +86,12 @@ class Buffer(NbepBuffer):
         """The stream that this buffer's kernels run on; for torch one of its own class, which record_stream takes."""
         return torch_stream(super().get_comm_stream())
 
-    @taken_as_deep_ep(NbepBuffer.get_dispatch_layout)
-    def get_dispatch_layout(
-        self,
-        topk_idx: Any,
-        num_experts: int,
-        previous_event: Any = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> Any:
-        if is_int32(topk_idx):
-            topk_idx, previous_event = widened(topk_idx, previous_event)
-        order = previous_event, async_finish, allocate_on_comm_stream
-        *layout, event = super().get_dispatch_layout(topk_idx, num_experts, *order)
-        return (*layout, event if async_finish else EventOverlap())
-
-    @taken_as_deep_ep(NbepBuffer.dispatch)
-    def dispatch(
-        self,
-        x: Any,
-        handle: Any = None,
-        num_tokens_per_rank: Any = None,
-        num_tokens_per_rdma_rank: Any = None,
-        is_token_in_rank: Any = None,
-        num_tokens_per_expert: Any = None,
-        topk_idx: Any = None,
-        topk_weights: Any = None,
-        expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
-        config: Any = None,
-        previous_event: Any = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        *,
-        zero_copy: bool = False,
-    ) -> Any:
-        if topk_idx is not None and is_int32(topk_idx):
-            topk_idx, previous_event = widened(topk_idx, previous_event)
-        if config is not None:
-            config = self._with_room(config, lambda: _dispatch_rings(x, topk_idx, handle))
-        recv_x, recv_topk_idx, recv_topk_weights, counts, made, event = super().dispatch(
-            x,
-            made_of(handle),
-            num_tokens_per_rank,
-            num_tokens_per_rdma_rank,
-            is_token_in_rank,
-            num_tokens_per_expert,
-            topk_idx,
-            topk_weights,
-            expert_alignment,
-            num_worst_tokens,
-            config,
-            previous_event,
-            async_finish,
-            allocate_on_comm_stream,
-            zero_copy=zero_copy,
-        )
-        returned = None if made is None else Handle(made)
-        return recv_x, recv_topk_idx, recv_topk_weights, counts, returned, event if async_finish else EventOverlap()
-
-    @taken_as_deep_ep(NbepBuffer.combine)
-    def combine(
-        self,
-        x: Any,
-        handle: Any,
-        topk_weights: Any = None,
-        bias: Any = None,
-        config: Any = None,
-        previous_event: Any = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
-        *,
-        zero_copy: bool = False,
-    ) -> Any:
-        if config is not None:
-            config = self._with_room(config, lambda: _combine_rings(x, topk_weights))
-        order = previous_event, async_finish, allocate_on_comm_stream
-        combined_x, combined_topk_weights, event = super().combine(
-            x, made_of(handle), topk_weights, bias, config, *order, zero_copy=zero_copy
-        )
-        return combined_x, combined_topk_weights, event if async_finish else EventOverlap()
-
+    get_dispatch_layout = taken_as_deep_ep(NbepBuffer.get_dispatch_layout)
+    dispatch = taken_as_deep_ep(NbepBuffer.dispatch)
+    combine = taken_as_deep_ep(NbepBuffer.combine)
+    low_latency_dispatch = taken_as_deep_ep(NbepBuffer.low_latency_dispatch)
+    low_latency_combine = taken_as_deep_ep(NbepBuffer.low_latency_combine)
     internode_dispatch, internode_combine = dispatch, combine
-
-    @taken_as_deep_ep(NbepBuffer.low_latency_dispatch)
-    def low_latency_dispatch(self, x: Any, topk_idx: Any, *more: Any, **options: Any) -> Any:
-        if is_int32(topk_idx):
-            topk_idx, _ = widened(topk_idx)
-        recv_x, recv_count, handle, event, hook = super().low_latency_dispatch(x, topk_idx, *more, **options)
-        return recv_x, recv_count, Handle(handle), event, hook
-
-    @taken_as_deep_ep(NbepBuffer.low_latency_combine)
-    def low_latency_combine(
-        self, x: Any, topk_idx: Any, topk_weights: Any, handle: Any, *more: Any, **options: Any
-    ) -> Any:
-        if is_int32(topk_idx):
-            topk_idx, _ = widened(topk_idx)
-        return super().low_latency_combine(x, topk_idx, topk_weights, made_of(handle), *more, **options)
-
-    @taken_as_deep_ep(NbepBuffer.get_next_low_latency_combine_buffer)
-    def get_next_low_latency_combine_buffer(self, handle: Any) -> Any:
-        return super().get_next_low_latency_combine_buffer(made_of(handle))
-
-    def _with_room(self, config: Any, rings: Callable[[], tuple[int, int, int, int]]) -> Any:
-        """The config, with fewer slots if DeepEP's rings would fit into the buffer and nbep's do not."""
-        memory = self._memory
-        if not isinstance(config, Config) or memory is None or memory.internode is not None:
-            return config
-        try:
-            sizes = rings()
-        except (AttributeError, IndexError, TypeError, ValueError):  # arguments that are soon refused
-            return config
-        shape = config.ring_shape(self.group_size, *sizes)
-        if num_nvl_bytes_needed(shape) <= self.num_nvl_bytes or deep_ep_bytes(shape) > self.num_nvl_bytes:
-            return config
-        return fit_config(config, self.num_nvl_bytes, self.group_size, *sizes)
-
-
-def _dispatch_rings(x: Any, topk_idx: Any, handle: Any) -> tuple[int, int, int, int]:
-    tokens, scales = x if isinstance(x, tuple) else (x, None)
-    num_scales = 0 if scales is None else scales.shape[1]
-    return tokens.shape[1] * tokens.dtype.itemsize, _columns(topk_idx), num_scales, int(handle is None)
-
-
-def _combine_rings(x: Any, topk_weights: Any) -> tuple[int, int, int, int]:
-    return x.shape[1] * BF16_BYTES, _columns(topk_weights), 0, 0
-
-
-def _columns(array: Any) -> int:
-    return 0 if array is None else array.shape[1]
-
-
-def deep_ep_bytes(shape: RingShape) -> int:
-    """What DeepEP's rings of this shape take. Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch"""
-    num_rings = shape.num_channels * shape.num_ranks
-    slot = shape.hidden_bytes + 4 + 12 * shape.num_topk + 4 * shape.num_scales
-    return 4 * shape.num_ranks**2 + num_rings * (4 * 4 + shape.num_slots * slot)
 
 
 class Runtime:

@@ -1,16 +1,14 @@
-"""How clients call: handles are tuples, topk_idx may be int32, and some arguments only forks of DeepEP have."""
+"""How clients call: topk_idx may be int32, and some arguments only forks of DeepEP have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
-from typing import Any, TypeVar, cast
+from functools import partial
+from inspect import signature
+from typing import Any
 
 from nbep.host.events import EventHandle, EventOverlap, handle_of
-from nbep.host.handles import Unpacks
-from nbep.host.target.torch_modes import mode_is_on, without_modes
-
-Verb = TypeVar("Verb", bound=Callable[..., Any])
+from nbep.host.one_thread import guarded
 
 # Arguments that DeepEP's main does not have. Source: deep_ep/buffer.py of each branch; of ACCL-EP what rtp-llm passes
 # in rtp_llm/models_py/modules/factory/fused_moe/impl/cuda/routers/deepep_low_latency_router.py, lines 232 and 315
@@ -35,66 +33,25 @@ FORKS = {
 }
 
 
-class Handle(Unpacks):
-    """The tuple that DeepEP's verb would return, with the attributes of nbep's handle, `made`, too.
+def taken_as_deep_ep(nbeps: Callable[..., Any]) -> Callable[..., Any]:
+    """A verb that stands for one of nbep's: its topk_idx may be int32, and it names the fork whose argument it refuses.
 
-    To make all arrays of the tuple costs more than a call does, and most programs only hand it on. So its contents are
-    those of `made` when somebody asks for them. isinstance says that it is a tuple; C code that would look into a
-    tuple's own memory is not let in.
+    nbeps: which is `in_turn`; this takes its place, so that a call passes through one function, not two
     """
-
-    __slots__ = ("made",)
-
-    def __init__(self, made: Any):
-        self.made = made
-
-    @property
-    def __class__(self) -> type:
-        return tuple
-
-    @__class__.setter
-    def __class__(self, value: type) -> None:
-        raise TypeError("__class__ of a handle: got a new one; it stays a tuple")
-
-    def _as_tuple(self) -> tuple[Any, ...]:
-        return tuple(self.made)
-
-    def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        return self._as_tuple() + tuple(other)
-
-    def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        return tuple(other) + self._as_tuple()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "made":  # while it is copied or unpickled
-            raise AttributeError(name)
-        return getattr(self.made, name)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Handle, (self.made,)
-
-    def __repr__(self) -> str:
-        return f"Handle({self.made!r})"
+    verb: Any = nbeps.__wrapped__  # type: ignore[attr-defined]
+    first = []
+    parameters = signature(verb).parameters
+    if "topk_idx" in parameters:
+        event = "previous_event" if "previous_event" in parameters else "_"
+        behind = event if event in parameters else "None"
+        first.append(f"if is_int32(topk_idx): topk_idx, {event} = widened(topk_idx, {behind})")
+    names = {"is_int32": is_int32, "widened": widened, "refuse_options": partial(_refuse_options, verb.__name__)}
+    return guarded(verb, first, ["**options"], "if options: refuse_options(options)", **names)
 
 
-def taken_as_deep_ep(nbeps: Callable[..., Any]) -> Callable[[Verb], Verb]:
-    """For a verb that stands for one of nbep's: it has its signature, and names the fork whose argument it refuses."""
-
-    def decorate(verb: Verb) -> Verb:
-        @wraps(nbeps)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                if mode_is_on():
-                    with without_modes():
-                        return verb(*args, **kwargs)
-                return verb(*args, **kwargs)
-            except TypeError:
-                refuse_forks(kwargs)
-                raise
-
-        return cast(Verb, call)
-
-    return decorate
+def _refuse_options(verb: str, options: dict[str, Any]) -> None:
+    refuse_forks(options)
+    raise TypeError(f"{verb}() got an unexpected keyword argument {next(iter(options))!r}")
 
 
 def refuse_forks(given: dict[str, Any]) -> None:
@@ -104,17 +61,20 @@ def refuse_forks(given: dict[str, Any]) -> None:
             raise TypeError(f"{name}: not in DeepEP's main, and not in nbep; it is an argument of {FORKS[name]}")
 
 
-def made_of(handle: Any) -> Any:
-    """nbep's handle."""
-    return handle.made if type(handle) is Handle else handle
-
-
 def is_int32(array: Any) -> bool:
     dtype = getattr(array, "dtype", None)
-    return getattr(dtype, "itemsize", 0) == 4 and str(dtype).removeprefix("torch.") == "int32"
+    if dtype is _latest_other[0]:
+        return False
+    found = getattr(dtype, "itemsize", 0) == 4 and str(dtype).removeprefix("torch.") == "int32"
+    if not found:
+        _latest_other[0] = dtype
+    return found
 
 
-def widened(topk_idx: Any, previous_event: Any = None) -> tuple[Any, Any]:
+_latest_other: list[Any] = [None]  # the dtype of an array before that was not int32
+
+
+def widened(topk_idx: Any, previous_event: Any) -> tuple[Any, Any]:
     """topk_idx as int64, converted on the current stream: behind previous_event, and the call comes behind it.
 
     Returns: that, and the event that the call still has to come behind

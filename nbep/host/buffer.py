@@ -121,6 +121,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
     """
 
     num_sms: int = 20
+    _is_deep_eps = False  # see CommWork
 
     def __init__(
         self,
@@ -205,6 +206,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
             num_nvl_peers=options.num_nvl_peers,
         )
         self._memory.name = numbers
+        self._memory.is_deep_eps = self._is_deep_eps
 
     @in_turn
     def destroy(self) -> None:

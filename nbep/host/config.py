@@ -262,16 +262,29 @@ def in_node_config(
     num_ranks: int,
     num_nvl_bytes: int | None,
     token_sizes: Sequence[int],
+    is_deep_eps: bool = False,
 ) -> Config:
     """The config of a call inside a node: what is given, or else the default with rings that fit, as fit_config.
 
     num_nvl_bytes: None with zero_copy, without rings
+    is_deep_eps: of a program for DeepEP. A config whose rings would fit there, and do not here, gets fewer slots
     """
     if given is not None:
+        if is_deep_eps and isinstance(given, Config) and num_nvl_bytes is not None:
+            shape = given.ring_shape(num_ranks, *token_sizes)
+            if num_nvl_bytes_needed(shape) > num_nvl_bytes >= deep_ep_bytes(shape):
+                return fit_config(given, num_nvl_bytes, num_ranks, *token_sizes)
         return given
     if num_nvl_bytes is None:
         return Config(num_sms, ZERO_COPY_CHUNK)
     return fit_config(table_config(table, num_sms, num_ranks), num_nvl_bytes, num_ranks, *token_sizes)
+
+
+def deep_ep_bytes(shape: RingShape) -> int:
+    """What DeepEP's rings of this shape take. Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch"""
+    num_rings = shape.num_channels * shape.num_ranks
+    slot = shape.hidden_bytes + 4 + 12 * shape.num_topk + 4 * shape.num_scales
+    return 4 * shape.num_ranks**2 + num_rings * (4 * 4 + shape.num_slots * slot)
 
 
 def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes: int) -> Config:

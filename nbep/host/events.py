@@ -10,7 +10,7 @@ from nbep.host.arguments import refuse
 from nbep.host.handles import OfThisProcess
 from nbep.host.target.current import current_runtime
 from nbep.host.target.resolve import why_no_gpu
-from nbep.host.target.streams import Event, PastEvent
+from nbep.host.target.streams import Event, PastEvent, Stream
 from nbep.host.target.torch_modes import untraced
 
 
@@ -19,14 +19,30 @@ class EventHandle(OfThisProcess):
 
     It may be made before the first Buffer, too: the rank of a process has a runtime from then on only.
     checks: what raises the report of a buffer whose kernels come before that point
+    stream: of the caller, on which a blocking call ran. Its later work comes behind the call anyway, and most programs
+            never ask for the event: it is recorded when somebody does
     """
 
-    def __init__(self, event: Event | None = None, checks: tuple[Callable[[], None], ...] = ()):
-        if event is None:
+    def __init__(
+        self,
+        event: Event | None = None,
+        checks: tuple[Callable[[], None], ...] = (),
+        stream: Stream | None = None,
+    ):
+        if event is None and stream is None:
             runtime = current_runtime()
             event = _end_without_runtime() if runtime is None else runtime.current_stream.record()
-        self.event = event
+        self._event = event
+        self._stream = stream
         self.checks = checks
+
+    @property
+    def event(self) -> Event:
+        """The target's event."""
+        if self._event is None:
+            assert self._stream is not None
+            self._event = self._stream.record()
+        return self._event
 
     @property
     def done(self) -> bool:
@@ -92,11 +108,12 @@ class EventOverlap(OfThisProcess):
     Source: DeepEP deep_ep/utils.py, EventOverlap; later deep_ep/utils/event.py
     """
 
+    hook_after_wait: Callable[[], object] | None = None
+    _release_handle = False
+
     def __init__(self, event: EventHandle | None = None, extra_tensors: tuple[Any, ...] | None = None):
         self.event = event
         self.extra_tensors = extra_tensors
-        self.hook_after_wait: Callable[[], object] | None = None
-        self._release_handle = False
 
     @untraced
     def current_stream_wait(self, release_handle: bool = False) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
-from typing import Any, ClassVar, NoReturn, Protocol, Self
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, Self
 from uuid import uuid4
 from weakref import WeakValueDictionary
-
-from nbep.host.plans import Plans
-
-MAX_PLANS = 64  # of a handle
 
 
 class OfThisProcess:
@@ -66,6 +62,40 @@ class Unpacks:
         return self._as_tuple()[index]
 
 
+class AsTuple(Unpacks):
+    """A handle of nbep.deep_ep, for programs that ask whether it is a tuple.
+
+    isinstance says that it is one; C code that would look into a tuple's own memory is not let in, torch.compile too.
+    """
+
+    __slots__ = ()
+
+    @property
+    def __class__(self) -> type:
+        return tuple
+
+    @__class__.setter
+    def __class__(self, value: type) -> None:
+        raise TypeError("__class__ of a handle: got a new one; it stays a tuple")
+
+    def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self._as_tuple() + tuple(other)
+
+    def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
+        return tuple(other) + self._as_tuple()
+
+
+class Taken(NamedTuple):
+    """What calls take of a handle: its arrays, as a launch takes them, and numbers.
+
+    sizes: those that plans are made for; numbers: those that each dispatch finds anew, the received rows first
+    """
+
+    arguments: Sequence[Any]
+    sizes: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
 class Numbered(Protocol):
     """A handle of one of a buffer's dispatches, from 1 on; 0 if nobody knows."""
 
@@ -87,21 +117,51 @@ class ArraysHandle(Unpacks):
     owner: Identity | None = field(default=None, init=False, repr=False)
     number: int = field(default=0, init=False, repr=False)
     is_as_made: bool = field(default=False, init=False, repr=False)
-    plans: Plans[Any] = field(default_factory=partial(Plans, MAX_PLANS), init=False, repr=False)  # of calls with it
+    _taken: Taken | None = field(default=None, init=False, repr=False)
+
+    @classmethod
+    def made(cls, arrays: Sequence[Any], owner: Identity, number: int, taken: Taken | None = None) -> Self:
+        """That of a dispatch of the buffer of this identity; see owned_by. A dataclass is frozen at a price."""
+        self = cls.__new__(cls)
+        vars(self).update(zip(cls._names(), arrays, strict=True), owner=owner, number=number, is_as_made=True)
+        vars(self)["_taken"] = taken
+        return self
+
+    @classmethod
+    @cache
+    def _names(cls) -> tuple[str, ...]:
+        return tuple(each.name for each in fields(cls) if each.init)
 
     def owned_by(self, owner: Identity, number: int) -> Self:
         """The same, as made by a dispatch of the buffer of this identity: the arrays need not be checked again."""
-        object.__setattr__(self, "owner", owner)
-        object.__setattr__(self, "number", number)
-        object.__setattr__(self, "is_as_made", True)
+        vars(self).update(owner=owner, number=number, is_as_made=True)
         return self
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "is_as_made": False, "plans": Plans(MAX_PLANS)}  # they are for these arrays
+    def taken(self, runtime: Any) -> Taken:
+        """What calls take of it."""
+        taken = self._taken
+        if taken is None:
+            taken = Taken(runtime.arguments(self._as_tuple()), *self._numbers())
+            if self.is_as_made:
+                vars(self)["_taken"] = taken
+        return taken
+
+    def _numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """`sizes` and `numbers` of what calls take."""
+        raise NotImplementedError
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (type(self), {**vars(self), "is_as_made": False, "_taken": None})
 
     @property
     def arrays(self) -> dict[str, Any]:
-        return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
+        return {name: getattr(self, name) for name in self._names()}
 
     def _as_tuple(self) -> tuple[Any, ...]:
         return tuple(self.arrays.values())
+
+
+def _restored(cls: Any, state: dict[str, Any]) -> Any:
+    handle = cls.__new__(cls)
+    vars(handle).update(state)
+    return handle

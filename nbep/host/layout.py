@@ -18,10 +18,9 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node, Order
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import Make, Wanted
+from nbep.host.target.new_arrays import Make
 
 LAYOUT_MAX_BLOCKS = 32
-VERB = "get_dispatch_layout"  # in the key of a plan
 
 
 class Plan(NamedTuple):
@@ -40,19 +39,14 @@ def get_dispatch_layout(
     allocate_on_comm_stream: bool,
 ) -> tuple[Array, MaybeArray, Array, Array, EventOverlap]:
     """See Buffer.get_dispatch_layout."""
-    runtime = memory.runtime
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    kinds, arguments = runtime.look_at((topk_idx,))
-    key, plan = memory.plans.find(kinds, (VERB, num_experts))
+    key, plan, arguments = memory.layout_plans.find((topk_idx,), (num_experts,))
     if plan is None:
         plan = _checked_plan(memory, topk_idx, num_experts, previous_event)
-        memory.plans.keep(key, plan)
+        memory.layout_plans.keep(key, plan)
     order = Order(previous_event, async_finish, allocate_on_comm_stream)
     arrays, addresses = memory.allocate(order, topk_idx, plan.make)
-    if memory.num_nodes == 1:  # all ranks are peers: a count of the node would say nothing new
-        arrays.insert(1, None)
-        addresses.insert(1, 0)
     plan.launch.launch(memory.stream, (*addresses, *arguments), (topk_idx, *arrays))
     return (*arrays, memory.finish(async_finish))
 
@@ -70,8 +64,8 @@ def _checked_plan(memory: Node, topk_idx: Array, num_experts: int, previous_even
     block = block_sizes(runtime).layout
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
     workspace = LayoutWorkspace(memory.layout_totals, memory.layout_arrivals)
-    of_nodes: tuple[Wanted, ...] = (((memory.num_nodes,), "int32"),) if memory.num_nodes > 1 else ()
-    outputs: tuple[Wanted, ...] = ((num_ranks,), "int32"), *of_nodes, ((num_experts,), "int32")
-    outputs += (((num_tokens, num_ranks), "bool"),)
+    # Where all ranks are peers, a count of the node would say nothing new.
+    of_nodes = ((memory.num_nodes,), "int32") if memory.num_nodes > 1 else None
+    outputs = ((num_ranks,), "int32"), of_nodes, ((num_experts,), "int32"), ((num_tokens, num_ranks), "bool")
     launch = runtime.prepare(layout_kernel, grid, block, 4 * (num_counters(sizes) + 1), workspace, sizes)
     return Plan(runtime.prepare_empty(outputs, topk_idx), launch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -70,11 +70,17 @@ class Node(Protocol):
     counters: Counters
     check_faults: Callable[[], None]  # raise what a kernel has reported, if one has
     peers: Any
+    is_deep_eps: bool  # of nbep.deep_ep
     compares_handles: bool
     num_dispatches: int
     ring_shape: RingShape | None
     latest_event: Event | None
-    plans: Plans[Any]  # of calls without a handle
+    layout_plans: Plans[Any]
+    counted_plans: Plans[Any]  # of dispatches without a handle
+    cached_plans: Plans[Any]  # of those with one
+    combine_plans: Plans[Any]
+    elastic_plans: Plans[Any]  # of an ElasticBuffer's dispatches
+    elastic_combine_plans: Plans[Any]
     rdma: RdmaMemory | None
     low_latency: LowLatencyMemory | None
     direct: DirectMemory | None
@@ -99,7 +105,7 @@ class Node(Protocol):
     def who_is_gone(self) -> Gone: ...
     def allocations(self, order: Ordered, like: Array) -> AbstractContextManager[Empty]: ...
     def allocate(
-        self, order: Ordered, like: Array, make: Make | None = None, num_rows: int = 0
+        self, order: Ordered, like: Array, make: Make | None = None, numbers: Sequence[int] = ()
     ) -> tuple[list[Array], list[Any]]: ...
     def finish(self, async_finish: bool) -> EventOverlap: ...
     def compare(self, call: Call, handle: Numbered | None = None) -> None: ...

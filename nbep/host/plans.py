@@ -1,11 +1,14 @@
-"""What does not change from call to call is checked and prepared once: a plan, which the buffer or a handle keeps.
+"""What does not change from call to call is checked and prepared once: a plan, which the buffer keeps for a verb.
 
  first call with such arrays and options:  check all, size, prepare the launches --> a plan
  each call:                                look at the arrays, find the plan, allocate, launch
 
-The key of a plan says all that was checked: the kind of each array (see Runtime.look_at), and all options with their
-types. So what is found under a key need not be checked again. Where the host reads arrays, as on the emulator, their
-contents are checked, too: nothing is found there.
+The key of a plan says all that was checked: the kind of each array (see Runtime.look_at), all options with their types,
+and what a handle says of its dispatch. So what is found under a key need not be checked again. Where the host reads
+arrays, as on the emulator, their contents are checked, too: nothing is found there.
+
+Most calls are like the one before. Whether one is so is asked in a shorter way, if the arrays' library has one; see
+Runtime.recognizer. What it does not recognize is looked up.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Generic, TypeVar
 
+from nbep.host.target.base import Recognizer, Runtime
+
 AnyPlan = TypeVar("AnyPlan")
+MAX_PLANS = 1024  # of a verb
 
 
 def overlap(addresses: Sequence[int], num_bytes: Sequence[int], first_output: int) -> bool:
@@ -28,45 +34,83 @@ def overlap(addresses: Sequence[int], num_bytes: Sequence[int], first_output: in
     return False
 
 
+class _Kept(Generic[AnyPlan]):
+    """A plan, and what it was made for."""
+
+    __slots__ = ("can_recognize", "options", "plan", "recognize", "types")
+
+    def __init__(self, plan: AnyPlan, options: tuple[Any, ...]):
+        self.plan = plan
+        self.options = options
+        self.types = list(map(type, options))
+        self.recognize: Recognizer | None = None
+        self.can_recognize = True  # until it is tried in vain
+
+
 class Plans(Generic[AnyPlan]):
-    """Plans by their keys. most: how many there are at most"""
+    """The plans of one verb of a buffer.
 
-    __slots__ = ("_kept", "_latest", "_latest_key", "_most")
+    runtime: what looks at arrays; num_free: so many of them may have any number of rows, which the verb compares
+    """
 
-    def __init__(self, most: int):
-        self._most = most
-        self._kept: dict[Any, AnyPlan] = {}
-        self._latest_key: Any = None  # most calls are like the one before; comparing costs less than a look-up
-        self._latest: AnyPlan | None = None
+    __slots__ = ("_kept", "_latest", "_num_free", "_runtime")
 
-    def find(self, kinds: tuple[Any, ...] | None, options: tuple[Any, ...]) -> tuple[Any, AnyPlan | None]:
+    def __init__(self, runtime: Runtime, num_free: int = 0):
+        self._runtime = runtime
+        self._num_free = num_free
+        self._kept: dict[Any, _Kept[AnyPlan]] = {}
+        self._latest: _Kept[AnyPlan] | None = None  # with a recognizer
+
+    def find(self, given: Sequence[Any], options: tuple[Any, ...]) -> tuple[Any, AnyPlan | None, list[Any]]:
         """The plan of an earlier call with such arrays and the same options.
 
-        kinds: of the arrays, as Runtime.look_at
-        Returns: what to keep a plan under once all is checked, None if none must be kept; the plan, None if there is
-                 none
+        Returns: without a plan, what to keep one under once all is checked, None if none must be kept; the plan, None
+                 if there is none; what a launch takes for the arrays
         """
+        latest = self._latest
+        # 1 is no True, and 4.0 no 4.
+        if latest is not None and list(map(type, options)) == latest.types and options == latest.options:
+            addresses = latest.recognize(given)  # type: ignore[misc]
+            if addresses is not None:
+                return None, latest.plan, addresses
+        return self._look_up(given, options)
+
+    def _look_up(self, given: Sequence[Any], options: tuple[Any, ...]) -> tuple[Any, AnyPlan | None, list[Any]]:
+        kinds, addresses = self._runtime.look_at(given, self._num_free)
         if kinds is None:
-            return None, None
-        key = kinds, list(map(type, options)), options  # 1 is no True, and 4.0 no 4
-        if key == self._latest_key:
-            return key, self._latest
+            return None, None, addresses
+        key = kinds, tuple(map(type, options)), options
         try:
-            plan = self._kept.get((kinds, *key[1], options))
+            kept = self._kept.get(key)
         except TypeError:  # an option that cannot be part of a key
-            return None, None
-        if plan is not None:
-            self._latest_key, self._latest = key, plan
-        return key, plan
+            return None, None, addresses
+        if kept is None:
+            return key, None, addresses
+        if kept.can_recognize and (kept.recognize is None or kept.recognize(given) is None):
+            kept.recognize = self._runtime.recognizer(given, self._num_free)
+            kept.can_recognize = kept.recognize is not None
+        self._latest = kept if kept.can_recognize else None
+        return None, kept.plan, addresses
+
+    def find_along(
+        self, memory: Any, handle: Any, kind: Any, given: Sequence[Any], options: tuple[Any, ...]
+    ) -> tuple[Any, AnyPlan | None, list[Any]]:
+        """As `find`, of a call along the routes of a handle: that of a dispatch of this buffer as it was made.
+
+        kind: its class. With any other one all is checked in each call.
+        """
+        if not isinstance(handle, kind) or not handle.is_as_made or handle.owner is not memory.identity:
+            return None, None, []
+        number = handle.number if memory.compares_handles else 0
+        return self.find(given, (*options, handle.taken(self._runtime).sizes, number))
 
     def keep(self, key: Any, plan: AnyPlan) -> None:
         """Keep a plan for later calls."""
         if key is None:
             return
-        if len(self._kept) >= self._most:
+        if len(self._kept) >= MAX_PLANS:
             self._kept.clear()
-        kinds, types, options = key
-        self._kept[kinds, *types, options] = plan
+        self._kept[key] = _Kept(plan, key[2])
 
     def __len__(self) -> int:
         return len(self._kept)

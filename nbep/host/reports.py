@@ -51,17 +51,21 @@ class KernelReport:
 
     def __init__(self, memory: Reporting, words: HostWords):
         self._memory = memory
-        self._words = words
+        self._use(words)
         self._error: Exception | None = None
         self._is_raised = False
 
+    def _use(self, words: HostWords) -> None:
+        self._words = words
+        self._poll = words.poller(0)  # each call asks it twice
+
     def is_there(self) -> bool:
         """Whether a kernel has reported something."""
-        return self._words.poll_word(0) != 0
+        return self._poll() != 0
 
     def check(self) -> None:
         """Raise it, if there is one."""
-        if self._error is not None or self._words.poll_word(0) != 0:
+        if self._error is not None or self._poll() != 0:
             self._read()
             assert self._error is not None
             self._is_raised = True
@@ -78,7 +82,7 @@ class KernelReport:
         """The memory is about to go: an event may still ask, and other memory tells more now."""
         with suppress(Exception):
             self._read()
-        self._words = HostWords(self._words.read() if self.is_there() else np.zeros(REPORT_WORDS, np.int32))
+        self._use(HostWords(self._words.read() if self.is_there() else np.zeros(REPORT_WORDS, np.int32)))
 
     @contextmanager
     def raised_at_last(self) -> Iterator[None]:

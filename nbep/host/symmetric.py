@@ -42,7 +42,6 @@ from nbep.host.shared_memory import Opened, SharedMemory
 from nbep.host.target.base import Runtime
 from nbep.host.transport.base import Transport
 
-MAX_PLANS = 1024
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
 
 
@@ -72,7 +71,12 @@ class NodeMemory(CommWork, SharedMemory):
         self.num_nvl_bytes = sizes.num_nvl_bytes
         self.identity = Identity()
         self.ring_shape: RingShape | None = None  # of the latest launch
-        self.plans: Plans[Any] = Plans(MAX_PLANS)
+        self.layout_plans: Plans[Any] = Plans(runtime)
+        self.counted_plans: Plans[Any] = Plans(runtime)
+        self.cached_plans: Plans[Any] = Plans(runtime)
+        self.combine_plans: Plans[Any] = Plans(runtime, 2)  # as many rows of x and topk_weights as the handle says
+        self.elastic_plans: Plans[Any] = Plans(runtime)
+        self.elastic_combine_plans: Plans[Any] = Plans(runtime)
         self.rdma: RdmaMemory | None = None
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
         self.direct: DirectMemory | None = None  # unless the buffer has no room for it
@@ -182,8 +186,11 @@ class NodeMemory(CommWork, SharedMemory):
 
     def compare(self, call: Call, handle: Numbered | None = None) -> None:
         """As compare_call, of a call whose notify kernel compares it, too. handle: that it is given"""
-        self.compare_call(VERBS[call.verb], arguments_of, call, handle)
-        if call.verb in (DISPATCH, ELASTIC_DISPATCH) and handle is None:
+        verb = VERBS[call.verb]
+        if self._call_log is not None:
+            self._log_call(verb, arguments_of(call, handle))
+        self._num_calls, self._last_call = self._num_calls + 1, verb
+        if handle is None and call.verb in (DISPATCH, ELASTIC_DISPATCH):
             self.num_dispatches = 1 + self.num_dispatches % (DIGESTS - 2)
 
     def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None:
@@ -195,10 +202,14 @@ class NodeMemory(CommWork, SharedMemory):
         Raises: ValueError if this rank differs from one that was here before
         """
         if self._call_log is not None:
-            if self.runtime.is_capturing:
-                self._call_log.close()
-            self._call_log.add(self.rank, verb, arguments(*of))
+            self._log_call(verb, arguments(*of))
         self._num_calls, self._last_call = self._num_calls + 1, verb
+
+    def _log_call(self, verb: str, arguments: Arguments) -> None:
+        assert self._call_log is not None
+        if self.runtime.is_capturing:
+            self._call_log.close()
+        self._call_log.add(self.rank, verb, arguments)
 
     @property
     def network_of_waits(self) -> Transport:

@@ -5,19 +5,19 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch, Buffer::internode_d
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nbep.host import validate
 from nbep.host.counters import Received
 from nbep.host.handles import ArraysHandle
-from nbep.host.node import Empty, Node
+from nbep.host.node import Node
 from nbep.host.request import CombineRequest, Counts, DispatchRequest
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import ROWS, Wanted
 from nbep.host.target.views import View
 
 BF16_BYTES = 2
-COUNTED = "counted dispatch"  # in the key of a plan
 MAX_ROWS = (1 << 31) - 1
 
 
@@ -77,14 +77,6 @@ class Tokens(NamedTuple):
         return token_stride, hidden_stride
 
 
-def empty_rows(empty: Empty, tokens: Tokens, num_rows: int) -> dict[str, MaybeArray]:
-    """Arrays for received rows, by the names that outputs have for them; None for what the tokens do not have."""
-    return {
-        f"recv_{name}": empty((num_rows, view.shape[1]), view.dtype_name) if view.is_array else None
-        for name, view in zip(("x", "x_scales", "topk_idx", "topk_weights"), tokens, strict=True)
-    }
-
-
 def check_counts(memory: Node, tokens: Tokens, request: DispatchRequest, may_read: bool) -> None:
     """What get_dispatch_layout found out, and top-k, fit to the tokens. may_read: see validate.may_read"""
     runtime, num_ranks, num_worst_tokens = memory.runtime, memory.num_ranks, request.num_worst_tokens
@@ -132,7 +124,7 @@ def check_wait(memory: Node, request: DispatchRequest) -> None:
 
 
 def find_counted(memory: Node, request: DispatchRequest) -> tuple[Any, Any, list[Any]]:
-    """The key of a dispatch without a handle, its plan if there is one, and what launches take for its arrays:
+    """As Plans.find, of a dispatch without a handle, whose arrays are
 
     x, scales, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_rank, num_tokens_per_expert, and between nodes
     num_tokens_per_rdma_rank
@@ -142,16 +134,22 @@ def find_counted(memory: Node, request: DispatchRequest) -> tuple[Any, Any, list
     counts: tuple[Any, ...] = request.is_token_in_rank, request.num_tokens_per_rank, request.num_tokens_per_expert
     if memory.internode is not None:
         counts += (request.num_tokens_per_rdma_rank,)
-    kinds, arguments = memory.runtime.look_at((*x, request.topk_idx, request.topk_weights, *counts))
     if len(x) != 2:
-        kinds = None
-    options = request.expert_alignment, request.num_worst_tokens, request.config, request.num_sms
-    return *memory.plans.find(kinds, (COUNTED, is_pair, *options)), arguments
+        return None, None, []
+    options: tuple[Any, ...] = (
+        request.expert_alignment,
+        request.num_worst_tokens,
+        request.config,
+        request.num_sms,
+        is_pair,
+        request.zero_copy,
+    )
+    return memory.counted_plans.find((*x, request.topk_idx, request.topk_weights, *counts), options)
 
 
-def rows_of(*views: View) -> tuple[Wanted, ...]:
+def rows_of(*views: View) -> tuple[Wanted | None, ...]:
     """Arrays for received rows of each of these that is there."""
-    return tuple(((ROWS, view.shape[1]), view.dtype_name) for view in views if view.is_array)
+    return tuple(((ROWS, view.shape[1]), view.dtype_name) if view.is_array else None for view in views)
 
 
 def await_counts(memory: Node, request: DispatchRequest) -> Received:
@@ -188,6 +186,14 @@ def pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:
 
 
 # Combine
+
+
+def has_rows(arrays: Sequence[MaybeArray], num_rows: int) -> bool:
+    """Whether those that are given have so many rows, as the handle says."""
+    for array in arrays:  # noqa: SIM110 - a generator costs more than what it asks
+        if array is not None and array.shape[0] != num_rows:
+            return False
+    return True
 
 
 class CombineGiven(NamedTuple):

@@ -396,7 +396,7 @@ def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
 
 def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
     """A handle of this buffer. A tuple or list of its arrays is taken too, but nobody knows whose it is."""
-    if isinstance(value, (tuple, list)) and len(value) == num_arrays:
+    if not isinstance(value, kind) and isinstance(value, (tuple, list)) and len(value) == num_arrays:
         value = kind(*value)
     if not isinstance(value, kind):
         count = {6: "six", 10: "ten"}[num_arrays]

@@ -44,7 +44,7 @@ def test_arguments_of_clients_are_taken_for_what_they_mean(call):
     for name in call.forks.split():
         assert name in FORKS
         with pytest.raises(TypeError, match=f"{name}: not in DeepEP's main"):
-            attrgetter(call.callee)(deep_ep)(None, **{name: None})
+            attrgetter(call.callee)(deep_ep)(None, *before, **dict.fromkeys([*behind, name]))
 
 
 @pytest.fixture(scope="module")

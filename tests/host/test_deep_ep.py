@@ -15,9 +15,9 @@ from target import spawn
 import nbep
 import nbep.deep_ep as deep_ep
 from nbep.deep_ep import cpp as deep_ep_cpp
-from nbep.deep_ep.buffer import deep_ep_bytes
 from nbep.deep_ep.utils import EventHandle, EventOverlap, check_nvlink_connections
 from nbep.device.layout.intranode import num_nvl_bytes_needed
+from nbep.host.config import deep_ep_bytes
 
 CONFIG = deep_ep.Config(2, 2, 4)
 

@@ -16,6 +16,7 @@ from target import spawn
 
 import nbep
 import nbep.deep_ep as deep_ep
+from nbep.deep_ep.calls import widened
 from nbep.deep_ep.utils import EventOverlap
 from nbep.host import events
 
@@ -117,7 +118,7 @@ def test_use_fabric_is_a_handle_type(monkeypatch):
 )
 def test_arguments_of_forks_are_refused_with_the_forks_name(verb, name, fork):
     with pytest.raises(TypeError, match=f"{name}: not in DeepEP's main, and not in nbep; it is an argument of {fork}"):
-        getattr(deep_ep.Buffer, verb)(None, **{name: None})
+        getattr(deep_ep.Buffer, verb)(*5 * (None,), **{name: None})
 
 
 def test_handles_are_tuples():
@@ -165,11 +166,7 @@ def test_indices_are_widened_between_the_previous_event_and_the_call(monkeypatch
     event = SimpleNamespace(current_stream_wait=lambda: steps.append("behind previous_event"))
     topk_idx = SimpleNamespace(dtype=np.dtype(np.int32), long=lambda: steps.append("widened"))
     monkeypatch.setattr(events, "_end_without_runtime", lambda: steps.append("captured"))
-    monkeypatch.setattr(nbep.Buffer, "get_dispatch_layout", lambda *given: steps.append(given[3]) or [None])
     checks = (print,)
-    deep_ep.Buffer.get_dispatch_layout(
-        object.__new__(deep_ep.Buffer), topk_idx, 4, EventOverlap(nbep.EventHandle(event, checks))
-    )
-    *steps, passed = steps
+    _, passed = widened(topk_idx, EventOverlap(nbep.EventHandle(event, checks)))
     assert steps == ["behind previous_event", "widened", "captured"]
     assert passed.event.checks == checks

@@ -75,7 +75,7 @@ def test_other_tokens_and_another_config_are_prepared_anew(gpu):
         for config in (None, nbep.Config(8, 4, 16), nbep.Config(8, 4, 16)):
             for zero_copy in (False, True):
                 buffer.dispatch(tokens(torch, fp8), handle=handle, config=config, zero_copy=zero_copy)
-    assert len(handle.plans) == 2 * 2 * 2
+    assert len(buffer._memory.cached_plans) == 2 * 2 * 2
 
 
 def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_array(gpu):
@@ -108,7 +108,7 @@ def test_a_combine_is_prepared_by_the_first_calls(gpu, config, with_weights, zer
     first, *_, later = (calls_of(call) for _ in range(4))
     assert later <= MOST_CALLS
     assert later < first / 2
-    assert len(handle.plans) == 1
+    assert len(buffer._memory.combine_plans) == 1
     combined_x, combined_weights, _ = call()
     assert tuple(combined_x.shape) == (NUM_TOKENS, HIDDEN)
     assert (combined_weights is None) == (weights is None)
@@ -135,7 +135,7 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_combine(gpu)
     for message, argument in wrong.items():
         with pytest.raises(ValueError, match=message):
             buffer.combine(**right | argument)
-    assert len(handle.plans) == 3  # with a bias, with weights and a bias, with weights
+    assert len(buffer._memory.combine_plans) == 3  # with a bias, with weights and a bias, with weights
 
 
 def test_one_handle_serves_dispatches_and_combines_of_all_kinds(gpu):
@@ -149,7 +149,7 @@ def test_one_handle_serves_dispatches_and_combines_of_all_kinds(gpu):
             assert (tuple(combined_weights.shape) if num_topk else None) == (
                 (NUM_TOKENS, num_topk) if num_topk else None
             )
-    assert len(handle.plans) == 2 * (1 + 3)
+    assert (len(buffer._memory.cached_plans), len(buffer._memory.combine_plans)) == (2, 2 * 3)
 
 
 LOW_LATENCY = {
@@ -217,6 +217,5 @@ def test_events_that_nobody_holds_are_used_again_but_for_those_of_a_graph(gpu, m
     for _ in range(3):
         buffer.dispatch(x, handle)
     assert set(destroyed) == numbers
-    made_here = [buffer._memory._last_stream._handed_over, *(overlap.event.event for overlap in held)]
-    for event in made_here:
-        event.event = None  # none to destroy without the driver that made it
+    for overlap in held:
+        overlap.event.event.event = None  # none to destroy without the driver that made it

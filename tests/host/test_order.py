@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import contextmanager
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -30,10 +30,6 @@ def allocate(order: Order, library_minds_streams: bool = True, is_capturing: boo
         log.append(f"let current stream use {arrays}")
         return library_minds_streams
 
-    def empty(shape, dtype, like):
-        log.append("allocate")
-        return f"{dtype} {list(shape)} of {like}"
-
     stream = SimpleNamespace(
         wait=lambda event: log.append(f"wait for {event}"),
         wait_current_stream=lambda: log.append("wait for current stream"),
@@ -41,22 +37,17 @@ def allocate(order: Order, library_minds_streams: bool = True, is_capturing: boo
     runtime = SimpleNamespace(
         allocating_on=allocating_on,
         let_current_stream_use=let_current_stream_use,
-        empty=empty,
         is_capturing=is_capturing,
         has_own_stream=False,
     )
     memory = CommWork()
     memory.runtime, memory.comm_stream = runtime, stream
-    with memory.allocations(order, "torch") as new:
-        assert new((2, 3), "int32") == "int32 [2, 3] of torch"
-    one_by_one = log.copy()
-    log.clear()
 
-    def make(like, num_rows):
-        return [empty((num_rows, 3), "int32", like)], []
+    def make(like, numbers):
+        log.append("allocate")
+        return [f"int32 [{numbers[0]}, 3] of {like}"], []
 
-    assert memory.allocate(order, "torch", make, 2) == (["int32 [2, 3] of torch"], [])
-    assert log == one_by_one
+    assert memory.allocate(order, "torch", make, (2,)) == (["int32 [2, 3] of torch"], [])
     return log
 
 
@@ -89,9 +80,11 @@ def test_a_library_that_does_not_mind_other_streams_makes_the_call_wait_after_al
 def test_torch_is_told_of_every_array_and_the_others_cannot_be(monkeypatch):
     recorded = []
     arrays = [SimpleNamespace(record_stream=lambda stream, i=i: recorded.append((i, stream))) for i in range(2)]
-    torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda: "current"))
+    torch = ModuleType("torch")
+    torch._C = SimpleNamespace(_cuda_getDevice=lambda: 3, _cuda_getCurrentStream=lambda device: (7, device, 1))
+    torch.cuda = SimpleNamespace(Stream=lambda **of: tuple(of.values()))
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert TorchArrays.let_current_stream_use(arrays)
-    assert recorded == [(0, "current"), (1, "current")]
+    assert recorded == [(0, (7, 3, 1)), (1, (7, 3, 1))]
     assert not CupyArrays.let_current_stream_use(arrays)
     assert not NumbaArrays.let_current_stream_use(arrays)

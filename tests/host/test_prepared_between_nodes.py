@@ -78,7 +78,7 @@ def test_cached_dispatches_launch_with_their_own_arrays(gpu, fp8):
             assert sent[f"inputs.{name}"] == getattr(gpu.handle, name).address
         assert sent["out.recv_src_meta"] == sent["out.send_nvl_head"] == sent["inputs.topk_idx"] == 0
         assert (sent["sizes.num_recv_tokens"], sent["sizes.num_rdma_recv_tokens"]) == (NUM_ROWS, NUM_PASSED)
-    assert len(gpu.handle.plans) == 1
+    assert len(gpu.buffer._memory.cached_plans) == 1
 
 
 @pytest.mark.parametrize("with_weights", [False, True])
@@ -96,7 +96,7 @@ def test_combines_launch_with_their_own_arrays(gpu, with_weights):
         wanted |= {"out.combined_x": combined_x, "out.combined_topk_weights": combined_weights}
         assert all(sent[path] == address(array) for path, array in wanted.items())
         assert tuple(combined_x.shape) == (NUM_TOKENS, HIDDEN)
-    assert len(gpu.handle.plans) == 1
+    assert len(gpu.buffer._memory.combine_plans) == 1
 
 
 def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_call(gpu):
@@ -128,4 +128,4 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_call(gpu):
         with pytest.raises(ValueError, match=message):
             verb(**right | arguments)
     assert gpu.launches == []
-    assert len(gpu.handle.plans) == 2
+    assert len(gpu.buffer._memory.cached_plans) == len(gpu.buffer._memory.combine_plans) == 1

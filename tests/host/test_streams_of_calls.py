@@ -67,50 +67,60 @@ def launches(stream):
     return ("launch", "get_dispatch_layout", stream)
 
 
-def test_a_blocking_call_runs_on_the_callers_stream_and_waits_for_nothing(calls):
+def record(stream):
+    return ("record", stream)
+
+
+def named(steps):
+    """The steps without the numbers of events, and whether each wait is for the event that was recorded before it."""
+    recorded = [event for name, event, _ in steps if name == "record"]
+    assert all(event in recorded for name, event, _ in steps if name == "wait")
+    return [(name, stream) for name, _, stream in steps]
+
+
+def test_a_blocking_call_runs_on_the_callers_stream_and_asks_for_no_event(calls):
     for _ in range(3):
-        first, end = calls.steps_of(5)
-        assert first == launches(5)
-        assert (end[0], end[2]) == ("record", 5)
+        assert calls.steps_of(5) == [launches(5)]
 
 
 def test_a_call_on_another_stream_comes_behind_the_end_of_the_call_before(calls):
-    end = calls.steps_of(5)[-1][1]
-    assert calls.steps_of(6)[:2] == [("wait", end, 6), launches(6)]
-    end = calls.steps[-1][1]
-    assert calls.steps_of(5)[:2] == [("wait", end, 5), launches(5)]
+    calls.steps_of(5)
+    assert named(calls.steps_of(6)) == [record(5), ("wait", 6), ("launch", 6)]
+    assert named(calls.steps_of(5)) == [record(6), ("wait", 5), ("launch", 5)]
 
 
 def test_an_asynchronous_call_comes_behind_the_call_before_and_a_blocking_one_behind_that(calls):
-    end = calls.steps_of(5)[-1][1]
-    steps = calls.steps_of(6, async_finish=True)
-    assert steps[0] == ("wait", end, COMM)
-    assert ("record", 6) in [(name, stream) for name, _, stream in steps]  # the comm stream comes behind stream 6, too
-    assert launches(COMM) in steps
-    record, wait, launch, *_ = calls.steps_of(5)
-    assert record[0] == "record"
-    assert record[2] == COMM
-    assert wait == ("wait", record[1], 5)
-    assert launch == launches(5)
+    calls.steps_of(5)
+    steps = named(calls.steps_of(6, async_finish=True))
+    assert steps[:2] == [record(5), ("wait", COMM)]
+    assert steps[2:4] == [record(6), ("wait", COMM)]  # the comm stream comes behind stream 6, too
+    assert steps[4:] == [("launch", COMM), record(COMM)]
+    assert named(calls.steps_of(5)) == [record(COMM), ("wait", 5), ("launch", 5)]
 
 
-def test_an_event_that_somebody_holds_stays_what_it_stood_for(calls):
+def test_the_event_of_a_blocking_call_is_recorded_when_somebody_asks_for_it(calls):
     _, held = calls.layout(5)
-    number = held.event.event.event
-    assert calls.steps_of(5)[-1][1] != number
-    again = calls.steps_of(5)[-1][1]
-    assert calls.steps_of(5)[-1][1] == again
+    calls.steps_of(5)
     calls.current, calls.steps = 9, []
+    held.current_stream_wait()
+    assert named(calls.steps) == [record(5), ("wait", 9)]
+    number = held.event.event.event
+    calls.steps = []
     held.current_stream_wait()
     assert calls.steps == [("wait", number, 9)]
 
 
 def test_eager_calls_and_those_of_a_graph_wait_for_none_of_each_other(calls):
-    end = calls.steps_of(5)[-1][1]
+    calls.steps_of(5)
     calls.capturing = True
-    in_graph = calls.steps_of(6)
-    assert in_graph[0] == launches(6)
-    assert [name for name, *_ in in_graph].count("wait") == 0
+    assert calls.steps_of(6) == [launches(6)]
     calls.capturing = False
-    assert calls.steps_of(8)[:2] == [("wait", end, 8), launches(8)]
-    assert in_graph[-1][1] not in [event for name, event, _ in calls.steps if name == "wait"]
+    assert named(calls.steps_of(8)) == [record(5), ("wait", 8), ("launch", 8)]
+
+
+def test_a_call_cannot_come_behind_one_whose_stream_is_being_captured(calls, monkeypatch):
+    calls.steps_of(5)
+    monkeypatch.setattr(cu, "cuStreamIsCapturing", lambda stream: (fake_gpu.SUCCESS, ACTIVE if stream == 5 else 0))
+    with pytest.raises(ValueError, match="current stream: got another one than the call before had, which is being"):
+        calls.steps_of(6)
+    assert calls.steps == []

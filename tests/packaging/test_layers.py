@@ -143,7 +143,7 @@ def test_buffers_and_emulated_ranks_load_neither_numba_nor_mpi_nor_matplotlib_no
 
 
 DEEP_EP_VERBS = {
-    *("Buffer.__init__", "NormalVerbs.dispatch", "Buffer.dispatch"),
+    *("Buffer.__init__", "NormalVerbs.dispatch"),
     *(f"LowLatencyVerbs.low_latency_{verb}" for verb in ("dispatch", "combine")),
     *(
         f"Elastic{name}"

@@ -134,6 +134,7 @@ def make_buffer(
     buffer._memory = NodeMemory(
         SameOnAll(num_ranks), runtime, all_sizes, 1000.0, transport, rdma_transport=rdma, num_nvl_peers=num_peers
     )
+    buffer._memory.is_deep_eps = front._is_deep_eps
     return buffer
 
 

@@ -71,13 +71,14 @@ def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> t
     """The plan of a call, and what launches take for x, topk_weights and biases."""
     handle, given = request.handle, request.arrays
     arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
-    kinds, arguments = memory.runtime.look_at(arrays)
     if len(given) != 4 or getattr(handle, "owner", None) is not memory.identity:
-        kinds = None
-    key, plan = memory.plans.find(kinds, ("elastic combine", request.num_sms, reduces, getattr(handle, "number", 0)))
+        key, plan, arguments = None, None, memory.runtime.look_at(arrays)[1]
+    else:
+        options = request.num_sms, reduces, getattr(handle, "number", 0)
+        key, plan, arguments = memory.elastic_combine_plans.find(arrays, options)
     if plan is None:
         plan = _make_plan(memory, request, reduces)
-        memory.plans.keep(key, plan)
+        memory.elastic_combine_plans.keep(key, plan)
     return plan, arguments
 
 

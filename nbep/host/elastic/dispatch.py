@@ -135,18 +135,18 @@ def _find_plan(memory: Node, request: ElasticDispatchRequest) -> tuple[Plan, lis
     arrays = (*x, request.topk_idx, request.topk_weights, request.stats)
     if isinstance(handle, EPHandle):
         arrays += tuple(handle.arrays.values())
-    kinds, arguments = memory.runtime.look_at(arrays)
-    if len(x) != 2 or (handle is not None and getattr(handle, "owner", None) is not memory.identity):
-        kinds = None
     options = (
-        *("elastic dispatch", is_pair, request.num_experts, request.num_max_tokens_per_rank, request.expert_alignment),
+        *(is_pair, request.num_experts, request.num_max_tokens_per_rank, request.expert_alignment),
         *(request.num_sms, request.do_expand, request.do_zero_padding, request.use_tma_aligned_col_major_sf),
         *(handle is None, getattr(handle, "number", 0)),
     )
-    key, plan = memory.plans.find(kinds, options)
+    if len(x) != 2 or (handle is not None and getattr(handle, "owner", None) is not memory.identity):
+        key, plan, arguments = None, None, memory.runtime.look_at(arrays)[1]
+    else:
+        key, plan, arguments = memory.elastic_plans.find(arrays, options)
     if plan is None:
         plan = _make_plan(memory, request)
-        memory.plans.keep(key, plan)
+        memory.elastic_plans.keep(key, plan)
     return plan, arguments
 
 

@@ -5,9 +5,8 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_combine
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from nbep.device.kernels.internode.cached_notify import CachedHeads
 from nbep.device.kernels.internode.combine import (
     InternodeCombineSizes,
     combine_smem_bytes,
@@ -25,14 +24,12 @@ from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_r
 from nbep.host.node import Node
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import Make, Wanted
-from nbep.host.tokens import check_combine_inputs
-
-COMBINE = "combine"  # in the key of a plan: a handle keeps those of dispatches, too
+from nbep.host.target.new_arrays import Make
+from nbep.host.tokens import check_combine_inputs, has_rows
 
 
 class Plan(NamedTuple):
-    """What depends on the handle, on the sizes of rows and weights, and on the config."""
+    """What depends on the handle's sizes, on those of rows and weights, and on the config."""
 
     make: Make  # combined_x, and the weights if there are some
     notify: PreparedLaunch
@@ -47,23 +44,25 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     memory.check_faults()
     check_turn(memory, "combine")
     validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
-    kinds, arguments = memory.runtime.look_at(given)
+    plans = memory.combine_plans
     key, plan = None, None
-    if type(handle) is InternodeHandle and handle.owner is memory.identity and len(given) == 4:
-        key, plan = handle.plans.find(kinds, (COMBINE, request.config))
-    if plan is None:
+    arguments: list[Any] = []
+    if len(given) == 4:
+        key, plan, arguments = plans.find_along(memory, handle, InternodeHandle, given, (request.config,))
+    if plan is None or not has_rows(given[:2], handle.taken(memory.runtime).numbers[0]):
         handle = checks.handle(memory, handle, request.previous_event)
         plan = _make_plan(memory, handle, request)
-        handle.plans.keep(key, plan)
+        plans.keep(key, plan)
+        arguments = memory.runtime.arguments(given)
+    (_, prefix, _, recv_prefix, recv_sum, *of_gbl, _, rdma_head, nvl_head), _, numbers = handle.taken(memory.runtime)
     outputs, of_outputs = memory.allocate(request, request.x, plan.make)
     memory.compare(plan.call, handle)
     take_turn(memory, "combine")
     memory.ring_shape, mode.rdma.shape = plan.rings.nvl, plan.rings.rdma
-    plan.notify.launch(memory.stream, (), (handle,))
-    if request.topk_weights is None:
-        outputs.append(None)
-        of_outputs.append(0)
-    plan.combine.launch(memory.stream, (*of_outputs, *arguments), (given, outputs, handle))
+    heads = rdma_head, nvl_head, recv_prefix, recv_sum
+    plan.notify.launch(memory.stream, heads, (handle,), numbers[1:])
+    first = *of_outputs, *arguments, rdma_head, nvl_head, prefix, recv_prefix, recv_sum, *of_gbl
+    plan.combine.launch(memory.stream, first, (given, outputs, handle))
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 
@@ -87,28 +86,12 @@ def _make_plan(memory: Node, handle: InternodeHandle, request: CombineRequest) -
     check_rings(rings, *num_bytes)
     mode.rdma.transport.check_message(rings.rdma.hidden_bytes)
     call = combine_call(memory, given.hidden, given.num_topk, config, handle, between_nodes=True)
-    heads = CachedHeads(
-        handle.send_rdma_head,
-        handle.send_nvl_head,
-        handle.recv_rdma_channel_prefix_matrix,
-        handle.recv_rdma_rank_prefix_sum,
-    )
     num_warps = mode.num_warps(config.num_threads, mode.most_combine_warps)
-    of_handle = (
-        handle.send_rdma_head,
-        handle.send_nvl_head,
-        handle.rdma_channel_prefix_matrix,
-        handle.recv_rdma_channel_prefix_matrix,
-        handle.recv_rdma_rank_prefix_sum,
-        handle.recv_gbl_channel_prefix_matrix,
-        handle.recv_gbl_rank_prefix_sum,
-    )
     launch = runtime.prepare(
         mode.kernel(mode.combine_kernel),
         config.num_sms,
         32 * num_warps,
         combine_smem_bytes(32 * num_warps),
-        of_handle,
         mode.network,
         memory.peers,
         mode.progress,
@@ -123,9 +106,7 @@ def _make_plan(memory: Node, handle: InternodeHandle, request: CombineRequest) -
             mode.cells,
         ),
     )
-    outputs: tuple[Wanted, ...] = (((num_combined_tokens, given.hidden), "bfloat16"),)
-    if given.num_topk > 0:
-        outputs += (((num_combined_tokens, given.num_topk), "float32"),)
-    num_passed = handle.send_nvl_head.shape[0]
-    notify = prepare_cached_notify(memory, rings, heads, num_combined_tokens, num_passed, call)
+    weights = ((num_combined_tokens, given.num_topk), "float32") if given.num_topk > 0 else None
+    outputs = ((num_combined_tokens, given.hidden), "bfloat16"), weights
+    notify = prepare_cached_notify(memory, rings, num_combined_tokens, call)
     return Plan(runtime.prepare_empty(outputs, request.x), notify, launch, rings, call)

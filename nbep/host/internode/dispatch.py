@@ -13,15 +13,12 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.internode.cached_notify import CachedHeads, CachedSizes, internode_cached_notify
 from nbep.device.kernels.internode.dispatch import (
-    InternodeDispatchInputs,
     InternodeDispatchOutputs,
     InternodeDispatchSizes,
     dispatch_smem_bytes,
     internode_dispatch,
 )
 from nbep.device.kernels.internode.notify_dispatch import (
-    InternodeNotifyInputs,
-    InternodeNotifyOutputs,
     InternodeNotifySizes,
     internode_notify_dispatch,
     notify_smem_bytes,
@@ -33,48 +30,37 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, fit_rings, nodes_config
 from nbep.host.events import EventOverlap
+from nbep.host.handles import Taken
 from nbep.host.internode import checks
-from nbep.host.internode.handle import InternodeHandle
+from nbep.host.internode.handle import InternodeHandle, InternodeTuple
 from nbep.host.internode.rdma_buffer_turns import check_turn, take_turn
 from nbep.host.internode.rings import Rings, check_rings, dispatch_rings
 from nbep.host.node import Node
 from nbep.host.request import DispatchRequest
-from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import Make
-from nbep.host.tokens import Tokens, await_counts, check_counts, check_wait, empty_rows, pair
+from nbep.host.target.base import LATER, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import PASSED, ROWS, Make, Wanted
+from nbep.host.tokens import Tokens, await_counts, check_counts, check_wait, find_counted, pair, rows_of
 
+NUM_PREFIXES = 6  # arrays that notify writes, as InternodeNotifyOutputs begins
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 NO_LISTS = (0,) * (len(InternodeDispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch has none
-DISPATCH = "dispatch"  # in the key of a plan: a handle keeps those of combines, too
 
 
-class Prefixes(NamedTuple):
-    """The prefix sums that the notify kernel writes: the first fields of InternodeNotifyOutputs.
+class CountedPlan(NamedTuple):
+    """What depends on sizes, dtypes and options alone: rows that come are counted in every call."""
 
-    They are never None, even if no token comes.
-    """
-
-    rdma_channel_prefix_matrix: Array
-    gbl_channel_prefix_matrix: Array
-    recv_rdma_channel_prefix_matrix: Array
-    recv_rdma_rank_prefix_sum: Array
-    recv_gbl_channel_prefix_matrix: Array
-    recv_gbl_rank_prefix_sum: Array
-
-
-class Known(NamedTuple):
-    """What is known before dispatch: routes, sizes of outputs."""
-
-    is_token_in_rank: Array
-    prefixes: Prefixes
-    num_recv_tokens: int
-    num_rdma_recv_tokens: int
-    num_worst_tokens: int
-    num_experts: int
+    make: Make  # what notify writes, and InternodeDispatchOutputs if it is known how many rows they have
+    make_counted: Make | None  # InternodeDispatchOutputs, if not
+    notify: PreparedLaunch
+    counters: tuple[int, int, int]
+    launch: PreparedLaunch
+    sizes: tuple[int, int]  # of the handle
+    rings: Rings
+    call: Call
 
 
 class Plan(NamedTuple):
-    """What depends on the handle, on the sizes and dtypes of the tokens, and on the config."""
+    """What depends on the handle's sizes, on the sizes and dtypes of the tokens, and on the config."""
 
     make: Make  # recv_x, and its scales if there are some
     notify: PreparedLaunch
@@ -93,24 +79,7 @@ def dispatch(
     if request.handle is not None:
         recv_x = _dispatch_cached(memory, request)
         return recv_x, None, None, None, None, memory.finish(request.async_finish)
-    mode, tokens = checks.mode_of(memory), Tokens.look_at(memory, request)
-    may_read = validate.may_read(memory, request.previous_event)
-    check_counts(memory, tokens, request, may_read)
-    checks.node_counts(memory, request, may_read)
-    check_wait(memory, request)
-    config, rings = _chosen(memory, tokens, request, None)
-    memory.ring_shape, mode.rdma.shape = rings.nvl, rings.rdma
-    known, counted = _notify(memory, tokens, request, config, rings)
-    recv = _launch(memory, tokens, known, config, rings, request)
-    made = InternodeHandle(
-        known.is_token_in_rank,
-        *known.prefixes,
-        recv.recv_src_meta,
-        recv.send_rdma_head,
-        recv.send_nvl_head,
-    ).owned_by(memory.identity, memory.num_dispatches)
-    event = memory.finish(request.async_finish)
-    return pair(recv.recv_x, recv.recv_x_scales), recv.recv_topk_idx, recv.recv_topk_weights, counted, made, event
+    return _dispatch_counted(memory, request)
 
 
 def _chosen(
@@ -139,171 +108,134 @@ def _chosen(
 
 def _dispatch_cached(memory: Node, request: DispatchRequest) -> Any:
     """Dispatch again along the routes of a handle; recv_x, with its scales if x has some."""
-    mode, handle = checks.mode_of(memory), request.handle
+    mode, handle, plans = checks.mode_of(memory), request.handle, memory.cached_plans
     validate.only_with_counts(request.topk_idx, request.topk_weights)
     is_pair = isinstance(request.x, tuple)
-    x = request.x if is_pair else (request.x, None)
-    kinds, arguments = memory.runtime.look_at(x)
-    key, plan = None, None
-    if type(handle) is InternodeHandle and handle.owner is memory.identity and len(x) == 2:
-        key, plan = handle.plans.find(kinds, (DISPATCH, request.config, is_pair))
+    given = request.x if is_pair else (request.x, None)
+    key, plan, arguments = plans.find_along(memory, handle, InternodeHandle, given, (request.config, is_pair))
     if plan is None:
         tokens = Tokens.look_at(memory, request)
         handle = checks.cached(memory, tokens, request)
         plan = _make_plan(memory, tokens, handle, request)
-        handle.plans.keep(key, plan)
-    (recv_x, *scales), (rows, *scale_rows) = memory.allocate(request, x[0], plan.make)
+        plans.keep(key, plan)
+        arguments = memory.runtime.arguments(given)
+    (in_rank, prefix, _, *prefixes), _, numbers = handle.taken(memory.runtime)
+    made, addresses = memory.allocate(request, given[0], plan.make, numbers)
     memory.ring_shape, mode.rdma.shape = plan.rings.nvl, plan.rings.rdma
     memory.compare(plan.call, handle)
     take_turn(memory, "dispatch")
     plan.notify.launch(memory.stream)
-    outputs = rows, scale_rows[0] if scales else 0, *NO_LISTS
-    plan.launch.launch(memory.stream, (*outputs, *arguments, 0, 0), (x, handle, recv_x, *scales))
-    return (recv_x, scales[0]) if scales else recv_x
+    first = *addresses, *NO_LISTS, *arguments, 0, 0, in_rank, prefix, *prefixes[:4]
+    plan.launch.launch(memory.stream, first, (given, handle, made), numbers)
+    return pair(made[0], made[1])
 
 
 def _make_plan(memory: Node, tokens: Tokens, handle: InternodeHandle, request: DispatchRequest) -> Plan:
     """Check what does not change, and prepare both launches."""
-    runtime, mode = memory.runtime, checks.mode_of(memory)
     config, rings = _chosen(memory, tokens, request, handle)
     call = dispatch_call(memory, tokens, None, config, handle, between_nodes=True)
-    num_recv_tokens, num_rdma_recv_tokens = handle.recv_src_meta.shape[0], handle.send_nvl_head.shape[0]
-    _, prefix, _, *prefixes = tuple(handle)[:7]
-    num_warps = mode.num_warps(config.num_threads)
-    sizes = InternodeDispatchSizes(
-        tokens.num_tokens,
-        num_recv_tokens,
-        num_rdma_recv_tokens,
-        0,
-        memory.num_ranks,
-        config.num_max_nvl_chunked_send_tokens,
-        config.num_max_rdma_chunked_send_tokens,
-        mode.num_nvl_receivers(num_warps),
-        *tokens.scale_strides,
-        mode.cells,
-    )
-    launch = runtime.prepare(
-        mode.kernel(internode_dispatch),
-        config.num_sms,
-        32 * num_warps,
-        dispatch_smem_bytes(32 * num_warps),
-        (handle.is_token_in_rank, prefix, *prefixes),
-        mode.network,
-        memory.peers,
-        mode.progress,
-        memory.bounds,
-        rings.nvl,
-        rings.rdma,
-        sizes,
-    )
-    wanted = [((num_recv_tokens, *view.shape[1:]), view.dtype_name) for view in tokens[:2] if view.is_array]
-    make = runtime.prepare_empty(wanted, tokens.x.array)
-    return Plan(make, prepare_cached_notify(memory, rings, NO_HEADS, 0, 0, call), launch, rings, call)
+    launch = _prepare(memory, tokens, config, rings, 0, memory.num_ranks)
+    make = memory.runtime.prepare_empty(rows_of(tokens.x, tokens.scales), tokens.x.array)
+    return Plan(make, prepare_cached_notify(memory, rings, None, call), launch, rings, call)
 
 
-def _notify(
-    memory: Node, tokens: Tokens, request: DispatchRequest, config: Config, rings: Rings
-) -> tuple[Known, list[int]]:
-    """Exchange the counts; wait for the totals unless num_worst_tokens is given."""
-    runtime, mode, num_ranks = memory.runtime, checks.mode_of(memory), memory.num_ranks
-    num_experts, num_worst_tokens = request.num_experts, request.num_worst_tokens
-    num_channels, num_nodes = config.num_channels, mode.num_rdma_ranks
-    polled = num_worst_tokens == 0
-    with memory.allocations(request, tokens.x.array) as empty:
-        prefixes = Prefixes(
-            empty((num_nodes, num_channels), "int32"),
-            empty((num_ranks, num_channels), "int32"),
-            empty((num_nodes, num_channels), "int32"),
-            empty((num_nodes,), "int32"),
-            empty((num_ranks, num_channels), "int32"),
-            empty((num_ranks,), "int32"),
-        )
-    call = dispatch_call(memory, tokens, num_experts, config, between_nodes=True)
-    memory.compare(call)
+def _dispatch_counted(memory: Node, request: DispatchRequest) -> tuple[Any, ...]:
+    """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
+    mode = checks.mode_of(memory)
+    key, plan, arguments = find_counted(memory, request)
+    if plan is None:
+        plan = _make_counted_plan(memory, request)
+        memory.counted_plans.keep(key, plan)
+    check_wait(memory, request)
+    x, scales, topk_idx, topk_weights, in_rank, _, per_expert, _ = arguments
+    like = request.x[0] if isinstance(request.x, tuple) else request.x
+    num_worst_tokens = request.num_worst_tokens
+    numbers = num_worst_tokens, num_worst_tokens * memory.num_nvl_peers  # see await_counts
+    counted: list[int] = []
+    memory.ring_shape, mode.rdma.shape = plan.rings.nvl, plan.rings.rdma
+    made, addresses = memory.allocate(request, like, plan.make, numbers)
+    memory.compare(plan.call)
     take_turn(memory, "dispatch")
-    if polled:
+    if num_worst_tokens == 0:
         memory.counters.reset()
-    moe_recv_counter, moe_recv_expert_counter, moe_recv_rdma_counter = memory.counters.addresses(polled)
-    counters = moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter
+    prefixes = addresses[:NUM_PREFIXES]
+    plan.notify.launch(memory.stream, (*prefixes, *plan.counters, per_expert, in_rank), (made, request))
+    if plan.make_counted is not None:
+        num_recv_tokens, counted, num_passed = await_counts(memory, request)
+        numbers = num_recv_tokens, num_passed
+        more = memory.allocate(request, like, plan.make_counted, numbers)
+        made += more[0]
+        addresses += more[1]
+    outputs = addresses[NUM_PREFIXES:]
+    first = *outputs, x, scales, topk_idx, topk_weights, in_rank, prefixes[0], *prefixes[2:]
+    plan.launch.launch(memory.stream, first, (request, made), numbers)
+    recv = InternodeDispatchOutputs(*made[NUM_PREFIXES:])
+    arrays = *made[:NUM_PREFIXES], recv.recv_src_meta, recv.send_rdma_head, recv.send_nvl_head
+    taken = Taken((in_rank, *prefixes, outputs[2], *outputs[5:]), plan.sizes, numbers)
+    kind = InternodeTuple if memory.is_deep_eps else InternodeHandle
+    handle = kind.made((request.is_token_in_rank, *arrays), memory.identity, memory.num_dispatches, taken)
+    event = memory.finish(request.async_finish)
+    return pair(recv.recv_x, recv.recv_x_scales), recv.recv_topk_idx, recv.recv_topk_weights, counted, handle, event
+
+
+def _make_counted_plan(memory: Node, request: DispatchRequest) -> CountedPlan:
+    """Check what does not change, and prepare both launches."""
+    runtime, mode, num_ranks = memory.runtime, checks.mode_of(memory), memory.num_ranks
+    tokens, may_read = Tokens.look_at(memory, request), validate.may_read(memory, request.previous_event)
+    check_counts(memory, tokens, request, may_read)
+    checks.node_counts(memory, request, may_read)
+    config, rings = _chosen(memory, tokens, request, None)
+    num_experts, num_channels, num_nodes = request.num_experts, config.num_channels, mode.num_rdma_ranks
+    call = dispatch_call(memory, tokens, num_experts, config, between_nodes=True)
+    of_nodes, of_ranks = ((num_nodes, num_channels), "int32"), ((num_ranks, num_channels), "int32")
+    prefixes: tuple[Wanted, ...] = of_nodes, of_ranks, of_nodes, ((num_nodes,), "int32"), of_ranks
+    prefixes += (((num_ranks,), "int32"),)
+    outputs: tuple[Wanted | None, ...] = (
+        *rows_of(tokens.x, tokens.scales),
+        ((ROWS, rings.nvl.num_src_idx), "int32"),
+        *rows_of(tokens.topk_idx, tokens.topk_weights),
+        ((tokens.num_tokens, num_nodes), "int32"),
+        ((PASSED, mode.num_nvl_ranks), "int32"),
+    )
     num_threads = block_sizes(runtime).notify
-    runtime.launch(
-        memory.stream,
+    of_rings = num_ring_cell_words(rings.nvl), request.expert_alignment, mode.cells
+    notify = runtime.prepare(
         mode.kernel(internode_notify_dispatch),
         1 + num_ranks + num_nodes,
         num_threads,
         notify_smem_bytes(num_threads),
-        InternodeNotifyOutputs(*prefixes, *counters),
-        InternodeNotifyInputs(request.num_tokens_per_expert, request.is_token_in_rank),
         mode.network,
         memory.peers,
         mode.progress,
         memory.bounds,
-        InternodeNotifySizes(
-            tokens.num_tokens,
-            num_experts,
-            num_channels,
-            num_ring_cell_words(rings.nvl),
-            request.expert_alignment,
-            mode.cells,
-        ),
+        InternodeNotifySizes(tokens.num_tokens, num_experts, num_channels, *of_rings),
         call,
     )
-    num_recv_tokens, per_expert, num_rdma_recv_tokens = await_counts(memory, request)
-    sizes = num_recv_tokens, num_rdma_recv_tokens, num_worst_tokens, num_experts
-    return Known(request.is_token_in_rank, prefixes, *sizes), per_expert
+    is_counted = request.num_worst_tokens == 0
+    moe_recv_counter, moe_recv_expert_counter, moe_recv_rdma_counter = memory.counters.addresses(is_counted)
+    return CountedPlan(
+        runtime.prepare_empty(prefixes if is_counted else prefixes + outputs, tokens.x.array),
+        runtime.prepare_empty(outputs, tokens.x.array) if is_counted else None,
+        notify,
+        (moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter),
+        _prepare(memory, tokens, config, rings, request.num_worst_tokens, num_experts),
+        (tokens.num_tokens, num_channels),
+        rings,
+        call,
+    )
 
 
-def prepare_cached_notify(
-    memory: Node,
-    rings: Rings,
-    heads: CachedHeads,
-    num_combined_tokens: int,
-    num_rdma_recv_tokens: int,
-    call: Call,
+def _prepare(
+    memory: Node, tokens: Tokens, config: Config, rings: Rings, num_worst_tokens: int, num_experts: int
 ) -> PreparedLaunch:
-    """Before a dispatch along known routes, or with heads before a combine: come together with all ranks."""
-    runtime, mode = memory.runtime, checks.mode_of(memory)
-    num_channels = rings.nvl.num_channels
-    sizes = num_combined_tokens, num_rdma_recv_tokens, num_channels, num_ring_cell_words(rings.nvl), mode.cells
-    return runtime.prepare(
-        mode.kernel(internode_cached_notify),
-        1 if heads is NO_HEADS else 1 + num_channels,
-        block_sizes(runtime).notify,
-        0,
-        heads,
-        mode.network,
-        memory.peers,
-        mode.progress,
-        memory.bounds,
-        CachedSizes(*sizes),
-        call,
-    )
-
-
-def _launch(
-    memory: Node, tokens: Tokens, known: Known, config: Config, rings: Rings, request: DispatchRequest
-) -> InternodeDispatchOutputs:
-    runtime, mode = memory.runtime, checks.mode_of(memory)
-    num_recv = known.num_recv_tokens
-    with memory.allocations(request, tokens.x.array) as empty:
-        recv = InternodeDispatchOutputs(
-            **empty_rows(empty, tokens, num_recv),
-            recv_src_meta=empty((num_recv, rings.nvl.num_src_idx), "int32"),
-            send_rdma_head=empty((tokens.num_tokens, mode.num_rdma_ranks), "int32"),
-            send_nvl_head=empty((known.num_rdma_recv_tokens, mode.num_nvl_ranks), "int32"),
-        )
+    """The launch of the dispatch kernel. It takes its outputs and inputs, and later the numbers of a handle."""
+    mode = checks.mode_of(memory)
     num_warps = mode.num_warps(config.num_threads)
-    prefixes = known.prefixes
-    runtime.launch(
-        memory.stream,
+    return memory.runtime.prepare(
         mode.kernel(internode_dispatch),
         config.num_sms,
         32 * num_warps,
         dispatch_smem_bytes(32 * num_warps),
-        recv,
-        InternodeDispatchInputs(
-            *tokens.arrays, known.is_token_in_rank, prefixes.rdma_channel_prefix_matrix, *prefixes[2:]
-        ),
         mode.network,
         memory.peers,
         mode.progress,
@@ -312,10 +244,10 @@ def _launch(
         rings.rdma,
         InternodeDispatchSizes(
             tokens.num_tokens,
-            num_recv,
-            known.num_rdma_recv_tokens,
-            known.num_worst_tokens,
-            known.num_experts,
+            LATER,
+            LATER,
+            num_worst_tokens,
+            num_experts,
             config.num_max_nvl_chunked_send_tokens,
             config.num_max_rdma_chunked_send_tokens,
             mode.num_nvl_receivers(num_warps),
@@ -323,4 +255,29 @@ def _launch(
             mode.cells,
         ),
     )
-    return recv
+
+
+def prepare_cached_notify(memory: Node, rings: Rings, num_combined_tokens: Any, call: Call) -> PreparedLaunch:
+    """Before a dispatch along known routes, or before a combine: come together with all ranks.
+
+    num_combined_tokens: None before a dispatch. A combine's launch takes CachedHeads, and later how many tokens have
+    passed through this rank
+    """
+    runtime, mode = memory.runtime, checks.mode_of(memory)
+    num_channels = rings.nvl.num_channels
+    is_dispatch = num_combined_tokens is None
+    numbers = (0, 0) if is_dispatch else (num_combined_tokens, LATER)
+    sizes = *numbers, num_channels, num_ring_cell_words(rings.nvl), mode.cells
+    return runtime.prepare(
+        mode.kernel(internode_cached_notify),
+        1 if is_dispatch else 1 + num_channels,
+        block_sizes(runtime).notify,
+        0,
+        *((NO_HEADS,) if is_dispatch else ()),
+        mode.network,
+        memory.peers,
+        mode.progress,
+        memory.bounds,
+        CachedSizes(*sizes),
+        call,
+    )

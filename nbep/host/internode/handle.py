@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbep.host.handles import ArraysHandle
+from nbep.host.handles import ArraysHandle, AsTuple
 from nbep.host.target.base import Array
 
 
@@ -48,3 +48,11 @@ class InternodeHandle(ArraysHandle):
     @property
     def num_channels(self) -> int:
         return int(self.rdma_channel_prefix_matrix.shape[1])
+
+    def _numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        numbers = self.recv_src_meta.shape[0], self.send_nvl_head.shape[0]
+        return (self.is_token_in_rank.shape[0], self.num_channels), numbers
+
+
+class InternodeTuple(AsTuple, InternodeHandle):
+    """The same, of nbep.deep_ep."""

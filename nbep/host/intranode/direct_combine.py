@@ -14,7 +14,6 @@ from nbep.device.layout.direct import CELL_WORDS, SlotPlaces, SlotShape, num_lan
 from nbep.host import validate
 from nbep.host.block_sizes import block_sizes
 from nbep.host.config import Config
-from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
 from nbep.host.target.base import PreparedLaunch
@@ -36,11 +35,10 @@ class DirectCombine(NamedTuple):
 
 
 def prepare_direct_combine(
-    memory: Node, handle: DispatchHandle, given: CombineGiven, config: Config, call: Call
+    memory: Node, num_combined_tokens: int, given: CombineGiven, config: Config, call: Call
 ) -> DirectCombine:
-    """The launches, for arguments that are checked."""
+    """The launches, for arguments that are checked. The second takes arrays of the handle."""
     runtime, num_ranks, direct = memory.runtime, memory.num_ranks, validate.zero_copy(memory)
-    num_combined_tokens = handle.send_head.shape[0]
     chunk = config.num_max_nvl_chunked_send_tokens
     shape = SlotShape(num_ranks, config.num_channels, given.hidden_bytes, given.num_topk, chunk)
     places = direct.place_slots(shape, num_combined_tokens)
@@ -52,7 +50,6 @@ def prepare_direct_combine(
         config.num_sms,
         num_threads,
         direct_combine_smem_bytes(num_threads, runtime.has_tma),
-        (handle.rank_prefix_matrix, handle.channel_prefix_matrix, handle.send_head),
         direct.peers,
         memory.bounds,
         places,

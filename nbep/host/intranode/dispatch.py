@@ -25,6 +25,7 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config, in_node_config
 from nbep.host.events import EventOverlap
+from nbep.host.handles import Taken
 from nbep.host.intranode import direct_dispatch
 from nbep.host.intranode.cached_dispatch import dispatch_cached
 from nbep.host.intranode.handle import DispatchHandle
@@ -39,11 +40,12 @@ from nbep.host.tokens import Tokens, await_counts, check_counts, check_wait, fin
 class Plan(NamedTuple):
     """What depends on sizes, dtypes and options alone: rows that come are counted in every call."""
 
-    make_routes: Make
+    make: Make  # both matrices of the routes, and DispatchOutputs if it is known how many rows they have
+    make_counted: Make | None  # DispatchOutputs, if not
     notify: PreparedLaunch
     counters: tuple[int, int]
-    make: Make  # those of DispatchOutputs that there are
     launch: PreparedLaunch
+    sizes: tuple[int, int]  # of the handle
     shape: RingShape
     call: Call
 
@@ -58,8 +60,12 @@ def dispatch(
         recv_x = dispatch_cached(memory, request)
         return recv_x, None, None, None, None, _finish(memory, request)
     recv: DispatchOutputs | direct_dispatch.Received
-    chosen: Any = _without_rings if request.zero_copy else _dispatch_counted
-    recv, handle, counted = chosen(memory, request)
+    key, plan, arguments = find_counted(memory, request)
+    if plan is None:
+        plan = _make_plan(memory, request)
+        memory.counted_plans.keep(key, plan)
+    chosen: Any = direct_dispatch.dispatch_counted if request.zero_copy else _dispatch_counted
+    recv, handle, counted = chosen(memory, plan, arguments, request)
     return (
         pair(recv.recv_x, recv.recv_x_scales),
         recv.recv_topk_idx,
@@ -88,7 +94,9 @@ def _checked(memory: Node, request: DispatchRequest) -> tuple[Tokens, Config]:
     if request.zero_copy:
         validate.zero_copy(memory)
     sizes = tokens.ring_sizes(1)
-    config = in_node_config(request.config, DISPATCH_TABLE, request.num_sms, memory.num_ranks, room, sizes)
+    config = in_node_config(
+        request.config, DISPATCH_TABLE, request.num_sms, memory.num_ranks, room, sizes, memory.is_deep_eps
+    )
     validate.config(config, memory.num_ranks, 32 * memory.num_ranks)
     return tokens, config
 
@@ -96,58 +104,49 @@ def _checked(memory: Node, request: DispatchRequest) -> tuple[Tokens, Config]:
 # Size, launch, return
 
 
-def _without_rings(
-    memory: Node, request: DispatchRequest
-) -> tuple[direct_dispatch.Received, DispatchHandle, list[int]]:
-    tokens, config = _checked(memory, request)
-    check_wait(memory, request)
-    return direct_dispatch.dispatch_counted(memory, tokens, request, config)
-
-
-def _dispatch_counted(memory: Node, request: DispatchRequest) -> tuple[DispatchOutputs, DispatchHandle, list[int]]:
+def _dispatch_counted(
+    memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest
+) -> tuple[DispatchOutputs, DispatchHandle, list[int]]:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
-    key, plan, arguments = find_counted(memory, request)
-    if plan is None:
-        plan = _make_plan(memory, request)
-        memory.plans.keep(key, plan)
     check_wait(memory, request)
-    x, like = request.x, request.x[0] if isinstance(request.x, tuple) else request.x
-    tokens, in_rank = arguments[:4], arguments[4]
+    x, scales, topk_idx, topk_weights, in_rank, *counts = arguments
+    like = request.x[0] if isinstance(request.x, tuple) else request.x
+    num_recv_tokens = request.num_worst_tokens
+    per_expert: list[int] = []
     memory.ring_shape = plan.shape
-    routes, of_routes = memory.allocate(request, like, plan.make_routes)
+    made, addresses = memory.allocate(request, like, plan.make, (num_recv_tokens,))
     memory.compare(plan.call)
-    if request.num_worst_tokens == 0:
+    if num_recv_tokens == 0:
         memory.counters.reset()
-    of_notify = (*of_routes, *plan.counters, *arguments[5:], in_rank)
-    plan.notify.launch(memory.stream, of_notify, (routes, request))
-    num_recv_tokens, per_expert, _ = await_counts(memory, request)
-    made, addresses = memory.allocate(request, like, plan.make, num_recv_tokens)
-    given = x if isinstance(x, tuple) else (x, None)
-    is_there = given[1] is not None, True, *(request.topk_idx is not None,) * 2, True, True
-    recv = DispatchOutputs(made[0], *spread(made[1:], is_there, None))
-    outputs = addresses[0], *spread(addresses[1:], is_there, 0)
-    first = *outputs, *tokens, in_rank, *of_routes
-    plan.launch.launch(memory.stream, first, (request, routes, made), (num_recv_tokens,))
-    of_handle = recv.recv_channel_prefix_matrix, recv.recv_src_idx, recv.send_head
-    return recv, Routes(routes[0], routes[1], request.is_token_in_rank).handle(memory, *of_handle), per_expert
+    of_ranks, of_channels = addresses[:2]
+    plan.notify.launch(memory.stream, (of_ranks, of_channels, *plan.counters, *counts, in_rank), (made, request))
+    if plan.make_counted is not None:
+        num_recv_tokens, per_expert, _ = await_counts(memory, request)
+        more = memory.allocate(request, like, plan.make_counted, (num_recv_tokens,))
+        made += more[0]
+        addresses += more[1]
+    first = *addresses[2:], x, scales, topk_idx, topk_weights, in_rank, of_ranks, of_channels
+    plan.launch.launch(memory.stream, first, (request, made), (num_recv_tokens,))
+    recv = DispatchOutputs(*made[2:])
+    routes = Routes(made[0], made[1], request.is_token_in_rank)
+    _, _, src_idx, _, _, recv_channels, send_head = addresses[2:]
+    taken = Taken((of_ranks, of_channels, recv_channels, src_idx, in_rank, send_head), plan.sizes, (num_recv_tokens,))
+    arrays = recv.recv_channel_prefix_matrix, recv.recv_src_idx, recv.send_head
+    return recv, routes.handle(memory, *arrays, taken), per_expert
 
 
-def spread(values: Sequence[Any], is_there: Sequence[bool], nothing: Any) -> list[Any]:
-    """The values, and nothing in the places of those that are not there."""
-    rest = iter(values)
-    return [next(rest) if here else nothing for here in is_there]
-
-
-def _make_plan(memory: Node, request: DispatchRequest) -> Plan:
-    """Check what does not change, and prepare both launches."""
+def _make_plan(memory: Node, request: DispatchRequest) -> Plan | direct_dispatch.Plan:
+    """Check what does not change, and prepare the launches."""
     tokens, config = _checked(memory, request)
+    if request.zero_copy:
+        return direct_dispatch.make_plan(memory, tokens, config, request)
     runtime, num_ranks, num_experts = memory.runtime, memory.num_ranks, request.num_experts
     shape = config.ring_shape(num_ranks, *tokens.ring_sizes(1))
     validate.buffer_size(shape, memory.num_nvl_bytes)
     num_channels, num_worst_tokens = shape.num_channels, request.num_worst_tokens
     call = dispatch_call(memory, tokens, num_experts, config)
     of_routes: tuple[Wanted, ...] = ((num_ranks, num_ranks), "int32"), ((num_ranks, num_channels), "int32")
-    outputs = (
+    outputs: tuple[Wanted | None, ...] = (
         *rows_of(tokens.x, tokens.scales),
         ((ROWS,), "int32"),
         *rows_of(tokens.topk_idx, tokens.topk_weights),
@@ -166,12 +165,14 @@ def _make_plan(memory: Node, request: DispatchRequest) -> Plan:
     )
     smem_bytes = dispatch_smem_bytes(num_threads, runtime.has_tma)
     last = memory.peers, memory.bounds, shape, sizes
+    is_counted = num_worst_tokens == 0
     return Plan(
-        runtime.prepare_empty(of_routes, tokens.x.array),
+        runtime.prepare_empty(of_routes if is_counted else of_routes + outputs, tokens.x.array),
+        runtime.prepare_empty(outputs, tokens.x.array) if is_counted else None,
         prepare_counts(memory, memory.peers, num_ring_cell_words(shape), request, num_channels, call),
-        memory.counters.addresses(num_worst_tokens == 0)[:2],
-        runtime.prepare_empty(outputs, tokens.x.array),
+        memory.counters.addresses(is_counted)[:2],
         runtime.prepare(dispatch_kernel, config.num_sms, num_threads, smem_bytes, *last),
+        (tokens.num_tokens, num_channels),
         shape,
         call,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nbep.host.handles import ArraysHandle
+from nbep.host.handles import ArraysHandle, AsTuple
 from nbep.host.target.base import Array
 
 
@@ -31,3 +31,14 @@ class DispatchHandle(ArraysHandle):
     recv_src_idx: Array
     is_token_in_rank: Array
     send_head: Array
+
+    @property
+    def num_channels(self) -> int:
+        return int(self.channel_prefix_matrix.shape[1])
+
+    def _numbers(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (self.is_token_in_rank.shape[0], self.num_channels), (self.recv_src_idx.shape[0],)
+
+
+class DispatchTuple(AsTuple, DispatchHandle):
+    """The same, of nbep.deep_ep."""

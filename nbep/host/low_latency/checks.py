@@ -45,7 +45,7 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
 
     Raises: ValueError if it is none, of another buffer, or its dispatch has not been received
     """
-    if isinstance(value, (tuple, list)) and len(value) == 5:
+    if not isinstance(value, LowLatencyHandle) and isinstance(value, (tuple, list)) and len(value) == 5:
         src_info, layout_range, *sizes = value
         value = LowLatencyHandle((src_info, layout_range), (sizes[0], sizes[1], sizes[2]))
     if not isinstance(value, LowLatencyHandle):
@@ -68,7 +68,7 @@ def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
 
 def is_ready(mode: LowLatencyMemory, value: Any) -> bool:
     """Whether it is a handle as a dispatch of this buffer has made it, which has been received."""
-    if value.__class__ is not LowLatencyHandle or not value.is_as_made:
+    if not isinstance(value, LowLatencyHandle) or not value.is_as_made:
         return False
     call = value.call
     return call.owner is mode and call.is_received

@@ -37,8 +37,10 @@ def begin_verb(memory: Node, verb: str) -> LowLatencyMemory:
     Raises: ValueError for another buffer, or while a graph is captured that would have to begin so; PeerTimeout after
             an earlier one
     """
-    mode = memory.low_latency or checks.mode_of(memory, verb)
     memory.check_faults()
+    mode = memory.low_latency
+    if mode is None:
+        mode = checks.mode_of(memory, verb)
     if mode.is_unclean:
         if memory.runtime.is_capturing:
             refuse(verb, "a call in a CUDA graph after masks were taken off", f"captured after {VERB}")

@@ -70,15 +70,15 @@ def low_latency_combine(
     """See Buffer.low_latency_combine. given, options: those of a CombineRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
-    kinds, arguments = runtime.look_at(given)
     key, plan = None, None
+    arguments: list[Any] = []
     if checks.is_ready(mode, handle):
         origin = handle.call.number % ORIGINS if mode.compares_calls else 0
-        of_dispatch = *handle.sizes, handle.num_topk, origin
-        key, plan = mode.combine_plans.find(kinds, options + of_dispatch)
+        key, plan, arguments = mode.combine_plans.find(given, (*options, handle.sizes, origin))
     if plan is None:
         plan, handle = _checked_plan(memory, mode, CombineRequest._make((*given, *options, handle)))
         mode.combine_plans.keep(key, plan)
+        arguments = runtime.arguments(given)
     elif (arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT):
         _checked_plan(memory, mode, CombineRequest._make((*given, *options, handle)))  # says which
     x, topk_idx, topk_weights, out, stats = arguments

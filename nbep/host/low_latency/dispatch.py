@@ -24,7 +24,7 @@ from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import DISPATCH, HOOK, MAX_TOKENS, Words, words_of
 from nbep.host.low_latency.clean import begin_verb
-from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle
+from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle, LowLatencyTuple
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import Launches, LowLatencyMemory
 from nbep.host.node import Node
@@ -69,8 +69,8 @@ class Plan(NamedTuple):
     shape: LowLatencyShape
     words: Words
     launches: Launches
-    make: Make  # recv_x, recv_count, parts and, with FP8, recv_x_scales
-    handle_sizes: tuple[int, int, int]
+    make: Make  # recv_x, recv_count, parts and recv_x_scales, None without FP8
+    handle_sizes: tuple[int, ...]
     num_bytes: tuple[int, ...]  # of the arrays that are given
 
 
@@ -80,44 +80,34 @@ def low_latency_dispatch(
     """See Buffer.low_latency_dispatch. given, options: those of a DispatchRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
-    kinds, arguments = runtime.look_at(given)
-    key, plan = mode.dispatch_plans.find(kinds, options)
+    key, plan, arguments = mode.dispatch_plans.find(given, options)
     if plan is None:
         plan = _checked_plan(memory, mode, DispatchRequest(*given, *options))
         mode.dispatch_plans.keep(key, plan)
     elif (arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT):
         _checked_plan(memory, mode, DispatchRequest(*given, *options))  # says which
 
-    shape, words, launches, make, handle_sizes, _ = plan
-    arrays, addresses = make(given[0])
-    recv_x, recv_count, parts = arrays[:3]
-    rows, count, of_handle = addresses[:3]
-    scales = 0
-    if len(arrays) > 3:
-        recv_x, scales = (recv_x, arrays[3]), addresses[3]
-    if not shape.deduplicate:
-        of_handle += NO_MESSAGES
+    arrays, (rows, count, of_handle, scales) = plan.make(given[0])
+    recv_x, recv_count, parts, recv_x_scales = arrays
+    if recv_x_scales is not None:
+        recv_x = recv_x, recv_x_scales
     x, topk_idx, weights, recv_stats, cost_stats = arguments
-    src_info, layout_range, *messages = of_handle
-    memory.compare_call(VERB, _alike, options, shape.hidden)
-    mode.rdma.shape, call.words = shape, words
+    if not plan.shape.deduplicate:
+        of_handle += NO_MESSAGES
+    memory.compare_call(VERB, _alike, options, plan.shape.hidden)
+    mode.rdma.shape, call.words = plan.shape, plan.words
     if runtime.host_reads_arrays and validate.may_read(memory, None):
         call.choices = runtime.contents(given[1]).copy()
     event, hook = run_call(
         memory,
         call,
-        launches,
-        (rows, scales, src_info, layout_range, count, recv_stats, cost_stats, *messages, x, topk_idx, weights),
+        plan.launches,
+        (rows, scales, *of_handle[:2], count, recv_stats, cost_stats, *of_handle[2:], x, topk_idx, weights),
         (given, arrays),
         *options[-2:],
     )
-    return (
-        recv_x,
-        recv_count,
-        LowLatencyHandle(parts, handle_sizes, call, shape.num_topk, given[2], of_handle),
-        event,
-        hook,
-    )
+    kind = LowLatencyTuple if memory.is_deep_eps else LowLatencyHandle
+    return recv_x, recv_count, kind(parts, plan.handle_sizes, call, given[2], of_handle), event, hook
 
 
 def _alike(options: tuple[Any, ...], hidden: int) -> dict[str, object]:
@@ -203,12 +193,15 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     launches = mode.prepare(dispatch_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes)
     rows = (num_experts // mode.num_ranks, mode.num_ranks * num_max_tokens, hidden)
     recv_x = (rows, "float8_e4m3fn" if given.use_fp8 else "bfloat16")
-    wanted: tuple[Wanted | ByColumns | PartsLayout, ...]
-    wanted = recv_x, (rows[:1], "int32"), _parts(shape), *_scales(shape, given)
+    wanted: tuple[Wanted | ByColumns | PartsLayout | None, ...]
+    wanted = recv_x, (rows[:1], "int32"), _parts(shape), _scales(shape, given)
     make = runtime.prepare_empty(wanted, given.x.array)
     views: tuple[Any, ...] = given[:FIRST_OPTION]
     num_bytes = tuple(view.num_bytes for view in views)
-    return Plan(shape, words, launches, make, (num_max_tokens, hidden, num_experts), num_bytes)
+    handle_sizes: tuple[int, ...] = num_max_tokens, hidden, num_experts
+    if given.deduplicate:
+        handle_sizes += (num_topk,)
+    return Plan(shape, words, launches, make, handle_sizes, num_bytes)
 
 
 def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int, int]:
@@ -235,12 +228,12 @@ def _parts(shape: LowLatencyShape) -> PartsLayout:
     return PartsLayout.of(*parts)
 
 
-def _scales(shape: LowLatencyShape, options: DispatchRequest) -> tuple[ByColumns, ...]:
+def _scales(shape: LowLatencyShape, options: DispatchRequest) -> ByColumns | None:
     if not options.use_fp8:
-        return ()
+        return None
     columns, dtype = (COLUMNS_PER_WORD, "int32") if options.use_ue8m0 else (COLUMNS_PER_SCALE, "float32")
     num_rows = shape.num_ranks * shape.num_max_tokens
-    return (ByColumns((shape.num_experts // shape.num_ranks, num_rows, shape.hidden // columns), dtype),)
+    return ByColumns((shape.num_experts // shape.num_ranks, num_rows, shape.hidden // columns), dtype)
 
 
 def _check_scales(options: DispatchRequest, hidden: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.host.handles import Unpacks
+from nbep.host.handles import AsTuple, Unpacks
 from nbep.host.ranks.call_log import Unknown
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import Parts
@@ -26,22 +26,22 @@ class LowLatencyHandle(Unpacks):
     topk_weights  with deduplicate: those that went with the tokens
     """
 
-    __slots__ = ("_arguments", "_arrays", "call", "num_topk", "sizes", "topk_weights")
+    __slots__ = ("_arguments", "_arrays", "call", "sizes", "topk_weights")
 
     def __init__(
         self,
         arrays: Parts | tuple[Array, Array],
-        sizes: tuple[int, int, int],
+        sizes: tuple[int, ...],
         call: Any = None,
-        num_topk: int = 0,
         topk_weights: MaybeArray = None,
         arguments: Any = None,
     ):
-        """arguments: of the arrays of a dispatch that has just been made, for the combine kernel"""
+        """sizes: the three of the dispatch, and with deduplicate num_topk
+        arguments: of the arrays of a dispatch that has just been made, for the combine kernel
+        """
         self._arrays = arrays
         self.sizes = sizes
         self.call = call  # the dispatch; None for a plain tuple
-        self.num_topk = num_topk
         self.topk_weights = topk_weights
         self._arguments: tuple[Any, ...] | None = arguments
 
@@ -65,9 +65,13 @@ class LowLatencyHandle(Unpacks):
     def num_experts(self) -> int:
         return self.sizes[2]
 
+    @property
+    def num_topk(self) -> int:
+        return self.sizes[3] if len(self.sizes) > 3 else 0
+
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy is as good, but its arrays are checked again: they may have moved to another device."""
-        return LowLatencyHandle, (self._arrays, self.sizes, self.call, self.num_topk, self.topk_weights)
+        return type(self), (self._arrays, self.sizes, self.call, self.topk_weights)
 
     @property
     def origin(self) -> object:
@@ -100,4 +104,10 @@ class LowLatencyHandle(Unpacks):
         return self._arrays
 
     def _as_tuple(self) -> tuple[Any, ...]:
-        return (self.src_info, self.layout_range, *self.sizes)
+        return (self.src_info, self.layout_range, *self.sizes[:3])
+
+
+class LowLatencyTuple(AsTuple, LowLatencyHandle):
+    """The same, of nbep.deep_ep."""
+
+    __slots__ = ()

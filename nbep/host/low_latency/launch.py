@@ -45,12 +45,12 @@ def run_call(
     Returns: the event, empty unless async_finish; the hook, None unless return_recv_hook
     """
     mode: Any = memory.low_latency
-    mode.begin(call)
+    mode.num_calls, mode.halves[call.half] = call.number + 1, call
     if return_recv_hook:
-        on_current_stream(memory, launches[call.half, SEND_PHASE], arguments, arrays)
+        on_current_stream(memory, launches[call.half][SEND_PHASE], arguments, arrays)
         return EventOverlap(), partial(_receive, memory, call, launches, arguments, arrays)
     call.is_received = True
-    both = launches[call.half, BOTH_PHASES]
+    both = launches[call.half][BOTH_PHASES]
     if async_finish:
         memory.comm_stream.wait_current_stream()
         if mode.last_stream is not memory.comm_stream:
@@ -70,14 +70,14 @@ def on_current_stream(
     """
     mode: Any = memory.low_latency
     runtime = memory.runtime
-    stream = runtime.current_stream
-    if not runtime.has_own_stream and runtime.shares_current_stream:
+    stream, has_own_stream = runtime.current_stream, runtime.has_own_stream
+    if not has_own_stream and runtime.shares_current_stream:
         stream = memory.comm_stream
         stream.wait_current_stream()
     if mode.last_stream is not stream:
         mode.order(stream)
     kernel.launch(stream, arguments, arrays)
-    if not runtime.has_own_stream and runtime.settle(stream):
+    if not has_own_stream and runtime.settle(stream):
         memory.check_faults()
 
 
@@ -102,6 +102,6 @@ def _receive(
         call.watch()
         call.watch = None
     call.is_received = True
-    on_current_stream(memory, launches[call.half, RECV_PHASE], arguments, arrays)
+    on_current_stream(memory, launches[call.half][RECV_PHASE], arguments, arrays)
     if not mode.is_latest(call):
-        on_current_stream(memory, launches[call.half, NO_PHASE], arguments, arrays)
+        on_current_stream(memory, launches[call.half][NO_PHASE], arguments, arrays)

@@ -60,7 +60,6 @@ from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.base import Kernel, PreparedLaunch
 from nbep.host.target.streams import Stream
 
-MAX_PLANS = 1024
 JOURNAL_NAMES = {
     SENT_HALF: "sent half + 1",
     RECEIVED_HALF: "received half + 1",
@@ -69,7 +68,7 @@ JOURNAL_NAMES = {
     NEXT_HALF: "next half",
 }
 
-Launches = dict[tuple[int, int], PreparedLaunch]  # by half and phases
+Launches = tuple[dict[int, PreparedLaunch], ...]  # by half, then by phases
 
 
 def workspace_at(address: int, num_ranks: int) -> tuple[Workspace, int]:
@@ -114,18 +113,17 @@ class LowLatencyCall:
     `watch`: see Runtime.watch
     """
 
-    __slots__ = ("choices", "half", "is_forgotten", "is_received", "number", "owner", "verb", "watch", "words")
     words: Words
+    is_received = False
+    is_forgotten = False
+    choices: Any = None
+    watch: Any = None
 
-    def __init__(self, owner: LowLatencyMemory, verb: str, number: int, half: int):
+    def __init__(self, owner: LowLatencyMemory, verb: str, number: int):
         self.owner = owner
         self.verb = verb
         self.number = number
-        self.half = half
-        self.is_received = False
-        self.is_forgotten = False
-        self.choices: Any = None
-        self.watch: Any = None
+        self.half = number % NUM_HALVES
 
     def __str__(self) -> str:
         return f"{self.verb} (low-latency call {self.number})"
@@ -136,12 +134,12 @@ class LowLatencyCall:
     def __reduce__(self) -> tuple[Any, ...]:
         if not self.is_received:
             refuse("handle", f"that of {self}, whose hook has not been called", "pickled after that")
-        return _received_call, (self.owner, self.verb, self.number, self.half, self.choices)
+        return _received_call, (self.owner, self.verb, self.number, self.choices)
 
 
-def _received_call(owner: LowLatencyMemory, verb: str, number: int, half: int, choices: Any) -> LowLatencyCall:
+def _received_call(owner: LowLatencyMemory, verb: str, number: int, choices: Any) -> LowLatencyCall:
     """That of a handle which was pickled."""
-    call = LowLatencyCall(owner, verb, number, half)
+    call = LowLatencyCall(owner, verb, number)
     call.is_received, call.choices = True, choices
     return call
 
@@ -170,11 +168,11 @@ class LowLatencyMemory(Identity):
         self.compares_calls = sizes.check_calls
         self.call_type: Any = ComparedCall if sizes.check_calls else Call
         self._num_sms = sizes.low_latency_num_sms
-        self._num_calls = 0
-        self._halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
+        self.num_calls = 0
+        self.halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
-        self.dispatch_plans: Plans[Any] = Plans(MAX_PLANS)  # for calls that need not be checked again
-        self.combine_plans: Plans[Any] = Plans(MAX_PLANS)
+        self.dispatch_plans: Plans[Any] = Plans(runtime)  # for calls that need not be checked again
+        self.combine_plans: Plans[Any] = Plans(runtime)
         self.last_stream: Stream | None = None
         self.is_unclean = False  # masks were taken off: clean_low_latency_buffer comes before the next call
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
@@ -209,39 +207,30 @@ class LowLatencyMemory(Identity):
     # Calls
 
     def next_call(self, verb: str) -> LowLatencyCall:
-        """The call that is about to be made; `begin` makes it so.
+        """The call that is about to be made; see launch.run_call.
 
         Raises: ValueError if the call before the last, which used the same half, has not been received, or a call of
                 the normal mode has used the buffer
         """
         if self._taken_by is not None:
             self.check_own(verb)
-        half = self._num_calls % NUM_HALVES
-        holder = self._halves[half]
+        holder = self.halves[self.num_calls % NUM_HALVES]
         if holder is not None and not holder.is_received:
             held = f"a third call under way: the hook of {holder} has not been called"
             refuse(verb, held, "made after that hook")
-        return LowLatencyCall(self, verb, self._num_calls, half)
-
-    def begin(self, call: LowLatencyCall) -> None:
-        self._num_calls += 1
-        self._halves[call.half] = call
+        return LowLatencyCall(self, verb, self.num_calls)
 
     def is_latest(self, call: LowLatencyCall) -> bool:
         """Whether no call has been made after this one."""
-        return call.number == self._num_calls - 1
+        return call.number == self.num_calls - 1
 
     @property
     def next_half(self) -> int:
-        return self._num_calls % NUM_HALVES
-
-    @property
-    def num_calls(self) -> int:
-        return self._num_calls
+        return self.num_calls % NUM_HALVES
 
     def received_calls(self) -> Iterator[tuple[int, Words]]:
         """The words of the latest call of each half, if its receive phase is launched."""
-        for half, call in enumerate(self._halves):
+        for half, call in enumerate(self.halves):
             if call is not None and call.is_received:
                 yield half, call.words
 
@@ -251,11 +240,11 @@ class LowLatencyMemory(Identity):
 
     def restart(self) -> None:
         """Begin with half 0 again, as after construction: see clean_low_latency_buffer."""
-        for call in self._halves:
+        for call in self.halves:
             if call is not None and not call.is_received:
                 call.is_forgotten = True
-        self._num_calls = 0
-        self._halves = [None] * NUM_HALVES
+        self.num_calls = 0
+        self.halves = [None] * NUM_HALVES
         self.zero_copy_number = -1
         self.is_unclean = False
         self._taken_by = None
@@ -270,7 +259,7 @@ class LowLatencyMemory(Identity):
 
     def check_received(self, verb: str) -> None:
         """Raises: ValueError if a call has not been received"""
-        for call in self._halves:
+        for call in self.halves:
             if call is not None and not call.is_received:
                 refuse(verb, f"a call while the hook of {call} has not been called", "called after that hook")
 
@@ -278,7 +267,7 @@ class LowLatencyMemory(Identity):
         """A verb of the normal mode comes next, on this stream. Returns whether calls were made since a clean."""
         self.order(stream)
         self.zero_copy_number = -1
-        was_used = self._taken_by is None and self._num_calls > 0
+        was_used = self._taken_by is None and self.num_calls > 0
         self._taken_by = verb
         return was_used
 
@@ -289,22 +278,24 @@ class LowLatencyMemory(Identity):
         kernel = self.kernel(self.kernel_of_calls(kernel, type(shape)))
         num_bytes = self.num_rdma_bytes
         more = words if self.call_type is ComparedCall else ()
-        return {
-            (half, phases): self.runtime.prepare(
-                kernel,
-                1 if phases == NO_PHASE else self.num_blocks,
-                num_threads,
-                smem_bytes,
-                self.call_type(num_bytes, self.share_bytes, recv_begin(num_bytes, half), half, phases, *more),
-                self.network,
-                self.work,
-                bounds,
-                shape,
-                sizes,
-            )
+        return tuple(
+            {
+                phases: self.runtime.prepare(
+                    kernel,
+                    1 if phases == NO_PHASE else self.num_blocks,
+                    num_threads,
+                    smem_bytes,
+                    self.call_type(num_bytes, self.share_bytes, recv_begin(num_bytes, half), half, phases, *more),
+                    self.network,
+                    self.work,
+                    bounds,
+                    shape,
+                    sizes,
+                )
+                for phases in (NO_PHASE, SEND_PHASE, RECV_PHASE, BOTH_PHASES)
+            }
             for half in range(NUM_HALVES)
-            for phases in (NO_PHASE, SEND_PHASE, RECV_PHASE, BOTH_PHASES)
-        }
+        )
 
     def check_size(self, shape: LowLatencyShape) -> None:
         """Raises: ValueError if the buffer, or a chunk of the network, is too small for calls of this shape"""

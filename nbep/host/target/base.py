@@ -25,6 +25,7 @@ MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
 
 
+Recognizer = Callable[[Sequence[Any]], list[Any] | None]  # see Runtime.recognizer
 LATER: Any = object()  # among the last arguments of a prepared launch: a number that each launch is told
 
 
@@ -169,15 +170,23 @@ class Runtime(ABC):
     def view(self, value: Any) -> View:
         """What the value is as an array; NO_ARRAY for None."""
 
-    def look_at(self, values: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list[Any]]:
+    def look_at(self, values: Sequence[Any], num_free: int = 0) -> tuple[tuple[Any, ...] | None, list[Any]]:
         """What can be said of arrays at a glance.
 
+        num_free: of so many of them the number of rows is not said
         Returns: of what kinds they are: class, shape, dtype, gaps and alignment of each, or None for one that is not
                  given. What is right with some arrays is right with all of their kinds. None if they must be checked
                  in every call: the host reads them, or one is no array
                  what a launch takes for each
         """
         return None, self.arguments(values)
+
+    def recognizer(self, values: Sequence[Any], num_free: int = 0) -> Recognizer | None:
+        """A short way to see that later values are of the same kinds as these, or None if there is none.
+
+        It takes values, and returns what a launch takes for each; None if they may be of other kinds.
+        """
+        return None
 
     def contents(self, array: Array) -> np.ndarray:
         """The array as one of NumPy, of the same memory; only where host_reads_arrays."""
@@ -195,14 +204,17 @@ class Runtime(ABC):
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         """As `empty`, but neighbours in the second dimension lie side by side in memory, not those in the last."""
 
-    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout], like: Array) -> Make:
-        """What makes such arrays at once, for calls whose arrays are of the kind of `like`."""
+    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout | None], like: Array) -> Make:
+        """What makes such arrays at once, for calls whose arrays are of the kind of `like`; None for None."""
 
-        def make(like: Array, num_rows: int = 0) -> tuple[list[Any], list[Any]]:
+        def make(like: Array, numbers: Sequence[int] = ()) -> tuple[list[Any], list[Any]]:
             arrays: list[Any] = []
             for each in wanted:
-                if each[0] and not isinstance(each, PartsLayout) and each[0][0] == ROWS:
-                    each = (num_rows, *each[0][1:]), each[1]
+                if each is None:
+                    arrays.append(None)
+                    continue
+                if each[0] and not isinstance(each, PartsLayout) and each[0][0] < 0:
+                    each = (numbers[ROWS - each[0][0]], *each[0][1:]), each[1]
                 empty: Any = self.empty
                 if isinstance(each, (ByColumns, PartsLayout)):
                     empty = self.empty_by_columns if isinstance(each, ByColumns) else self.empty_parts

@@ -89,8 +89,8 @@ class EmulatedHostWords(HostWords):
         offset, count = self._offset + 4 * begin, end - begin
         return self._memory.space.read(self._memory.allocation, np.int32, offset, count, polls=True)
 
-    def poll_word(self, index: int) -> int:
-        return int(self.poll(index, index + 1)[0])
+    def poller(self, index: int) -> Callable[[], int]:
+        return lambda: int(self.poll(index, index + 1)[0])
 
     def read(self) -> np.ndarray:
         return self._memory.space.read(self._memory.allocation, np.int32, self._offset, self._array.size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -77,9 +78,9 @@ class HostWords:
         """Some words as they are now. What was released with them is there for a `read` that follows."""
         return self._array[begin:end]
 
-    def poll_word(self, index: int) -> int:
-        """One of them, as `poll`."""
-        return self._array.item(index)
+    def poller(self, index: int) -> Callable[[], int]:
+        """What polls one of them."""
+        return partial(self._array.item, index)
 
     def read(self) -> np.ndarray:
         """A copy of all: of words that a poll has announced, or the end of their kernel."""

@@ -53,8 +53,8 @@ class ByColumns(NamedTuple):
     dtype: str
 
 
-ROWS = -1  # as the first size of a shape: known when the array is made
+ROWS, PASSED = -1, -2  # as the first size of a shape: the first and the second of the numbers that `Make` is told
 Wanted = tuple[tuple[int, ...], str]  # an array: its shape and its dtype
 # New arrays, and Parts for a PartsLayout, of the kind of an array; and what a launch takes for each, a tuple for Parts.
-# It takes that array, and the number of rows for those whose first size is ROWS.
+# It takes that array, and the numbers for those whose first size is ROWS or PASSED.
 Make = Callable[..., tuple[list[Any], list[Any]]]

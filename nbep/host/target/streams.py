@@ -6,9 +6,7 @@ from abc import ABC, abstractmethod
 
 
 class Event(ABC):
-    """A point in a stream. is_of_graph: of one that was being captured; eager work cannot wait for it"""
-
-    is_of_graph = False
+    """A point in a stream."""
 
     @property
     @abstractmethod
@@ -39,6 +37,11 @@ class Stream(ABC):
     def key(self) -> object:
         """Equal for objects that stand for the same stream."""
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether it records work for later instead of doing it (a CUDA graph)."""
+        return False
+
     @abstractmethod
     def record(self, event: Event | None = None) -> Event:
         """An event at the stream's present end. event: one to record again, for those who wait from now on."""
@@ -48,10 +51,6 @@ class Stream(ABC):
         event = self.record()
         event.current_stream_wait()
         return event
-
-    def mark(self) -> Event:
-        """An event at the present end of a stream of the caller, on which later work comes behind it anyway."""
-        return self.record()
 
     @abstractmethod
     def wait(self, event: Event) -> None:

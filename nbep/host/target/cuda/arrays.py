@@ -8,14 +8,16 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from itertools import starmap
+from operator import itemgetter
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.target.new_arrays import ROWS, ByColumns
 
 NUMPY_DTYPES = {
@@ -99,13 +101,15 @@ class TorchArrays:
         return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=TorchArrays.dtype(dtype))
 
     @staticmethod
-    def prepare_empty(wanted: Sequence[tuple[tuple[int, ...], str]]) -> Callable[[Any], tuple[list[Any], list[Any]]]:
-        """What makes such arrays, on the device of another one. wanted: shapes and dtypes; maybe ByColumns"""
+    def prepare_empty(wanted: Sequence[Any]) -> Callable[..., tuple[list[Any], list[Any]]]:
+        """What makes such arrays, on the device of another one. wanted: shapes and dtypes, or None; maybe ByColumns"""
         torch = sys.modules["torch"]
         make_one = _maker_of_one(torch)
         current_device, pointer = torch._C._cuda_getDevice, torch.Tensor.data_ptr
-        places = []
+        places, absent = [], [i for i, each in enumerate(wanted) if each is None]
         for each in wanted:
+            if each is None:
+                continue
             shape, dtype = each
             inner = [(*shape[i + 1 :], 1) for i in range(len(shape))]
             strides = tuple(math.prod(max(1, size) for size in sizes) for sizes in inner)
@@ -113,22 +117,69 @@ class TorchArrays:
                 strides = strides[0], 1, max(1, shape[1])
             places.append((shape, strides, TorchArrays.dtype(dtype)))
 
-        has_rows = any(shape[:1] == (ROWS,) for shape, _, _ in places)
+        told = [(i, ROWS - shape[0]) for i, (shape, _, _) in enumerate(places) if shape and shape[0] < 0]
+        latest: Any = None  # the numbers that places have now; most calls make as many as the one before
 
-        def make(like: Any, num_rows: int = 0) -> tuple[list[Any], list[Any]]:
-            wanted_now = places
-            if has_rows:
-                wanted_now = [
-                    ((num_rows, *shape[1:]) if shape[0] == ROWS else shape, strides, dtype)
-                    for shape, strides, dtype in places
-                ]
+        def make(like: Any, numbers: Sequence[int] = ()) -> tuple[list[Any], list[Any]]:
+            nonlocal latest
+            if told and numbers != latest:
+                for i, number in told:
+                    shape, strides, dtype = places[i]
+                    places[i] = (numbers[number], *shape[1:]), strides, dtype
+                latest = numbers
             if make_one is not None and like.get_device() == current_device():
-                arrays = list(starmap(make_one, wanted_now))
+                arrays = list(starmap(make_one, places))
             else:
-                arrays = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in wanted_now]
-            return arrays, list(map(pointer, arrays))
+                arrays = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in places]
+            addresses = list(map(pointer, arrays))
+            for i in absent:
+                arrays.insert(i, None)
+                addresses.insert(i, 0)
+            return arrays, addresses
 
         return make
+
+    @staticmethod
+    def recognizer(values: Sequence[Any], num_free: int) -> Callable[[Sequence[Any]], list[Any] | None] | None:
+        """See Runtime.recognizer; the values are tensors or None. None also if they start at odd addresses.
+
+        It is the test by which torch.compile's programs know tensors again: class, dispatch keys (of which a negative
+        bit is one), dtype, device, sizes and strides of all tensors, in one call.
+        """
+        present = [i for i, value in enumerate(values) if value is not None]
+        if not present:
+            return None
+        absent = [i for i, value in enumerate(values) if value is None]
+        tensors, nothing = [values[i] for i in present], [0] * len(absent)
+        pointer = sys.modules["torch"].Tensor.data_ptr
+        check = _check_of(tensors, [i < num_free for i in present])
+        if check is None or not all(address and address % VEC_BYTES == 0 for address in map(pointer, tensors)):
+            return None
+        pick = itemgetter(*present) if len(present) > 1 else itemgetter(slice(present[0], present[0] + 1))
+        is_last = absent and absent[0] == len(present)
+
+        def recognize(values: Sequence[Any]) -> list[Any] | None:
+            for i in absent:
+                if values[i] is not None:
+                    return None
+            tensors = pick(values)
+            if not check(*tensors):
+                return None
+            try:
+                found = list(map(pointer, tensors))
+            except (RuntimeError, ValueError):  # of a tensor with a flaw
+                return None
+            for address in found:
+                if not address or address % VEC_BYTES:
+                    return None
+            if is_last:
+                found += nothing
+            else:
+                for i in absent:
+                    found.insert(i, 0)
+            return found
+
+        return recognize
 
     @staticmethod
     @cache
@@ -137,10 +188,28 @@ class TorchArrays:
 
     @staticmethod
     def let_current_stream_use(arrays: list[Any]) -> bool:
-        stream = sys.modules["torch"].cuda.current_stream()
+        torch = sys.modules["torch"]
+        stream = _stream_of(torch, *torch._C._cuda_getCurrentStream(torch._C._cuda_getDevice()))
         for array in arrays:
             array.record_stream(stream)
         return True
+
+
+def _check_of(tensors: Sequence[Any], is_free: Sequence[bool]) -> Callable[..., bool] | None:
+    """torch's own test whether tensors are such as these, or None if it has none. is_free: with any number of rows"""
+    try:
+        guards = sys.modules["torch"]._C._dynamo.guards.TensorGuards(
+            *tensors,
+            dynamic_dims_sizes=[
+                [None if free and i == 0 else int(size) for i, size in enumerate(tensor.shape)]
+                for tensor, free in zip(tensors, is_free, strict=True)
+            ],
+            dynamic_dims_strides=[list(tensor.stride()) for tensor in tensors],
+        )
+        as_asked = guards.check(*tensors) and not guards.check(*[tensor[None] for tensor in tensors])
+        return guards.check if as_asked else None
+    except (AttributeError, TypeError, RuntimeError, AssertionError):  # it is not for others to call, and may change
+        return None
 
 
 @cache
@@ -310,28 +379,58 @@ def as_array(address: int, num_bytes: int, dtype: Any, owner: object) -> Any:
     return cuda.as_cuda_array(span).view(dtype)
 
 
-@contextmanager
-def on_stream(handle: int, ordinal: int) -> Iterator[None]:
+def on_stream(handle: int, ordinal: int) -> AbstractContextManager[None]:
     """Make a stream of a device the current one of the libraries that are loaded."""
     torch, cupy = sys.modules.get("torch"), sys.modules.get("cupy")
+    if cupy is None and torch is not None and torch.cuda.is_initialized() and torch._C._cuda_getDevice() == ordinal:
+        return TorchStream(torch, handle, ordinal)
+    return _on_stream(torch, cupy, handle, ordinal)
+
+
+class TorchStream:
+    """A stream of the current device as torch's current one, without the objects that torch makes for streams."""
+
+    __slots__ = ("_before", "_ordinal", "_stream", "_torch")
+
+    def __init__(self, torch: Any, handle: int, ordinal: int):
+        self._torch = torch
+        self._ordinal = ordinal
+        self._stream = _external_stream(torch, handle, ordinal)
+
+    def __enter__(self) -> None:
+        self._before = self._torch._C._cuda_getCurrentStream(self._ordinal)
+        _set_stream(self._torch, self._stream)
+
+    def __exit__(self, *exc_info: object) -> None:
+        _set_stream(self._torch, self._before)
+
+
+def _set_stream(torch: Any, stream: tuple[int, int, int]) -> None:
+    torch._C._cuda_setStream(stream_id=stream[0], device_index=stream[1], device_type=stream[2])
+
+
+@contextmanager
+def _on_stream(torch: Any, cupy: Any, handle: int, ordinal: int) -> Iterator[None]:
+    """The same, also for CuPy, and for a device that is not the current one."""
     with nullcontext() if cupy is None else cupy.cuda.ExternalStream(handle):
         if torch is None or not torch.cuda.is_initialized():
             yield
-        elif torch.cuda.current_device() != ordinal:
-            with torch.cuda.stream(_external_stream(torch, handle, ordinal)):
+        else:
+            with torch.cuda.stream(torch.cuda.ExternalStream(handle, device=ordinal)):
                 yield
-        else:  # as torch.cuda.stream does, without a look at other devices
-            before = torch.cuda.current_stream()
-            torch.cuda.set_stream(_external_stream(torch, handle, ordinal))
-            try:
-                yield
-            finally:
-                torch.cuda.set_stream(before)
 
 
 @cache
-def _external_stream(torch: Any, handle: int, ordinal: int) -> Any:
-    return torch.cuda.ExternalStream(handle, device=ordinal)
+def _external_stream(torch: Any, handle: int, ordinal: int) -> tuple[int, int, int]:
+    """What torch knows a stream of somebody else by."""
+    stream = torch.cuda.ExternalStream(handle, device=ordinal)
+    return stream.stream_id, stream.device_index, stream.device_type
+
+
+@cache
+def _stream_of(torch: Any, stream_id: int, device_index: int, device_type: int) -> Any:
+    """The object for a stream, made once."""
+    return torch.cuda.Stream(stream_id=stream_id, device_index=device_index, device_type=device_type)
 
 
 _torch_streams: dict[Any, tuple[Any, Any]] = {}  # how torch says which stream is current, once it uses a GPU

@@ -31,6 +31,7 @@ from nbep.host.target.base import (
     MaybeArray,
     NicDevice,
     PreparedLaunch,
+    Recognizer,
     Runtime,
 )
 from nbep.host.target.cuda.arrays import (
@@ -99,8 +100,7 @@ class CudaParts(Parts):
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        address = pointer_of(self._words)
-        return tuple([address + offset for offset in self._layout.offsets])
+        return tuple(map(pointer_of(self._words).__add__, self._layout.offsets))
 
     def array(self, index: int) -> Array:
         if self._arrays is None:
@@ -141,7 +141,7 @@ class CudaPreparedLaunch(PreparedLaunch):
             config = self._configs[stream.handle] = self._loaded.config(stream.handle, *self._size)
         with self._turn if self._nic is None else self._beside_nic(stream):
             self._pack_first(*first)
-            if later or self._pack_later:
+            if self._pack_later:
                 for pack, number in zip(self._pack_later, later, strict=True):
                     pack(number)
             self._start(config, self._parameters)
@@ -209,7 +209,7 @@ class CudaRuntime(Runtime):
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         return library_of(like).empty_by_columns(shape, dtype, like)
 
-    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout], like: Array) -> Make:
+    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout | None], like: Array) -> Make:
         library = library_of(like)
         if library is not TorchArrays:
             return super().prepare_empty(wanted, like)
@@ -223,8 +223,7 @@ class CudaRuntime(Runtime):
         def make_with_parts(like: Array) -> tuple[list[Any], list[Any]]:
             arrays, addresses = make(like)
             for i, layout in layouts:
-                first = addresses[i]
-                addresses[i] = tuple([first + offset for offset in layout.offsets])
+                addresses[i] = tuple(map(addresses[i].__add__, layout.offsets))
                 arrays[i] = CudaParts(layout, arrays[i])
             return arrays, addresses
 
@@ -237,10 +236,10 @@ class CudaRuntime(Runtime):
         flaw = library.flaw(value) if library is TorchArrays else ""
         return View(value, None if flaw else library, flaw)
 
-    def look_at(self, values: Sequence[Any]) -> tuple[tuple[Any, ...] | None, list[Any]]:
+    def look_at(self, values: Sequence[Any], num_free: int = 0) -> tuple[tuple[Any, ...] | None, list[Any]]:
         kinds: list[Any] = []
         addresses: list[Any] = []
-        for value in values:
+        for i, value in enumerate(values):
             if value is None:
                 kinds.append(None)
                 addresses.append(0)
@@ -257,13 +256,18 @@ class CudaRuntime(Runtime):
                 has_gaps, address = not library.is_contiguous(value), pointer_of(value)
             else:
                 return None, []
-            kinds += (value.__class__, value.shape, value.dtype)
+            kinds += (value.__class__, value.shape if i >= num_free else value.shape[1:], value.dtype)
             if has_gaps:
                 kinds.append(library.strides(value))
             if not address or address % VEC_BYTES:
                 kinds.append(address % VEC_BYTES)
             addresses.append(address)
         return tuple(kinds), addresses
+
+    def recognizer(self, values: Sequence[Any], num_free: int = 0) -> Recognizer | None:
+        if all(value is None or library_of(value) is TorchArrays for value in values):
+            return TorchArrays.recognizer(values, num_free)
+        return None
 
     def arguments(self, arrays: Sequence[MaybeArray]) -> list[Any]:
         return arguments_of(arrays)
@@ -276,7 +280,8 @@ class CudaRuntime(Runtime):
         return on_stream(stream.handle, stream.ordinal)
 
     def let_current_stream_use(self, arrays: list[Array]) -> bool:
-        return library_of(arrays[0]).let_current_stream_use(arrays)
+        there = [array for array in arrays if array is not None]
+        return library_of(there[0]).let_current_stream_use(there)
 
     # Work
 

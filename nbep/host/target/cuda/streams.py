@@ -17,9 +17,7 @@ from nbep.host.target.streams import Event, PastEvent, Stream
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
 EVENT_FLAGS = int(cu.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-# References to an event that its stream and a variable hold, and sys.getrefcount itself. One more is of a buffer, for
-# the order of its calls; see CommWork.
-ONLY_HERE = 3
+ONLY_HERE = 3  # references to an event that its stream and a variable hold, and sys.getrefcount itself
 HostWait = Callable[[Callable[[], bool], Callable[[], str]], Any]
 
 
@@ -89,8 +87,6 @@ class CudaEvent(Event):
     def keep(self, arrays: list[Any], is_captured: bool) -> None:
         """Keep the arrays alive; their caller's stream is the current one."""
         self._arrays, self._caller, self._is_captured = arrays, current_stream_handle(), is_captured
-        if not is_captured:
-            self.use_again()
 
     def use_again(self) -> None:
         """When nobody holds it any more. Not for one that belongs to a graph."""
@@ -143,6 +139,10 @@ class CudaStream(Stream):
         return self.handle
 
     @property
+    def is_capturing(self) -> bool:
+        return is_capturing(self.handle)
+
+    @property
     def cuda_stream(self) -> int:
         """What torch.cuda.ExternalStream and cupy.cuda.ExternalStream take."""
         return self.handle
@@ -154,8 +154,10 @@ class CudaStream(Stream):
             return event
         arrays, self.unrecorded = self.unrecorded, []  # another thread's that come from here on stay
         event = CudaEvent(self.handle, self._host_wait, self._idle_events)
+        capturing = is_capturing(self.handle)
+        if not capturing:
+            event.use_again()
         if arrays:
-            capturing = is_capturing(self.handle)
             event.keep(arrays, capturing)
             if not capturing:
                 self._let_go_of_the_past()
@@ -167,23 +169,18 @@ class CudaStream(Stream):
             return super().hand_over()
         self.unrecorded = []  # what the current stream does with their memory comes after the event
         capturing = is_capturing(self.handle)
-        event = self._record_again(capturing, ONLY_HERE)
+        event = self._record_again(capturing)
         order("cuStreamWaitEvent", cu.cuStreamWaitEvent(current_stream_handle(), event.event, 0))
         if self._in_flight and not capturing:
             self._let_go_of_the_past()
         return event
 
-    def mark(self) -> Event:
-        return self._record_again(is_capturing(self.handle), ONLY_HERE + 1)
-
-    def _record_again(self, capturing: bool, most_references: int) -> CudaEvent:
+    def _record_again(self, capturing: bool) -> CudaEvent:
         """An event at the end: the latest one of these, unless somebody else holds it, who may wait for it yet."""
         event = self._handed_over
-        if event is None or capturing or getrefcount(event) > most_references:
+        if event is None or capturing or getrefcount(event) > ONLY_HERE:
             event = CudaEvent(self.handle, self._host_wait, self._idle_events)
-            if capturing:
-                event.is_of_graph = True
-            else:
+            if not capturing:
                 event.use_again()
                 self._handed_over = event
         else:
