@@ -16,7 +16,7 @@ VERSION = re.search(r'__version__ = "(.*)"', (ROOT / "nbep" / "version.py").read
 project = "nbep"
 project_copyright = "nbep contributors"
 version = release = VERSION[1] if VERSION else ""
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "docs/index"
 include_patterns = [
     "docs/*.md",
@@ -37,6 +37,8 @@ html_css_files = ["site.css"]
 nb_execution_mode = "off"  # notebooks keep their outputs, and `notebooks/refresh.py --check` compares them
 nb_merge_streams = True
 myst_heading_anchors = 6  # GitHub's anchors
+napoleon_numpy_docstring = False
+napoleon_custom_sections = ["Alike", "Blocks", "Returns", "Source"]  # as they stand, below their name
 autodoc_typehints = "none"  # docstrings say types and shapes
 autodoc_member_order = "bysource"
 maximum_signature_line_length = 100
@@ -65,8 +67,18 @@ def add_toctrees(app, docname, source) -> None:
             source[0] += f"\n```{{toctree}}\n{options}\n{entries}\n```\n"
 
 
+SECTION = re.compile(r"(Alike|Args|Attributes|Blocks|Raises|Returns|Source|Yields):")
+
+
 def keep_layout(app, what, name, obj, options, lines) -> None:
-    """A docstring is plain text: its first paragraph is prose, the rest a table that stays as it is laid out."""
+    """A docstring is plain text: what has a meaning for Sphinx is taken out of it.
+
+    With sections of Google's form napoleon makes lists of them, behind this. Without, the first paragraph is prose, and
+    the rest a table that stays as it is laid out.
+    """
+    if any(SECTION.fullmatch(line) for line in lines):
+        lines[:] = [re.sub(r"([\\*|])|_(?!\w)", r"\\\g<0>", re.sub(r"`([^`]+)`", r"``\1``", line)) for line in lines]
+        return
     first = lines.index("") if "" in lines else len(lines)
     table = [f"   {line}" for line in lines[first:]]
     escaped = [re.sub(r"([\\*`|_])", r"\\\1", line) for line in lines[:first]]
@@ -136,7 +148,7 @@ def write_front_page(app, exception) -> None:
 def setup(app) -> None:
     app.connect("config-inited", rank_primitives)
     app.connect("source-read", add_toctrees)
-    app.connect("autodoc-process-docstring", keep_layout)
+    app.connect("autodoc-process-docstring", keep_layout, priority=400)  # before napoleon
     app.connect("doctree-read", link_sources, priority=100)  # before Sphinx copies the files
     app.connect("html-collect-pages", show_sources)
     app.connect("build-finished", write_front_page)

@@ -139,7 +139,8 @@ def unwritten(array: Any) -> np.ndarray:
     On the emulator alone, in every memory model; of an array of one dimension which elements. Rows past those that
     came are unwritten, and all of them before the event or the hook of the call.
 
-    Args:     array of NumPy, or a tensor of torch on the CPU
+    Args:
+        array: of NumPy, or a tensor of torch on the CPU
     """
     return unwritten_rows(array if isinstance(array, np.ndarray) else CpuTensors.view(array))
 
@@ -166,7 +167,8 @@ def where(rank: int | None = None, kernel: str | None = None) -> Text:
 def what(address: int, rank: int | None = None) -> Text:
     """What an address is: whose memory, which cell, what it holds, who stored there, who polls it.
 
-    Args: rank: who sees it so; without it, the one that runs
+    Args:
+        rank: who sees it so; without it, the one that runs
     """
     try:
         allocation, offset = _locate(address, rank)
@@ -227,7 +229,8 @@ def _world() -> World:
 def _locate(address: int, rank: int | None) -> tuple[Allocation, int]:
     """The allocation and the offset that an address means to a rank.
 
-    Raises: LookupError if it means nothing
+    Raises:
+        LookupError: if it means nothing
     """
     world, current = _world(), current_thread()
     number, offset = address >> OFFSET_BITS, address & OFFSET_MASK

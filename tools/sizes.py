@@ -16,7 +16,7 @@ BUDGETS = {
     "nbep": (76_300, 528),
     "nbep/emulator": (13_900, 81),
     "nbep/device": (17_400, 132),
-    "nbep/host": (16_900, 126),
+    "nbep/host": (17_050, 126),
     "nbep/check": (2_200, 15),
     "nbep/scenarios": (1_300, 10),
     "nbep/numba_cuda": (7_500, 32),  # a compiler of Numba's language, and its host's interface

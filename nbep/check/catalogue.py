@@ -271,7 +271,8 @@ def kernels_named(name: str) -> list[FunctionType]:
 def fault_of(name: str, among: Sequence[Fault] = ()) -> Fault:
     """The fault of a name, of nbep's kernels or among others.
 
-    Raises: UnknownName if there is none; it names some that are alike
+    Raises:
+        UnknownName: if there is none; it names some that are alike
     """
     faults = {**own_faults(), **{fault.name: fault for fault in among}}
     if name not in faults:

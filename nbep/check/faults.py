@@ -158,7 +158,8 @@ _plain: dict[FunctionType, CodeType] = {}  # and what it was before
 def broken(*faults: str | Fault) -> Iterator[None]:
     """Run with faults, which are given by name or as `faults_of` lists them.
 
-    Raises: LookupError if nbep's kernels have no fault of that name; it names some that are alike
+    Raises:
+        LookupError: if nbep's kernels have no fault of that name; it names some that are alike
     """
     from nbep.check.catalogue import fault_of
 

@@ -125,9 +125,10 @@ def perform(
 ) -> Finding | None:
     """Run it; what it finds, or None.
 
-    Args: on_failure is called with the first error, while all threads still stand where they were
-          seen takes note of the world
-          strategy is that of `--all`, which has no name
+    Args:
+        on_failure: is called with the first error, while all threads still stand where they were
+        seen: takes note of the world
+        strategy: is that of `--all`, which has no name
     """
     scenario = load_scenario(run.scenario)
     seen = seen or World()
@@ -213,7 +214,8 @@ def planned(
 ) -> list[Run]:
     """The runs of a search: each seed under all models, and the strategies in turn.
 
-    Args: length: primitive calls of such a run, among which preemptions are chosen
+    Args:
+        length: primitive calls of such a run, among which preemptions are chosen
     """
     runs = []
     for seed in seeds:

@@ -51,9 +51,10 @@ class Buffer(NbepBuffer):
     ) -> None:
         """As nbep.Buffer, which also says what options there are.
 
-        Args: enable_shrink: in DeepEP v1.2.1 comm has this place. What has a size is one
-              use_fabric: handle_type "fabric". From 2025-11 to 2026-04 it stood before explicitly_destroy, which is
-              clear from a tenth argument that is no communicator, or from an eleventh
+        Args:
+            enable_shrink: in DeepEP v1.2.1 comm has this place. What has a size is one
+            use_fabric: handle_type "fabric". From 2025-11 to 2026-04 it stood before explicitly_destroy, which is
+                clear from a tenth argument that is no communicator, or from an eleventh
         """
         refuse_forks(options)
         if last or isinstance(comm, bool):

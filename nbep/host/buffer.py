@@ -43,81 +43,52 @@ from nbep.host.transport.base import NetworkOptions, NicOptions, TransportName, 
 class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
 
-    Args:     group the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
-              whose ranks must have set their own current GPU; comm is another name for it
-              num_nvl_bytes size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint. The
-              emulator's addresses hold less than 4 GiB
-              num_rdma_bytes size of the buffer that the network reaches, a multiple of 128: for the low-latency mode
-              see get_low_latency_rdma_size_hint, for the others between nodes Config.get_rdma_buffer_size_hint
-              low_latency_mode: the low-latency verbs can be used, beside the others if num_nvl_bytes is not 0. The
-              group then may have 2 to 256 ranks; inside a node 2, 4 or 8 if the others are to be used. Between nodes
-              clean_low_latency_buffer comes after the others, before the low-latency verbs
-              num_qps_per_rank queue pairs for each peer of another node, with transport "ibgda"
-              allow_nvlink_for_low_latency_mode: False sends everything to other ranks through the network, also inside
-              a node; not with transport "direct"
-              allow_mnnvl: a permission to use NVLink, which is used inside a host; refused with ranks on several hosts
-              enable_shrink: a low-latency call that waits too long for a rank goes on without it, see LowLatencyVerbs
-              explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`, as DeepEP prints one
-              handle_type how a GPU's memory gets to peers in other processes of the host; only the keyword is taken:
-                  "ipc"       cuMemAlloc, and a CUDA IPC handle
-                  "posix_fd"  cuMemCreate, and a file descriptor that goes from process to process
-                  "fabric"    cuMemCreate, and 64 bytes that the NVLink fabric knows (DeepEP's use_fabric); the driver
-                              offers them where a GPU has a fabric and the user an IMEX channel
-                  "host"      the host's memory, which all GPUs map: for GPUs that do not reach each other. Slow, and
-                              without num_zero_copy_bytes, enable_shrink, nodes; see docs/architecture.md
-                  Virtual ranks use its plain address. The emulator maps memory in its own way whichever it is
-              transport what is behind the low-latency mode's network; only the keyword is taken, as of the next two.
-              None: environment variable NBEP_TRANSPORT, or "direct":
-                  "direct"    all peers' memory is mapped
-                  "ibgda"     that of the own node is; what goes to other nodes goes through send queues that the
-                              kernels write, and a NIC serves: the software NIC, a kernel on one SM
-                  "nvshmem"   NVSHMEM's heap and device calls; needs GPUs, a process for each, and nbep[nvshmem]
-              num_nvl_peers ranks of a node, which are consecutive: 1 to 8. None: environment variable
-              NBEP_NUM_NVL_PEERS, or all ranks, if they are more than 8 the most that divide them
-              num_zero_copy_bytes more symmetric memory, for calls with zero_copy inside a node; see
-              get_zero_copy_size_hint. Only the keyword is taken
-              check_calls: low-latency calls tell each other what they were called with, and one that is not like those
-              of all ranks raises; without it that ends in a PeerTimeout, or in wrong rows. It costs two atomics a peer
-              and a wait for all of them, up to 1 us of a call with few tokens. All verbs then compare which dispatch a
-              handle is of, at no cost: all ranks replay a CUDA graph, or none. Ranks of one process are compared in any
-              case. None: environment variable NBEP_CHECK_CALLS, 0 or 1, or True on the emulator, False on GPUs. Only
-              the keyword is taken
-              low_latency_num_sms most SMs that a low-latency call takes, each with one block; 0: all of the card. With
-              fewer the others are left for kernels of other streams; see docs/debugging.md. Only the keyword is taken
-              nic how the software NIC is made, and what it does badly. None: environment variable NBEP_NIC
-              ("seed=3,max_delay_ns=500"), or NicOptions(). A real NIC is reached with transport="nvshmem" only
-    Raises:   ValueError if the group has not 2, 4 or 8 ranks in one node, or more than 20 nodes; if there are several
-              nodes and num_rdma_bytes is 0; if a size or handle_type is wrong or differs between ranks, or so do
-              low_latency_mode, enable_shrink or check_calls
-              ValueError on the emulator under MPI if the ranks of a node, or all with "direct", are on several hosts
-              RuntimeError if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
-              peer; nothing stays allocated
-              What is wrong on one rank is refused on all, with the rank's number; a wrong group only where it is wrong
-              Under MPI PeerTimeout if a rank has not come after twice NBEP_TIMEOUT_MS
-    Blocks:   until all ranks of the group construct theirs
-    Source:   DeepEP deep_ep/buffer.py, Buffer.__init__; csrc/utils/shared_memory.hpp
+    Two groups of verbs: get_dispatch_layout, dispatch and combine, and those that begin with low_latency. On which
+    stream they run, and what few need to know of the options, is in docs/buffer_options.md.
+
+    Args:
+        group: the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
+            whose ranks must have set their own current GPU
+        num_nvl_bytes: size of the symmetric buffer, a multiple of 128; see Config.get_nvl_buffer_size_hint
+        num_rdma_bytes: size of the buffer that the network reaches, a multiple of 128: for the low-latency mode see
+            get_low_latency_rdma_size_hint, for the others between nodes Config.get_rdma_buffer_size_hint
+        low_latency_mode: the low-latency verbs can be used, beside the others if num_nvl_bytes is not 0
+        num_qps_per_rank: queue pairs for each peer of another node, with transport "ibgda"
+        allow_nvlink_for_low_latency_mode: False sends everything through the network, also inside a node
+        allow_mnnvl: a permission to use NVLink between hosts; refused with ranks on several hosts
+        explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`
+        enable_shrink: a low-latency call that waits too long for a rank goes on without it
+        comm: another name for group
+        handle_type: how a GPU's memory gets to other processes: "ipc", "posix_fd", "fabric" or "host"
+        transport: what is behind the network: "direct", "ibgda" or "nvshmem"; None: NBEP_TRANSPORT, or "direct"
+        num_nvl_peers: ranks of a node, which are consecutive: 1 to 8; None: NBEP_NUM_NVL_PEERS, or all
+        nic: how the software NIC is made; None: NBEP_NIC, or NicOptions()
+        num_zero_copy_bytes: more symmetric memory, for zero_copy inside a node; see get_zero_copy_size_hint
+        check_calls: low-latency calls tell each other what they were called with; None: NBEP_CHECK_CALLS, or True on
+            the emulator and False on GPUs
+        low_latency_num_sms: most SMs that a low-latency call takes; 0: all of the card
+
+    Raises:
+        ValueError: for a wrong argument, one that differs between ranks, or a group of a size that nbep has not
+        RuntimeError: if a rank has not enough memory, its driver does not offer handle_type, or it cannot reach a
+            peer; nothing stays allocated
+        PeerTimeout: under MPI if a rank has not come after twice NBEP_TIMEOUT_MS
+
+    Blocks:
+        until all ranks of the group construct theirs
+
+    Source:
+        DeepEP deep_ep/buffer.py, Buffer.__init__; csrc/utils/shared_memory.hpp
 
     Attributes:
         num_sms: SMs of the default configs, of all buffers; see set_num_sms
         group: what was given as group or as comm
-        rank, group_size: this rank and the number of ranks in the group
+        rank: this rank's number in the group
+        group_size: ranks of the group
         num_nvl_bytes: size of the symmetric buffer
-        timeout_ms: longest time that a wait inside a kernel may take; environment variable NBEP_TIMEOUT_MS, or 100 s.
-            The emulator in one process counts primitive calls instead of nanoseconds, and finds deadlocks at once.
+        timeout_ms: longest time that a wait inside a kernel may take; NBEP_TIMEOUT_MS, or 100 s
 
     After a PeerTimeout, or a num_worst_tokens that was too small, every call but destroy raises the same again.
-
-    Streams:
-        Kernels start after all that the current stream holds when the call is made, or after previous_event alone, if
-        there is one. With async_finish or previous_event they run on the buffer's comm stream; without, where the GPU
-        is this rank's own, on the current stream, which would wait for them anyway. Calls run one behind the other,
-        whatever their streams. Behind an event the current stream's allocator could hand out memory that earlier work
-        there still uses. So the outputs take memory of the comm stream then, with allocate_on_comm_stream or without,
-        and torch is told that the current stream uses them; on other streams call record_stream.
-        CuPy and Numba cannot be told, so with their arrays the kernels wait for the current stream too, and so they do
-        in a CUDA graph unless allocate_on_comm_stream is given.
-        A call keeps its arrays alive: a blocking one until it returns, an asynchronous one until the stream that was
-        current waits for its event, or until a later call finds the event done.
     """
 
     num_sms: int = 20
@@ -216,9 +187,10 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
         explicitly_destroy, is given back when its ranks make their next Buffer together. So is memory that an array
         of this buffer shows on any rank (of zero_copy, of get_local_buffer_tensor): the array stays as it is.
 
-        Raises: ValueError if it is destroyed already; RuntimeError on every rank if the work of one failed, and it
-                names the rank; under MPI PeerTimeout if a peer has not come after twice timeout_ms, and the memory
-                stays allocated until the process ends
+        Raises:
+            ValueError: if it is destroyed already
+            RuntimeError: on every rank if the work of one failed, and it names the rank; under MPI PeerTimeout if a
+                peer has not come after twice timeout_ms, and the memory stays allocated until the process ends
         Warns:  RuntimeWarning if ranks are masked: they are not waited for, and the memory stays allocated too
         """
         memory = self._memory
@@ -259,7 +231,8 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
         Other nodes have no entry. A call without config takes that of the next larger number of nodes, and fewer ring
         slots if the buffer is too small.
 
-        Raises: ValueError if there is none for num_ranks
+        Raises:
+            ValueError: if there is none for num_ranks
         """
         return table_config(DISPATCH_TABLE, cls.num_sms, num_ranks)
 
@@ -302,10 +275,13 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
     ) -> Array:
         """This rank's symmetric buffer as an array.
 
-        Args:   use_rdma_buffer take the low-latency mode's buffer in place of that of the rings
-                size its shape, a tuple or torch.Size; None for all that follows
-                offset its first element (DeepEP's document says elements too, but its code takes bytes)
-        Raises: ValueError if size is no shape, or if it reaches past the buffer
+        Args:
+            use_rdma_buffer: take the low-latency mode's buffer in place of that of the rings
+            size: its shape, a tuple or torch.Size; None for all that follows
+            offset: its first element (DeepEP's document says elements too, but its code takes bytes)
+
+        Raises:
+            ValueError: if size is no shape, or if it reaches past the buffer
         """
         memory = self._usable("get_local_buffer_tensor")
         return local_buffer_tensor(memory, dtype, size, offset, use_rdma_buffer)

@@ -31,14 +31,21 @@ def per_token_cast_to_fp8(
 ) -> tuple[Array, Array]:
     """Cast tokens to FP8.
 
-    Args:     x [num_tokens, hidden] bf16
-              round_scale makes every scale a power of two
-              column_major_scales lays the scales out by columns (their shape stays the same)
-    Returns:  x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32: x is about x_fp8 * scales.
-              A NaN stays NaN, and is left out of its scale. Where there is an infinity, that is NaN, the scale is
-              infinity and the other columns are 0: cast back, all 128 are NaN
-    Raises:   ValueError if hidden is not a multiple of 128
-    Blocks:   the caller's current stream; outside of a rank, a world of one emulated rank runs for the call
+    Args:
+        x: [num_tokens, hidden] bf16
+        round_scale: makes every scale a power of two
+        column_major_scales: lays the scales out by columns (their shape stays the same)
+
+    Returns:
+        x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32: x is about x_fp8 * scales.
+        A NaN stays NaN, and is left out of its scale. Where there is an infinity, that is NaN, the scale is
+        infinity and the other columns are 0: cast back, all 128 are NaN
+
+    Raises:
+        ValueError: if hidden is not a multiple of 128
+
+    Blocks:
+        the caller's current stream; outside of a rank, a world of one emulated rank runs for the call
     """
     return _on_a_rank(lambda runtime: _cast_to_fp8(runtime, x, round_scale, column_major_scales))
 
@@ -47,10 +54,18 @@ def per_token_cast_to_fp8(
 def per_token_cast_back(x_fp8: Array, scales: Array) -> Array:
     """Undo per_token_cast_to_fp8, up to rounding.
 
-    Args:     x_fp8 [num_tokens, hidden] e4m3; scales [num_tokens, hidden / 128] float32, any strides
-    Returns:  x [num_tokens, hidden] bf16
-    Raises:   ValueError if hidden is not a multiple of 128, or if scales do not fit
-    Blocks:   as per_token_cast_to_fp8
+    Args:
+        x_fp8: [num_tokens, hidden] e4m3
+        scales: [num_tokens, hidden / 128] float32, any strides
+
+    Returns:
+        x [num_tokens, hidden] bf16
+
+    Raises:
+        ValueError: if hidden is not a multiple of 128, or if scales do not fit
+
+    Blocks:
+        as per_token_cast_to_fp8
     """
     return _on_a_rank(lambda runtime: _cast_back(runtime, x_fp8, scales))
 

@@ -45,19 +45,20 @@ class Sizes(NamedTuple):
 class Config:
     """Performance settings of one dispatch or combine. All ranks must use the same num_sms and ring slots.
 
-    num_sms                            blocks of the launch: two for each channel, one sends and one receives
-    num_max_nvl_chunked_send_tokens    tokens that a sender pushes before it moves the tail of a ring
-    num_max_nvl_chunked_recv_tokens    slots of a ring
-    num_max_rdma_chunked_send_tokens   the same between nodes
-    num_max_rdma_chunked_recv_tokens   the same between nodes; rounded up to a multiple of the send size
-    num_threads                        threads of a block, a multiple of 32; None: what suits the target
-    mix_roles                          dispatch: False: even blocks send and odd ones receive, as DeepEP's; True: all
-                                       do both; None: what suits the target
+    Args:
+        num_sms: blocks of the launch: two for each channel, one sends and one receives
+        num_max_nvl_chunked_send_tokens: tokens that a sender pushes before it moves the tail of a ring
+        num_max_nvl_chunked_recv_tokens: slots of a ring
+        num_max_rdma_chunked_send_tokens: the same between nodes
+        num_max_rdma_chunked_recv_tokens: the same between nodes; rounded up to a multiple of the send size
+        num_threads: threads of a block, a multiple of 32; None: what suits the target
+        mix_roles: dispatch: False: even blocks send and odd ones receive, as DeepEP's; True: all do both; None: what
+            suits the target
+        num_push_warps: combine with zero_copy: warps of an SM that push before they add up, the others add up from
+            the start; None: a third; with more than 12 SMs a half
 
-    num_push_warps                     combine with zero_copy: warps of an SM that push before they add up, the others
-                                       add up from the start; None: a third; with more than 12 SMs a half
-
-    Raises: ValueError if a setting is no integer or out of range
+    Raises:
+        ValueError: if a setting is no integer or out of range
     """
 
     num_sms: int = 20
@@ -111,9 +112,13 @@ class Config:
 
         Above 4 GiB, only on GPUs.
 
-        Args:   hidden_bytes bytes of one token's row, in dispatch or in combine, whichever has more
-                num_ranks ranks in the group; num_nvl_peers ranks of a node. None: 8, or all if they are fewer
-        Raises: ValueError if num_ranks is above 8 and no multiple of 8, or num_nvl_peers does not divide it; if there
+        Args:
+            hidden_bytes: bytes of one token's row, in dispatch or in combine, whichever has more
+            num_ranks: ranks in the group
+            num_nvl_peers: ranks of a node. None: 8, or all if they are fewer
+
+        Raises:
+            ValueError: if num_ranks is above 8 and no multiple of 8, or num_nvl_peers does not divide it; if there
                 are several nodes while num_sms is odd
         """
         hidden_bytes, num_rdma_ranks, num_nvl_ranks = _hint_arguments(self, hidden_bytes, num_ranks, num_nvl_peers)
@@ -230,7 +235,8 @@ COMBINE_TABLE = Table(
 def table_config(table: Table, num_sms: int, num_ranks: int) -> Config:
     """The recommended config for a rank count.
 
-    Raises: ValueError if the table has no entry for it
+    Raises:
+        ValueError: if the table has no entry for it
     """
     num_ranks = integer("num_ranks", num_ranks, 1)
     if num_ranks in table.in_node:

@@ -48,7 +48,8 @@ class EventHandle(OfThisProcess):
     def done(self) -> bool:
         """Whether the stream has got there.
 
-        Raises: as current_stream_wait, once it has
+        Raises:
+            as current_stream_wait, once it has
         """
         is_done = self.event.done
         if is_done:
@@ -59,7 +60,8 @@ class EventHandle(OfThisProcess):
     def current_stream_wait(self) -> None:
         """Hold back the current stream until the event is done.
 
-        Raises: PeerTimeout if a wait of the call has timed out by now
+        Raises:
+            PeerTimeout: if a wait of the call has timed out by now
         """
         self.event.current_stream_wait()
         self.check()
@@ -82,7 +84,8 @@ def _end_without_runtime() -> Event:
 def handle_of(previous_event: Any) -> EventHandle | None:
     """The event that a call is to wait for: of an EventOverlap or whatever has such an `event`, or the event itself.
 
-    Raises: ValueError if it is something else
+    Raises:
+        ValueError: if it is something else
     """
     if previous_event is None or isinstance(previous_event, EventHandle):
         return previous_event
@@ -98,14 +101,17 @@ def handle_of(previous_event: Any) -> EventHandle | None:
 class EventOverlap(OfThisProcess):
     """An event with the arrays that must live until it is done.
 
+    In a `with` statement the current stream waits for it at the end of the block::
+
         with buffer.dispatch(..., async_finish=True)[-1]:
             ...  # runs while tokens travel
-        # here the current stream waits for them
 
-    event          None if there is nothing to wait for
-    extra_tensors  kept alive as long as this object
+    Args:
+        event: None if there is nothing to wait for
+        extra_tensors: kept alive as long as this object
 
-    Source: DeepEP deep_ep/utils.py, EventOverlap; later deep_ep/utils/event.py
+    Source:
+        DeepEP deep_ep/utils.py, EventOverlap; later deep_ep/utils/event.py
     """
 
     hook_after_wait: Callable[[], object] | None = None
@@ -119,8 +125,11 @@ class EventOverlap(OfThisProcess):
     def current_stream_wait(self, release_handle: bool = False) -> None:
         """Hold back the current stream until the event is done, then call the hook. On the emulator: wait for it.
 
-        Args:   release_handle let go of the event, and with it of the arrays that it keeps alive
-        Raises: ValueError if there is no event
+        Args:
+            release_handle: let go of the event, and with it of the arrays that it keeps alive
+
+        Raises:
+            ValueError: if there is no event
         """
         if self.event is None:
             raise ValueError("event: got None; there is nothing to wait for")
@@ -134,7 +143,8 @@ class EventOverlap(OfThisProcess):
     def register_hook_after_wait(self, hook_after_wait: Callable[[], object]) -> None:
         """Have current_stream_wait call it once, after the wait.
 
-        Raises: ValueError if there is a hook already
+        Raises:
+            ValueError: if there is a hook already
         """
         if self.hook_after_wait is not None:
             raise ValueError("hook_after_wait: got a second one; wait first, which calls the one that is registered")

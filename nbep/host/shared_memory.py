@@ -67,7 +67,8 @@ def symmetric_bytes(
 ) -> int:
     """The bytes of a rank as an int, behind which come trailer_bytes.
 
-    Raises: ValueError if they cannot be allocated so
+    Raises:
+        ValueError: if they cannot be allocated so
     """
     num_bytes = integer(name, num_bytes, fewest)
     if num_bytes % ALIGNMENT_BYTES != 0:
@@ -91,7 +92,8 @@ class SharedMemory:
     wait(), close()
     check_faults          raise what a kernel has reported, if one has
 
-    Raises: RuntimeError on every rank if one cannot allocate, or cannot reach a peer; it names the rank
+    Raises:
+        RuntimeError: on every rank if one cannot allocate, or cannot reach a peer; it names the rank
     """
 
     trailer_bytes = PEERS_BYTES
@@ -116,18 +118,24 @@ class SharedMemory:
     ) -> SharedMemory:
         """Symmetric memory for kernels of one's own. It is all zeros on all ranks when this returns. Collective.
 
-        Args:   comm         what nbep.spawn passes, a communicator of mpi4py, or a process group of torch.distributed;
-                             at most 8 ranks, those of a node on one host
-                num_bytes    of each rank, a multiple of 128; the same on all ranks
-                timeout_ms   longest time that one wait of a kernel may take, above 0; see Bounds
-                handle_type  as Buffer's
-                cells        name -> byte offset where it begins: what reports and traces call the memory from there up
-                             to the next name; at an offset within it, `name + bytes`
-                transport    what is behind `network`: "direct", and all peers are mapped, or "ibgda"
-                num_nvl_peers  with "ibgda": ranks of a node, whose memory is mapped; 1 to 8
-                num_qps, nic   with "ibgda": queue pairs for each peer of another node; see Buffer, NicOptions
-        Raises: ValueError on every rank if an argument is wrong on one; RuntimeError as the constructor
-        Blocks: until all ranks of comm are here
+        Args:
+            comm: what nbep.spawn passes, a communicator of mpi4py, or a process group of torch.distributed;
+                at most 8 ranks, those of a node on one host
+            num_bytes: of each rank, a multiple of 128; the same on all ranks
+            timeout_ms: longest time that one wait of a kernel may take, above 0; see Bounds
+            handle_type: as Buffer's
+            cells: name -> byte offset where it begins: what reports and traces call the memory from there up
+                to the next name; at an offset within it, `name + bytes`
+            transport: what is behind `network`: "direct", and all peers are mapped, or "ibgda"
+            num_nvl_peers: with "ibgda": ranks of a node, whose memory is mapped; 1 to 8
+            num_qps, nic: with "ibgda": queue pairs for each peer of another node; see Buffer, NicOptions
+
+        Raises:
+            ValueError: on every rank if an argument is wrong on one
+            RuntimeError: as the constructor
+
+        Blocks:
+            until all ranks of comm are here
         """
         communicator, runtime = connect(None, comm, cls.__name__)
 
@@ -255,7 +263,8 @@ class SharedMemory:
     def wait(self) -> None:
         """Block until all work of the comm stream is done.
 
-        Raises: PeerTimeout if a wait of this rank's kernels has timed out
+        Raises:
+            PeerTimeout: if a wait of this rank's kernels has timed out
         """
         end = self.comm_stream.record()
         self.runtime.wait_until(lambda: end.done, lambda: "the end of its comm stream")
@@ -267,8 +276,9 @@ class SharedMemory:
         Ranks that are masked are not waited for. They may be dead, or use the memory still: nothing is given back then,
         and a RuntimeWarning says so.
 
-        Raises: on every rank if the work of one failed; it names the rank, and what can be given back is
-                PeerTimeout if a peer does not come, twice as late as any kernel's wait for it; nothing is given back
+        Raises:
+            on every rank if the work of one failed; it names the rank, and what can be given back is
+            PeerTimeout: if a peer does not come, twice as late as any kernel's wait for it; nothing is given back
                 what a kernel of this rank has reported and no call has raised yet; all is given back
         """
         with self.report.raised_at_last():

@@ -31,20 +31,23 @@ def spawn(
 ) -> list[Any]:
     """Run fn(comm, *args) once per rank and return the results, by rank.
 
-    Args:     target "emulator", "cuda", or "auto": cuda where it can run, else the emulator
-              seed decides the order in which the emulator runs threads; the same seed replays the same run
-              memory_model "sc": stores are seen at once; "delayed": as late as their order allows, and loads early;
-              "checked": at once, and two accesses to the same bytes, one of them a store, that nothing orders are an
-              error
-              on_deadlock "raise", or "expire": waits that nothing can end time out, as on a GPU
-              tracer sees every access to memory; see nbep.emulator
-              strategy how the emulator chooses who runs next: "uniform", "few_preemptions", "starved" or "late"; see
-              nbep.emulator.schedule.strategies
-              num_sms the SMs of each emulated rank: so many blocks are there at once, others wait; None: no limit
-              on_failure is called with the first error, while all threads of the emulator still stand where they were
-    Raises:   ValueError for bad arguments; RuntimeError if target "cuda" cannot run.
-              The first exception of a rank ends all ranks and is raised here, with its own traceback and a note that
-              names the rank.
+    Args:
+        target: "emulator", "cuda", or "auto": cuda where it can run, else the emulator
+        seed: decides the order in which the emulator runs threads; the same seed replays the same run
+        memory_model: "sc": stores are seen at once; "delayed": as late as their order allows, and loads early;
+            "checked": at once, and two accesses to the same bytes, one of them a store, that nothing orders are an
+            error
+        on_deadlock: "raise", or "expire": waits that nothing can end time out, as on a GPU
+        tracer: sees every access to memory; see nbep.emulator
+        strategy: how the emulator chooses who runs next: "uniform", "few_preemptions", "starved" or "late"; see
+            nbep.emulator.schedule.strategies
+        num_sms: the SMs of each emulated rank: so many blocks are there at once, others wait; None: no limit
+        on_failure: is called with the first error, while all threads of the emulator still stand where they were
+
+    Raises:
+        ValueError: for bad arguments
+        RuntimeError: if target "cuda" cannot run. The first exception of a rank ends all ranks and is raised here,
+            with its own traceback and a note that names the rank.
     """
     if not callable(fn):
         raise ValueError(f"fn: got {type(fn).__name__}; must be callable")

@@ -41,8 +41,13 @@ def save_call(
 
     It is `nbep.debug.save_call`.
 
-    Args:     folder that all ranks can write to; topk_idx as of the call; config of both, None: a small one
-    Returns:  the command that runs the calls: `nbep check FOLDER/program.py`
+    Args:
+        folder: that all ranks can write to
+        topk_idx: as of the call
+        config: of both, None: a small one
+
+    Returns:
+        the command that runs the calls: `nbep check FOLDER/program.py`
     """
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
@@ -76,7 +81,8 @@ CONFIG = (
 def program_of(file: str) -> tuple[int, Callable[..., Any], Callable[..., None]]:
     """NUM_RANKS, main and check of the calls in the folder of a file.
 
-    Raises: FileNotFoundError if the file of a rank is missing
+    Raises:
+        FileNotFoundError: if the file of a rank is missing
     """
     folder = Path(file).parent
     first = np.load(folder / "rank_0.npz")

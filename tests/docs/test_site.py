@@ -1,6 +1,7 @@
 """The site's navigation has every page once, and the API reference every public name. No Sphinx is needed here."""
 
 import importlib.util
+import inspect
 import json
 import re
 from collections import Counter
@@ -115,3 +116,42 @@ def test_no_block_of_code_goes_on_out_of_sight():
 def test_the_front_page_shows_the_picture_of_a_run():
     assert "](pictures/story.png)" in (DOCS / "index.md").read_text()
     assert (DOCS / "pictures" / "story.png").exists()
+
+
+SECTIONS_OF_DOCSTRINGS = ("Args", "Returns", "Raises", "Blocks", "Source", "Attributes")
+
+
+def documented() -> list[tuple[str, object]]:
+    """What docs/api.md lists: classes with their public methods, and functions."""
+    import nbep.check
+    import nbep.debug
+
+    found = []
+    for name in re.findall(r"auto(?:class|function|exception):: (nbep[\w.]+)", (DOCS / "api.md").read_text()):
+        obj = nbep
+        for part in name.split(".")[1:]:
+            obj = getattr(obj, part)
+        members = [(f"{name}.{n}", m) for n, m in inspect.getmembers(obj, callable) if n[0] != "_"]
+        found += [(name, obj), *(members if isinstance(obj, type) else [])]
+    return found
+
+
+@pytest.mark.parametrize(("name", "obj"), documented(), ids=lambda value: value if isinstance(value, str) else "")
+def test_public_docstrings_have_sections_of_googles_form(name, obj):
+    """Nothing behind the word that opens one, and each entry of Args is an argument: the site makes lists of them."""
+    text = inspect.getdoc(obj) or ""
+    beside = [line for line in text.splitlines() if re.match(rf"({'|'.join(SECTIONS_OF_DOCSTRINGS)}): *\S", line)]
+    assert beside == []
+    args = re.search(r"^Args:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    if args:
+        called = obj.__init__ if isinstance(obj, type) else obj
+        known = set(inspect.signature(called).parameters)
+        entries = re.findall(r"^    (\w+(?:, \w+)*):", args[1], re.MULTILINE)
+        assert entries
+        assert {part for entry in entries for part in entry.split(", ")} <= known
+        loose = [line for line in args[1].splitlines() if re.match(r"    \S", line) and ":" not in line]
+        assert loose == []
+
+
+def test_the_docstring_of_buffer_is_a_screen():
+    assert len(nbep.Buffer.__doc__.splitlines()) <= 55

@@ -45,29 +45,36 @@ QPS_OF_SM = 16
 class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same arguments.
 
-    Args:     group the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
-              whose ranks must have set their own current GPU. 1 to 8 ranks, all of one node
-              num_bytes size of the symmetric buffer, a multiple of 2 MiB; None: what num_max_tokens_per_rank, hidden
-              and num_topk need; see get_buffer_size_hint
-              num_cpu_bytes only 0: it is for Engram
-              num_max_tokens_per_rank the most tokens of a rank in a call, unless the call says another number
-              hidden, num_topk values of a token, choices of a token; 0 choices: room for 32
-              use_fp8_dispatch the buffer need have room only for FP8 in dispatch
-              deterministic changes nothing: the order of rows never depends on timing
-              allow_hybrid_mode for between nodes; inside a node it changes nothing
-              allow_multiple_reduction a rank may add up the rows of an expanded token and send the sum, rounded to
-              bf16; False: it sends them all, and there is one rounding
-              prefer_overlap_with_compute fewer SMs, see get_theoretical_num_sms
-              sl_idx, num_allocated_qps for a network; inside a node they change nothing
-              num_cpu_timeout_secs longest time that the CPU waits for counts
-              num_gpu_timeout_secs longest time that a wait inside a kernel may take, unless the environment variable
-              NBEP_TIMEOUT_MS says another. The emulator in one process counts primitive calls instead of nanoseconds
-              explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`
-    Raises:   ValueError if an argument is wrong or differs between ranks, if the group has more than 8 ranks or several
-              nodes, or while the current stream captures a CUDA graph
-              RuntimeError if a rank has not enough memory, or cannot reach a peer; nothing stays allocated
-    Blocks:   until all ranks of the group construct theirs
-    Source:   DeepEP deep_ep/buffers/elastic.py, ElasticBuffer.__init__
+    Args:
+        group: the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
+            whose ranks must have set their own current GPU. 1 to 8 ranks, all of one node
+        num_bytes: size of the symmetric buffer, a multiple of 2 MiB; None: what num_max_tokens_per_rank, hidden and
+            num_topk need; see get_buffer_size_hint
+        num_cpu_bytes: only 0: it is for Engram
+        num_max_tokens_per_rank: the most tokens of a rank in a call, unless the call says another number
+        hidden, num_topk: values of a token, choices of a token; 0 choices: room for 32
+        use_fp8_dispatch: the buffer need have room only for FP8 in dispatch
+        deterministic: changes nothing: the order of rows never depends on timing
+        allow_hybrid_mode: for between nodes; inside a node it changes nothing
+        allow_multiple_reduction: a rank may add up the rows of an expanded token and send the sum, rounded to bf16;
+            False: it sends them all, and there is one rounding
+        prefer_overlap_with_compute: fewer SMs, see get_theoretical_num_sms
+        sl_idx, num_allocated_qps: for a network; inside a node they change nothing
+        num_cpu_timeout_secs: longest time that the CPU waits for counts
+        num_gpu_timeout_secs: longest time that a wait inside a kernel may take, unless the environment variable
+            NBEP_TIMEOUT_MS says another. The emulator in one process counts primitive calls instead of nanoseconds
+        explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`
+
+    Raises:
+        ValueError: if an argument is wrong or differs between ranks, if the group has more than 8 ranks or several
+            nodes, or while the current stream captures a CUDA graph
+        RuntimeError: if a rank has not enough memory, or cannot reach a peer; nothing stays allocated
+
+    Blocks:
+        until all ranks of the group construct theirs
+
+    Source:
+        DeepEP deep_ep/buffers/elastic.py, ElasticBuffer.__init__
 
     Attributes:
         group: what was given
@@ -177,7 +184,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
         Unlike DeepEP's it needs no explicitly_destroy. A buffer that goes away without it, and without
         explicitly_destroy, is given back when its ranks make their next one together: no destructor waits for anybody.
 
-        Raises: as Buffer.destroy
+        Raises:
+            as Buffer.destroy
         """
         memory = self._memory
         if memory is None:
@@ -241,9 +249,11 @@ class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
     ) -> int:
         """How many SMs keep the wire busy, if all experts are alike likely: even, at least 4 if there are so many.
 
-        Args:   num_scaleout_topk only 0; rdma_gbs not looked at inside a node
-                nvlink_gbs rate of the wire in one direction; 0: that of an H100
-                sm_read_gbs, sm_write_gbs of one SM
+        Args:
+            num_scaleout_topk: only 0
+            rdma_gbs: not looked at inside a node
+            nvlink_gbs: rate of the wire in one direction; 0: that of an H100
+            sm_read_gbs, sm_write_gbs: of one SM
         """
         num_experts = validate.num_experts(self.num_ranks, num_experts)
         num_topk = integer("num_topk", num_topk, 1)
@@ -281,9 +291,10 @@ class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Let the current stream, and the comm stream, go on when all ranks have come here. Collective.
 
-        Args:   use_comm_stream meet on the comm stream; False: on the current one
-                with_cpu_sync wait for the device before and after
-                sequential changes nothing inside a node
+        Args:
+            use_comm_stream: meet on the comm stream; False: on the current one
+            with_cpu_sync: wait for the device before and after
+            sequential: changes nothing inside a node
         """
         switches(use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential)
         barrier(self._usable("barrier"), use_comm_stream, with_cpu_sync)

@@ -11,25 +11,27 @@ from nbep.host.target.base import Array, MaybeArray
 class EPHandle(OfThisProcess):
     """The routing of one dispatch, as one rank sees it. Every rank's rows come in the order of (rank, token).
 
-    do_expand                 whether there is a row for each (token, expert), or one for each token
-    num_experts, expert_alignment, num_max_tokens_per_rank, num_sms   of the dispatch
-    topk_idx                  [num_tokens, num_topk] int64: a copy, unless do_handle_copy was False
-    num_recv_tokens           tokens that came; without CPU sync, how many could
-    num_expanded_tokens       rows for (token, expert), with what pads each expert; without CPU sync, how many could be
-    num_recv_tokens_per_expert_list        aligned rows of each local expert; [] without CPU sync
-    psum_num_recv_tokens_per_scaleup_rank  [num_ranks] int32: tokens from ranks 0 to r
-    psum_num_recv_tokens_per_expert        [num_local_experts] int32: where the rows of expert e end. Compact: with all
-                                           padding, its own too; expanded: without its own, so the next expert begins at
-                                           the next multiple of expert_alignment
-    num_unaligned_recv_tokens_per_expert   [num_local_experts] int32: rows without padding
-    recv_src_metadata         [num_recv_tokens, 2 + num_topk] int32 of each token that came: its rank times
-                              num_max_tokens_per_rank, and its index; rank * num_topk + its last choice of an expert
-                              here; the row of each choice if expanded, else -1. -1 past the last token
-    dst_buffer_slot_idx       [num_tokens, num_topk] int32: the token's index among those that go to the rank of a
-                              choice; -1 for choices that are unused
-    token_metadata_at_forward, channel_linked_list   None: there are no forwarding ranks inside a node
+    Attributes:
+        do_expand: whether there is a row for each (token, expert), or one for each token
+        num_experts, expert_alignment, num_max_tokens_per_rank, num_sms: of the dispatch
+        topk_idx: [num_tokens, num_topk] int64: a copy, unless do_handle_copy was False
+        num_recv_tokens: tokens that came; without CPU sync, how many could
+        num_expanded_tokens: rows for (token, expert), with what pads each expert; without CPU sync, how many could be
+        num_recv_tokens_per_expert_list: aligned rows of each local expert; [] without CPU sync
+        psum_num_recv_tokens_per_scaleup_rank: [num_ranks] int32: tokens from ranks 0 to r
+        psum_num_recv_tokens_per_expert: [num_local_experts] int32: where the rows of expert e end. Compact: with all
+            padding, its own too; expanded: without its own, so the next expert begins at the next multiple of
+            expert_alignment
+        num_unaligned_recv_tokens_per_expert: [num_local_experts] int32: rows without padding
+        recv_src_metadata: [num_recv_tokens, 2 + num_topk] int32 of each token that came: its rank times
+            num_max_tokens_per_rank, and its index; rank * num_topk + its last choice of an expert here; the row of
+            each choice if expanded, else -1. -1 past the last token
+        dst_buffer_slot_idx: [num_tokens, num_topk] int32: the token's index among those that go to the rank of a
+            choice; -1 for choices that are unused
+        token_metadata_at_forward, channel_linked_list: None: there are no forwarding ranks inside a node
 
-    Source: DeepEP deep_ep/buffers/elastic.py, EPHandle
+    Source:
+        DeepEP deep_ep/buffers/elastic.py, EPHandle
     """
 
     # The identity of the buffer, and which of its dispatches it is of, from 1 on; None and 0 for a handle that somebody

@@ -51,43 +51,54 @@ class ElasticVerbs:
     ) -> tuple[Array | tuple[Array, Array], Array | None, Array | None, EPHandle, EventOverlap]:
         """Send each token to every rank that owns one of its experts. Collective.
 
-        Args:     x [num_tokens, hidden] bf16, float16, float32 or e4m3, or (x [num_tokens, hidden] e4m3, scales
-                  [num_tokens, num_scales] float32 or int32, any strides); a row is a multiple of 16 bytes. No tokens
-                  are allowed
-                  topk_idx [num_tokens, num_topk] int64, -1 = unused; None with a handle. A token may name an expert
-                  twice: then it counts as two
-                  topk_weights [num_tokens, num_topk] float32, with a handle too; all ranks give them, or none
-                  cumulative_local_expert_recv_stats [num_local_experts] int32: the rows of each expert are added
-                  num_experts of all ranks, num_max_tokens_per_rank the most tokens of any rank: that of the handle, or
-                  the buffer's, if it is not given
-                  expert_alignment the rows of an expert count as a multiple of it, default 1
-                  num_sms blocks at most; 0: the handle's, or else get_theoretical_num_sms. num_qps not looked at
-                  previous_event, previous_event_before_epilogue the kernels come behind both; behind the current stream
-                  too, unless the first is given
-                  async_with_compute_stream return at once; the outputs are there after event.current_stream_wait()
-                  allocate_on_comm_stream the outputs belong to the comm stream
-                  handle of an earlier dispatch: send along the same routes, without counting
-                  do_handle_copy the handle keeps a copy of topk_idx; False: topk_idx itself, which must stay as it is
-                  do_cpu_sync wait for the counts and return as many rows; False: as many as could come. Default True
-                  without a handle. It cannot be True with one, or in a CUDA graph
-                  do_expand a row for each (token, expert), in groups by expert; False: one for each token that comes
-                  do_zero_padding with do_expand: zeros in the rows that pad an expert
-                  use_tma_aligned_col_major_sf scales come by column, each of which begins at a multiple of 16 bytes
-        Returns:  recv_x, as x: [num_rows, hidden]. Compact: tokens by rank, then in their order there. Expanded: rows
-                  by expert, then by rank and token; an expert's first row is at a multiple of expert_alignment
-                  recv_topk_idx [num_rows, num_topk] int64: experts counted from this rank's first, -1 for others and
-                  past the last token. None if expanded
-                  recv_topk_weights [num_rows, num_topk] float32, 0 where recv_topk_idx is -1; expanded: [num_rows], 0
-                  in rows of no token. None without topk_weights
-                  handle for combine and later dispatches; that which was given
-                  event
-        Alike:    on all ranks must be num_max_tokens_per_rank, num_experts, num_topk, whether there are topk_weights,
-                  the hidden size and dtype of x, its scales, and the dispatch that a handle is of. All is compared
-        Raises:   ValueError for wrong arguments, before anything is launched, and if ranks pass something else
-                  PeerTimeout if a peer does not come
-        Blocks:   the CPU until the counts arrive, with do_cpu_sync; the current stream, unless
-                  async_with_compute_stream
-        Source:   DeepEP deep_ep/buffers/elastic.py, ElasticBuffer.dispatch
+        Args:
+            x: [num_tokens, hidden] bf16, float16, float32 or e4m3, or (x [num_tokens, hidden] e4m3, scales
+                [num_tokens, num_scales] float32 or int32, any strides); a row is a multiple of 16 bytes. No tokens
+                are allowed
+            topk_idx: [num_tokens, num_topk] int64, -1 = unused; None with a handle. A token may name an expert
+                twice: then it counts as two
+            topk_weights: [num_tokens, num_topk] float32, with a handle too; all ranks give them, or none
+            cumulative_local_expert_recv_stats: [num_local_experts] int32: the rows of each expert are added
+            num_experts: of all ranks; that of the handle if it is not given
+            num_max_tokens_per_rank: the most tokens of any rank; if it is not given that of the handle, or the buffer's
+            expert_alignment: the rows of an expert count as a multiple of it, default 1
+            num_sms: blocks at most; 0: the handle's, or else get_theoretical_num_sms
+            num_qps: not looked at
+            previous_event, previous_event_before_epilogue: the kernels come behind both; behind the current stream
+                too, unless the first is given
+            async_with_compute_stream: return at once; the outputs are there after event.current_stream_wait()
+            allocate_on_comm_stream: the outputs belong to the comm stream
+            handle: of an earlier dispatch: send along the same routes, without counting
+            do_handle_copy: the handle keeps a copy of topk_idx; False: topk_idx itself, which must stay as it is
+            do_cpu_sync: wait for the counts and return as many rows; False: as many as could come. Default True
+                without a handle. It cannot be True with one, or in a CUDA graph
+            do_expand: a row for each (token, expert), in groups by expert; False: one for each token that comes
+            do_zero_padding: with do_expand: zeros in the rows that pad an expert
+            use_tma_aligned_col_major_sf: scales come by column, each of which begins at a multiple of 16 bytes
+
+        Returns:
+            - recv_x, as x: [num_rows, hidden]. Compact: tokens by rank, then in their order there. Expanded: rows by
+              expert, then by rank and token; an expert's first row is at a multiple of expert_alignment
+            - recv_topk_idx [num_rows, num_topk] int64: experts counted from this rank's first, -1 for others and past
+              the last token. None if expanded
+            - recv_topk_weights [num_rows, num_topk] float32, 0 where recv_topk_idx is -1; expanded: [num_rows], 0 in
+              rows of no token. None without topk_weights
+            - handle for combine and later dispatches; that which was given
+            - event
+
+        Alike:
+            on all ranks must be num_max_tokens_per_rank, num_experts, num_topk, whether there are topk_weights, the
+            hidden size and dtype of x, its scales, and the dispatch that a handle is of. All is compared
+
+        Raises:
+            ValueError: for wrong arguments, before anything is launched, and if ranks pass something else
+            PeerTimeout: if a peer does not come
+
+        Blocks:
+            the CPU until the counts arrive, with do_cpu_sync; the current stream, unless async_with_compute_stream
+
+        Source:
+            DeepEP deep_ep/buffers/elastic.py, ElasticBuffer.dispatch
         """
         memory = self._usable("dispatch")
         self._check_qps(num_qps)
@@ -141,26 +152,35 @@ class ElasticVerbs:
     ) -> tuple[Array, Array | None, EventOverlap]:
         """Bring tokens back to where they came from and add them up, without weights. Collective.
 
-        Args:     x [num_rows, hidden] bf16, in the order of recv_x; hidden a multiple of 8. Rows of no token are not
-                  read. Expanded: handle.recv_src_metadata says which rows a token has, and may have been rewritten,
-                  such as to one row each that the caller has added up:
-                  as many rows as tokens came are taken, too
-                  handle of the dispatch, which says whether x is expanded
-                  topk_weights [num_rows, num_topk] float32, expanded [num_rows]
-                  bias [num_tokens, hidden] bf16, or a tuple of two: added first
-                  num_sms blocks at most; 0: the handle's
-                  the others as in dispatch
-        Returns:  combined_x [num_tokens, hidden] bf16, added in float32: bias, then the ranks in the order of the last
-                  choice that a token has there. An expanded token's rows on one rank are added first, by choice, and
-                  rounded to bf16; without allow_multiple_reduction all are added at once, by choice
-                  combined_topk_weights [num_tokens, num_topk] float32: of each choice, from its expert's rank; 0 for
-                  unused choices. None without topk_weights
-                  event
-        Alike:    on all ranks must be the hidden size of x, whether there are topk_weights, and the dispatch that the
-                  handle is of; without allow_multiple_reduction whether it is expanded. All is compared
-        Raises:   ValueError, PeerTimeout as dispatch
-        Blocks:   the current stream, unless async_with_compute_stream
-        Source:   DeepEP deep_ep/buffers/elastic.py, ElasticBuffer.combine
+        Args:
+            x: [num_rows, hidden] bf16, in the order of recv_x; hidden a multiple of 8. Rows of no token are not
+                read. Expanded: handle.recv_src_metadata says which rows a token has, and may have been rewritten, such
+                as to one row each that the caller has added up; as many rows as tokens came are taken, too
+            handle: of the dispatch, which says whether x is expanded
+            topk_weights: [num_rows, num_topk] float32, expanded [num_rows]
+            bias: [num_tokens, hidden] bf16, or a tuple of two: added first
+            num_sms: blocks at most; 0: the handle's. The others as in dispatch
+
+        Returns:
+            - combined_x [num_tokens, hidden] bf16, added in float32: bias, then the ranks in the order of the last
+              choice that a token has there. An expanded token's rows on one rank are added first, by choice, and
+              rounded to bf16; without allow_multiple_reduction all are added at once, by choice
+            - combined_topk_weights [num_tokens, num_topk] float32: of each choice, from its expert's rank; 0 for unused
+              choices. None without topk_weights
+            - event
+
+        Alike:
+            on all ranks must be the hidden size of x, whether there are topk_weights, and the dispatch that the handle
+            is of; without allow_multiple_reduction whether it is expanded. All is compared
+
+        Raises:
+            ValueError, PeerTimeout: as dispatch
+
+        Blocks:
+            the current stream, unless async_with_compute_stream
+
+        Source:
+            DeepEP deep_ep/buffers/elastic.py, ElasticBuffer.combine
         """
         memory = self._usable("combine")
         self._check_qps(num_qps)

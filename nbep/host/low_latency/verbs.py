@@ -64,34 +64,43 @@ class LowLatencyVerbs:
     ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
         """Send each token to each of its experts, packed by expert. Collective; the CPU waits for nothing.
 
-        Args:     x [num_tokens, hidden] bf16, hidden a multiple of 128; num_tokens may differ between ranks
-                  topk_idx [num_tokens, num_topk] int64, -1 = unused; num_topk at most 32; an expert once in a token
-                  num_max_dispatch_tokens_per_rank no rank has more tokens; the same on all ranks
-                  cumulative_local_expert_recv_stats [num_local_experts] int32: the received tokens are added
-                  dispatch_wait_recv_cost_stats [num_ranks] int64: the cycles that receivers waited are added
-                  use_fp8 cast to e4m3 on the way, 128 columns with a scale; otherwise bf16 travels
-                  round_scale scales are powers of two; use_ue8m0 and only their exponents are returned
-                  async_finish return at once; the outputs are there after event.current_stream_wait()
-                  return_recv_hook launch the send phase only; hook() launches the receive phase. No SM is held
-                  between them
-                  deduplicate beyond DeepEP: a token with several experts on one rank goes there once. It takes the
-                  topk_weights [num_tokens, num_topk] float32 along, which combine needs where the experts are
-        Returns:  recv_x [num_local_experts, T, hidden] bf16, T = num_ranks * num_max_dispatch_tokens_per_rank; with
-                  use_fp8 a tuple: e4m3, and scales [num_local_experts, T, hidden / 128] float32, with use_ue8m0
-                  [num_local_experts, T, hidden / 512] int32, four exponents a word; both are transposed views, so
-                  that the scales of neighbouring rows lie side by side. Rows past recv_count hold anything
-                  recv_count [num_local_experts] int32; rows of an expert run by source rank, and of one rank in any
-                  order
-                  handle for low_latency_combine
-                  event, empty unless async_finish
-                  hook, None unless return_recv_hook; it is to be called once
-        Alike:    on all ranks: all but the contents and number of tokens, the stats, async_finish and the streams.
-                  Ranks of one process are compared before; of others a message or a row of another call is reported,
-                  and the call raises, on a GPU the buffer's next one. Who waits for what the other call does not send:
-                  PeerTimeout
-        Raises:   ValueError for wrong arguments, before anything is launched, and if a third call would be under way;
-                  PeerTimeout if a peer does not come, unless the buffer shrinks
-        Source:   DeepEP deep_ep/buffer.py, Buffer.low_latency_dispatch
+        Args:
+            x: [num_tokens, hidden] bf16, hidden a multiple of 128; num_tokens may differ between ranks
+            topk_idx: [num_tokens, num_topk] int64, -1 = unused; num_topk at most 32; an expert once in a token
+            num_max_dispatch_tokens_per_rank: no rank has more tokens; the same on all ranks
+            cumulative_local_expert_recv_stats: [num_local_experts] int32: the received tokens are added
+            dispatch_wait_recv_cost_stats: [num_ranks] int64: the cycles that receivers waited are added
+            use_fp8: cast to e4m3 on the way, 128 columns with a scale; otherwise bf16 travels
+            round_scale: scales are powers of two
+            use_ue8m0: and only their exponents are returned
+            async_finish: return at once; the outputs are there after event.current_stream_wait()
+            return_recv_hook: launch the send phase only; hook() launches the receive phase. No SM is held between
+                them
+            deduplicate: beyond DeepEP: a token with several experts on one rank goes there once, and takes its
+                topk_weights along
+            topk_weights: [num_tokens, num_topk] float32, with deduplicate: combine needs them where the experts are
+
+        Returns:
+            - recv_x [num_local_experts, T, hidden] bf16, T = num_ranks * num_max_dispatch_tokens_per_rank; with use_fp8
+              a tuple: e4m3, and scales [num_local_experts, T, hidden / 128] float32, with use_ue8m0 [num_local_experts,
+              T, hidden / 512] int32, four exponents a word; both are transposed views, so that the scales of
+              neighbouring rows lie side by side. Rows past recv_count hold anything
+            - recv_count [num_local_experts] int32; rows of an expert run by source rank, and of one rank in any order
+            - handle for low_latency_combine
+            - event, empty unless async_finish
+            - hook, None unless return_recv_hook; it is to be called once
+
+        Alike:
+            on all ranks: all but the contents and number of tokens, the stats, async_finish and the streams. Ranks of
+            one process are compared before; of others a message or a row of another call is reported, and the call
+            raises, on a GPU the buffer's next one. Who waits for what the other call does not send: PeerTimeout
+
+        Raises:
+            ValueError: for wrong arguments, before anything is launched, and if a third call would be under way
+            PeerTimeout: if a peer does not come, unless the buffer shrinks
+
+        Source:
+            DeepEP deep_ep/buffer.py, Buffer.low_latency_dispatch
         """
         alike = num_max_dispatch_tokens_per_rank, num_experts, use_fp8, round_scale, use_ue8m0, deduplicate
         return low_latency_dispatch(
@@ -116,22 +125,28 @@ class LowLatencyVerbs:
     ) -> tuple[Array, EventOverlap, Hook | None]:
         """Bring the rows of experts back to their tokens and add them up with the tokens' weights. Collective.
 
-        Args:     x [num_local_experts, T, hidden] bf16, in the order of recv_x; rows past recv_count are not read
-                  topk_idx, topk_weights [num_tokens, num_topk] int64 and float32, as in the dispatch
-                  handle that low_latency_dispatch returned
-                  use_logfmt send ten bits a value where the values allow it; see kernels.parts.logfmt
-                  zero_copy take the rows from get_next_low_latency_combine_buffer, which was got since the last call;
-                  x is then not read
-                  async_finish, return_recv_hook as in low_latency_dispatch
-                  out [num_tokens, hidden] bf16 to write to
-                  combine_wait_recv_cost_stats [num_ranks] int64: the cycles that receivers waited are added; without
-                  check_calls nothing for a rank whose experts have no rows for this one
-        Returns:  combined_x [num_tokens, hidden] bf16: products and sums in float32, in the order of the choices,
-                  without those that are -1. After a dispatch with deduplicate each rank adds up its own experts'
-                  rows first and rounds that to bf16; those sums are added in the order of the ranks' first choices
-                  event, hook as low_latency_dispatch
-        Alike, Raises: as low_latency_dispatch
-        Source:   DeepEP deep_ep/buffer.py, Buffer.low_latency_combine
+        Args:
+            x: [num_local_experts, T, hidden] bf16, in the order of recv_x; rows past recv_count are not read
+            topk_idx, topk_weights: [num_tokens, num_topk] int64 and float32, as in the dispatch
+            handle: that low_latency_dispatch returned
+            use_logfmt: send ten bits a value where the values allow it; see kernels.parts.logfmt
+            zero_copy: take the rows from get_next_low_latency_combine_buffer, which was got since the last call;
+                x is then not read
+            async_finish, return_recv_hook: as in low_latency_dispatch
+            out: [num_tokens, hidden] bf16 to write to
+            combine_wait_recv_cost_stats: [num_ranks] int64: the cycles that receivers waited are added; without
+                check_calls nothing for a rank whose experts have no rows for this one
+
+        Returns:
+            - combined_x [num_tokens, hidden] bf16: products and sums in float32, in the order of the choices, without
+              those that are -1. After a dispatch with deduplicate each rank adds up its own experts' rows first and
+              rounds that to bf16; those sums are added in the order of the ranks' first choices
+            - event, hook as low_latency_dispatch
+
+          Alike, Raises: as low_latency_dispatch
+
+        Source:
+            DeepEP deep_ep/buffer.py, Buffer.low_latency_combine
         """
         return low_latency_combine(
             self._usable("low_latency_combine"),
@@ -144,10 +159,17 @@ class LowLatencyVerbs:
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle | tuple[Any, ...]) -> Array:
         """The part of the RDMA buffer that the next call, a low_latency_combine with zero_copy, sends from.
 
-        Returns:  [num_local_experts, num_ranks * num_max_dispatch_tokens_per_rank, hidden] bf16
-        Raises:   PeerTimeout after an earlier one, or if a NIC does not come so far
-        Blocks:   over a NIC the CPU, until all that this rank has sent has been read
-        Source:   DeepEP deep_ep/buffer.py, Buffer.get_next_low_latency_combine_buffer
+        Returns:
+            [num_local_experts, num_ranks * num_max_dispatch_tokens_per_rank, hidden] bf16
+
+        Raises:
+            PeerTimeout: after an earlier one, or if a NIC does not come so far
+
+        Blocks:
+            over a NIC the CPU, until all that this rank has sent has been read
+
+        Source:
+            DeepEP deep_ep/buffer.py, Buffer.get_next_low_latency_combine_buffer
         """
         return get_next_low_latency_combine_buffer(self._usable("get_next_low_latency_combine_buffer"), handle)
 

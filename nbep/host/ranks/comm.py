@@ -69,7 +69,8 @@ class InProcessComm:
     Objects are passed by reference, not copied: a rank that changes what it received changes it for all.
     Every collective call waits for all ranks, also where MPI lets some go on.
 
-    Raises: RuntimeError if the ranks' n-th collective calls are not the same method, or if one makes none any more
+    Raises:
+        RuntimeError: if the ranks' n-th collective calls are not the same method, or if one makes none any more
     """
 
     def __init__(self, group: CommGroup, rank: int, runtime: Runtime):

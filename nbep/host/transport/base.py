@@ -29,17 +29,18 @@ TransportName = Literal["direct", "ibgda", "nvshmem"]
 class NicOptions:
     """How large the queues of the software NIC are, and what it does badly, so that a test or a reader can see it.
 
-    Args: num_entries of a send queue, a power of two from 64 to 16384
-          batch entries a doorbell, where they need not leave at once: a power of two from 1 to num_entries / 2
-          chunk_bytes buffers are registered in chunks of so many bytes, a power of two from 256 on, each with a key
-          seed of everything that the NIC does at random. With 0 the bytes of a write come in their order
-          max_delay_ns the NIC waits before each entry, 0 to so long; the emulator counts primitive calls
-          from_record whether the NIC loses all rings of the doorbell, and learns from the record how many entries
-          there are; None: with a seed of 0 it loses none, with another one some
-          first_entry number of the first entry of each queue: counters wrap at 2**16 and 2**32
-          lost (rank, peer, queue, entry): the NIC of `rank` never serves this entry, counted from 0, the first on its
-          queue pair, nor those behind it
-          stopped (rank, entry): the NIC of `rank` serves no queue pair past this entry
+    Args:
+        num_entries: of a send queue, a power of two from 64 to 16384
+        batch: entries a doorbell, where they need not leave at once: a power of two from 1 to num_entries / 2
+        chunk_bytes: buffers are registered in chunks of so many bytes, a power of two from 256 on, each with a key
+        seed: of everything that the NIC does at random. With 0 the bytes of a write come in their order
+        max_delay_ns: the NIC waits before each entry, 0 to so long; the emulator counts primitive calls
+        from_record: whether the NIC loses all rings of the doorbell, and learns from the record how many entries
+            there are; None: with a seed of 0 it loses none, with another one some
+        first_entry: number of the first entry of each queue: counters wrap at 2**16 and 2**32
+        lost: (rank, peer, queue, entry): the NIC of `rank` never serves this entry, counted from 0, the first on
+            its queue pair, nor those behind it
+        stopped: (rank, entry): the NIC of `rank` serves no queue pair past this entry
     """
 
     num_entries: int = 1024
@@ -73,7 +74,9 @@ class NicOptions:
                 integer(f"nic: {name}", number, 0)
 
     def check_ranks(self, num_ranks: int) -> None:
-        """Raises: ValueError if it names a rank that is not there: nothing would go wrong"""
+        """Raises:
+        ValueError: if it names a rank that is not there: nothing would go wrong
+        """
         for name, ranks in (("lost", (self.lost or ())[:2]), ("stopped", (self.stopped or ())[:1])):
             if any(rank >= num_ranks for rank in ranks):
                 refuse(f"nic: {name}", repr(getattr(self, name)), f"of ranks below {num_ranks}")
@@ -87,7 +90,8 @@ class NicOptions:
     def parse(cls, text: str) -> NicOptions:
         """From "seed=3,max_delay_ns=500".
 
-        Raises: ValueError if it names no option, or an option has no integer
+        Raises:
+            ValueError: if it names no option, or an option has no integer
         """
         names = [field.name for field in fields(cls) if field.name not in ("lost", "stopped")]
         given: dict[str, Any] = {}
@@ -117,7 +121,9 @@ class NetworkOptions:
     def check(
         cls, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any, num_ranks: int
     ) -> NetworkOptions:
-        """Raises: ValueError for a value that is wrong, or does not fit with the others"""
+        """Raises:
+        ValueError: for a value that is wrong, or does not fit with the others
+        """
         is_known = isinstance(transport, str) and transport in get_args(TransportName)
         if not is_known:
             refuse("transport", repr(transport), f"one of {', '.join(get_args(TransportName))}")
@@ -191,9 +197,16 @@ class Transport(ABC):
     def open(self, handles: list[Any], table_offset: int, bounds: Bounds) -> Any:
         """Reach the peers, and write the addresses of those that are mapped at an offset of the memory.
 
-        Args:    handles of all ranks; table_offset where a table of num_ranks s64 has room; bounds of kernels' waits
-        Returns: the network that kernels take
-        Raises:  RuntimeError if a peer cannot be reached
+        Args:
+            handles: of all ranks
+            table_offset: where a table of num_ranks s64 has room
+            bounds: of kernels' waits
+
+        Returns:
+            the network that kernels take
+
+        Raises:
+            RuntimeError: if a peer cannot be reached
         """
 
     def show(self, network: Any, table_offset: int, addresses: np.ndarray) -> Any:
@@ -208,7 +221,9 @@ class Transport(ABC):
         """Give back what creating it has made. Collective; it comes last, also if the construction fails."""
 
     def check_message(self, num_bytes: int) -> None:  # noqa: B027 - most take any
-        """Raises: ValueError if put_nbi_warp cannot put so many bytes at once"""
+        """Raises:
+        ValueError: if put_nbi_warp cannot put so many bytes at once
+        """
 
     @abstractmethod
     def unread_by_nic(self) -> int | None:
