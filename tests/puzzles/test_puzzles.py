@@ -66,8 +66,8 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_there_are_twenty_one_and_their_numbers_have_no_gap():
-    assert [int(path.name[:2]) for path in FILES] == list(range(1, 22))
+def test_there_are_twenty_two_and_their_numbers_have_no_gap():
+    assert [int(path.name[:2]) for path in FILES] == list(range(1, 23))
     for number, path in enumerate(FILES, 1):
         assert command.load(path).title.startswith(f"Puzzle {number}: ")
 
