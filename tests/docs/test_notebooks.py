@@ -46,6 +46,7 @@ def test_there_are_these():
         "15_cached_notify",
         "16_casts",
         "17_without_rings",
+        "18_one_buffer_for_both",
     ]
 
 
