@@ -243,9 +243,27 @@ def test_of_a_wrong_result_a_schedule_is_shown_that_says_why(tmp_path, monkeypat
     assert capsys.readouterr().out.strip() in out
 
 
-@pytest.mark.parametrize("fault", ["send_row: wait_at_least", "send_row: release of TAIL"])
-def test_a_schedule_that_fails_is_found_and_its_file_fails_in_the_same_way(ring, capsys, fault):
-    assert main([ring, "--all", "--num-rows", "3", "--fault", fault]) == FOUND
+IMPATIENT_SENDER = "i + 1 - NUM_SLOTS", "i - NUM_SLOTS"  # it waits for a slot one row too late
+
+
+def broken(ring, fault):
+    """The arguments of a check of the ring with a fault of nbep's table, or one that is written into its text."""
+    if fault is not IMPATIENT_SENDER:
+        return [ring, "--all", "--fault", fault]
+    text = Path(ring).read_text()
+    assert text.count(fault[0]) == 1
+    Path("impatient_ring.py").write_text(text.replace(*fault))
+    return ["impatient_ring.py", "--all"]
+
+
+FAULTS = pytest.mark.parametrize(
+    ("fault", "fewest_rows"), [(IMPATIENT_SENDER, 3), ("send_row: release of TAIL", 1)], ids=["wait", "release"]
+)
+
+
+@FAULTS
+def test_a_schedule_that_fails_is_found_and_its_file_fails_in_the_same_way(ring, capsys, fault, fewest_rows):
+    assert main([*broken(ring, fault), "--num-rows", "3"]) == FOUND
     first = capsys.readouterr().out
     assert "Found in schedule " in first
     assert main(["--schedule", "schedule.json"]) == FOUND
@@ -285,14 +303,15 @@ def test_a_scenario_whose_waits_end_by_the_clock_is_refused(capsys):
     assert "--all knows no clock" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("fault", ["send_row: wait_at_least", "send_row: release of TAIL"])
-def test_what_fails_is_made_smaller_and_its_file_shows_it_again(ring, capsys, fault):
-    assert main([ring, "--all", "--num-rows", "7", "--fault", fault, "--no-shrink"]) == FOUND
+@FAULTS
+def test_what_fails_is_made_smaller_and_its_file_shows_it_again(ring, capsys, fault, fewest_rows):
+    check = [*broken(ring, fault), "--num-rows", "7"]
+    assert main([*check, "--no-shrink"]) == FOUND
     before = capsys.readouterr().out
     assert "Smallest" not in before
-    assert main([ring, "--all", "--num-rows", "7", "--fault", fault, "--json"]) == FOUND
+    assert main([*check, "--json"]) == FOUND
     told = json.loads(capsys.readouterr().out)["found"]
-    assert told["parameters"]["num_rows"] == {"send_row: wait_at_least": 3, "send_row: release of TAIL": 1}[fault]
+    assert told["parameters"]["num_rows"] == fewest_rows
     assert told["smaller"].startswith("Smallest: --num-rows ")
     assert main(["--schedule", "schedule.json"]) == FOUND
     assert capsys.readouterr().out.strip() == told["message"]
