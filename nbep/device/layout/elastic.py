@@ -34,7 +34,6 @@ EXPERT_COUNTS = RANK_COUNTS + 2 * MAX_NVL_PEERS * 4
 LANDED = EXPERT_COUNTS + 2 * MAX_NVL_PEERS * MAX_LOCAL_EXPERTS * 4
 LANDED_WORDS = 1024
 DATA = align_up(LANDED + MAX_NVL_PEERS * LANDED_WORDS * 4, ALIGNMENT_BYTES)
-MIN_CHUNK = 4  # rows that land together
 
 
 class ElasticShape(NamedTuple):
@@ -146,7 +145,7 @@ def make_slots(num_max_tokens: int, hidden_bytes: int, num_topk: int, num_ranks:
     """one_each: each choice of a token has a row of its own, and so a place."""
     by_rank = not one_each and num_ranks <= num_topk
     num_places = num_ranks if by_rank else num_topk
-    chunk = max(MIN_CHUNK, -(-num_max_tokens // LANDED_WORDS))
+    chunk = max(1, -(-num_max_tokens // LANDED_WORDS))
     weights = num_places * num_max_tokens * slot_stride(hidden_bytes)
     return ElasticSlots(num_max_tokens, hidden_bytes, num_topk, num_places, int(by_rank), chunk, weights)
 

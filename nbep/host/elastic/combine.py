@@ -115,7 +115,7 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
     )
     launch = runtime.prepare(
         elastic_combine,
-        blocks_for(request.num_sms, most * memory.num_ranks, threads),
+        blocks_for(memory, request.num_sms, most * memory.num_ranks, threads),
         threads,
         elastic_combine_smem_bytes(threads, runtime.has_tma),
         memory.peers,

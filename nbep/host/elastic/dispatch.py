@@ -168,7 +168,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     threads = num_threads(memory)
     publish = runtime.prepare(
         elastic_publish,
-        blocks_for(request.num_sms, does_number * (num_experts + num_ranks) + tokens.num_tokens, threads),
+        blocks_for(memory, request.num_sms, does_number * (num_experts + num_ranks) + tokens.num_tokens, threads),
         threads,
         publish_smem_bytes(threads, runtime.has_tma),
         memory.peers,
@@ -189,7 +189,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     )
     fetch = runtime.prepare(
         elastic_dispatch,
-        blocks_for(request.num_sms, most * num_ranks, threads),
+        blocks_for(memory, request.num_sms, most * num_ranks, threads),
         threads,
         elastic_dispatch_smem_bytes(threads, runtime.has_tma),
         memory.peers,

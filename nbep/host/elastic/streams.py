@@ -17,9 +17,10 @@ def num_threads(memory: Node) -> int:
     return block_sizes(memory.runtime).ring(memory.num_ranks)
 
 
-def blocks_for(num_sms: int, num_items: int, threads: int) -> int:
-    """num_sms, or fewer if that many warps have nothing to do."""
-    return max(1, min(num_sms, -(-num_items // (threads // WARP))))
+def blocks_for(memory: Node, num_sms: int, num_items: int, threads: int) -> int:
+    """num_sms, or fewer if there is no work for so many. A GPU is faster if each item has an SM, not only a warp."""
+    items_of_block = 1 if memory.runtime.target == "cuda" else threads // WARP
+    return max(1, min(num_sms, -(-num_items // items_of_block)))
 
 
 def wait_before_epilogue(memory: Node, event: Any) -> None:

@@ -24,6 +24,7 @@ also where several experts there get a copy. What comes lies in ordinary arrays,
 
 One pass over all choices for each expert looks like too many. But a choice is 8 bytes against a row of 14,336, the
 passes run side by side with the copies, and the order of tokens gives every row its place: nothing is left to chance.
+A pass has eight loads of a lane under way; one at a time it would wait for each.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps), which adds up counts with atomics and pushes
 """
@@ -33,7 +34,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
-from nbep.device.kernels.parts.notes import Scales, copy_scales
+from nbep.device.kernels.parts.notes import Experts, Scales, copy_scales
 from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, expert_count, half_offset, rank_count
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -75,19 +76,47 @@ def publish_smem_bytes(num_threads: int, has_tma: bool) -> int:
 
 
 @device_function
+def load_choices(topk_idx, first, step, end):
+    """Eight choices, from the first on, each a step further: all loads are under way at once. -1 from the end on."""
+    a = ptx.ld_nc_keep_s64(topk_idx + 8 * first) if first < end else -1
+    b = ptx.ld_nc_keep_s64(topk_idx + 8 * (first + step)) if first + step < end else -1
+    c = ptx.ld_nc_keep_s64(topk_idx + 8 * (first + 2 * step)) if first + 2 * step < end else -1
+    d = ptx.ld_nc_keep_s64(topk_idx + 8 * (first + 3 * step)) if first + 3 * step < end else -1
+    e = ptx.ld_nc_keep_s64(topk_idx + 8 * (first + 4 * step)) if first + 4 * step < end else -1
+    f = ptx.ld_nc_keep_s64(topk_idx + 8 * (first + 5 * step)) if first + 5 * step < end else -1
+    g = ptx.ld_nc_keep_s64(topk_idx + 8 * (first + 6 * step)) if first + 6 * step < end else -1
+    h = ptx.ld_nc_keep_s64(topk_idx + 8 * (first + 7 * step)) if first + 7 * step < end else -1
+    return a, b, c, d, e, f, g, h
+
+
+@device_function
+def number_some(numbers, choice, is_one, count, lane):
+    """Number those of 32 choices that are the expert's; a warp. Returns how many of its choices there were so far."""
+    found = ptx.vote_ballot(ptx.FULL_MASK, is_one)
+    if is_one:
+        ptx.st_na_s32(numbers + 4 * choice, count + ptx.popc_u32(found & ((1 << lane) - 1)))
+    return count + ptx.popc_u32(found)
+
+
+@device_function
 def number_choices(ctx, inputs, half, number, expert):
-    """Number the choices of one expert, 32 at a time, and tell its rank how many there are; one warp."""
+    """Number the choices of one expert, 256 at a time, and tell its rank how many there are; one warp."""
     peers, lane = ctx.peers, ctx.team.lane
     num_choices = ctx.sizes.num_tokens * ctx.shape.num_topk
+    numbers = half + ctx.places.numbers
     count = 0
     choice = lane
     while choice - lane < num_choices:
-        is_one = choice < num_choices and ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice) == expert
-        found = ptx.vote_ballot(ptx.FULL_MASK, is_one)
-        if is_one:
-            ptx.st_na_s32(half + ctx.places.numbers + 4 * choice, count + ptx.popc_u32(found & ((1 << lane) - 1)))
-        count += ptx.popc_u32(found)
-        choice += 32
+        loaded = load_choices(inputs.topk_idx, choice, 32, num_choices)
+        count = number_some(numbers, choice, loaded[0] == expert, count, lane)
+        count = number_some(numbers, choice + 32, loaded[1] == expert, count, lane)
+        count = number_some(numbers, choice + 64, loaded[2] == expert, count, lane)
+        count = number_some(numbers, choice + 96, loaded[3] == expert, count, lane)
+        count = number_some(numbers, choice + 128, loaded[4] == expert, count, lane)
+        count = number_some(numbers, choice + 160, loaded[5] == expert, count, lane)
+        count = number_some(numbers, choice + 192, loaded[6] == expert, count, lane)
+        count = number_some(numbers, choice + 224, loaded[7] == expert, count, lane)
+        choice += 256
     num_local_experts = ptx.u32_div(ctx.sizes.num_experts, peers.num_ranks)
     owner = ptx.u32_div(expert, num_local_experts)
     if lane == 0:
@@ -96,31 +125,56 @@ def number_choices(ctx, inputs, half, number, expert):
 
 
 @device_function
-def goes_to(ctx, inputs, token, rank):
-    """Whether a token has chosen an expert of a rank."""
-    num_topk = ctx.shape.num_topk
-    num_local_experts = ptx.u32_div(ctx.sizes.num_experts, ctx.peers.num_ranks)
-    first = rank * num_local_experts
+def is_among(expert, experts):
+    return experts.first <= expert < experts.first + experts.number
+
+
+@device_function
+def goes_to(ctx, inputs, token, experts):
+    """Whether a token has chosen one of a range of experts."""
+    begin = token * ctx.shape.num_topk
+    end = begin + ctx.shape.num_topk if token < ctx.sizes.num_tokens else begin
     found = False
-    for k in range(num_topk):
-        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * (token * num_topk + k))
-        found = found or first <= expert < first + num_local_experts
+    while begin < end:
+        a, b, c, d, e, f, g, h = load_choices(inputs.topk_idx, begin, 1, end)
+        found = found or is_among(a, experts) or is_among(b, experts) or is_among(c, experts) or is_among(d, experts)
+        found = found or is_among(e, experts) or is_among(f, experts) or is_among(g, experts) or is_among(h, experts)
+        begin += 8
     return found
 
 
 @device_function
-def note_index(ctx, out, inputs, token, rank, index):
-    """Write the index of a token among those of a rank to the choices of that rank; -1 to unused ones, of rank 0."""
-    num_topk = ctx.shape.num_topk
-    num_local_experts = ptx.u32_div(ctx.sizes.num_experts, ctx.peers.num_ranks)
-    first = rank * num_local_experts
-    for k in range(num_topk):
-        choice = token * num_topk + k
-        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice)
-        if first <= expert < first + num_local_experts:
-            ptx.st_na_s32(out.dst_buffer_slot_idx + 4 * choice, index)
-        elif rank == 0 and not 0 <= expert < ctx.sizes.num_experts:
-            ptx.st_na_s32(out.dst_buffer_slot_idx + 4 * choice, -1)
+def note_one(ctx, out, choice, expert, experts, index):
+    """Write the index of a token to a choice, if that is of the range; to the first range's -1 for unused choices."""
+    if is_among(expert, experts):
+        ptx.st_na_s32(out.dst_buffer_slot_idx + 4 * choice, index)
+    elif experts.first == 0 and not 0 <= expert < ctx.sizes.num_experts:
+        ptx.st_na_s32(out.dst_buffer_slot_idx + 4 * choice, -1)
+
+
+@device_function
+def note_index(ctx, out, inputs, token, experts, index):
+    """Write the index of a token among those of a rank to the choices of that rank's experts."""
+    begin = token * ctx.shape.num_topk
+    end = begin + ctx.shape.num_topk
+    while begin < end:
+        loaded = load_choices(inputs.topk_idx, begin, 1, end)
+        note_one(ctx, out, begin, loaded[0], experts, index)
+        if begin + 1 < end:
+            note_one(ctx, out, begin + 1, loaded[1], experts, index)
+        if begin + 2 < end:
+            note_one(ctx, out, begin + 2, loaded[2], experts, index)
+        if begin + 3 < end:
+            note_one(ctx, out, begin + 3, loaded[3], experts, index)
+        if begin + 4 < end:
+            note_one(ctx, out, begin + 4, loaded[4], experts, index)
+        if begin + 5 < end:
+            note_one(ctx, out, begin + 5, loaded[5], experts, index)
+        if begin + 6 < end:
+            note_one(ctx, out, begin + 6, loaded[6], experts, index)
+        if begin + 7 < end:
+            note_one(ctx, out, begin + 7, loaded[7], experts, index)
+        begin += 8
 
 
 @device_function
@@ -128,16 +182,18 @@ def list_tokens(ctx, out, inputs, half, number, rank):
     """List the tokens that go to one rank, 32 at a time, and tell it how many there are; one warp."""
     peers, num_tokens, lane = ctx.peers, ctx.sizes.num_tokens, ctx.team.lane
     tokens = half + ctx.places.lists + 4 * rank * ctx.shape.num_max_tokens
+    num_local_experts = ptx.u32_div(ctx.sizes.num_experts, peers.num_ranks)
+    experts = Experts(rank * num_local_experts, num_local_experts)
     count = 0
     token = lane
     while token - lane < num_tokens:
-        goes_there = token < num_tokens and goes_to(ctx, inputs, token, rank)
+        goes_there = goes_to(ctx, inputs, token, experts)
         chosen = ptx.vote_ballot(ptx.FULL_MASK, goes_there)
         index = count + ptx.popc_u32(chosen & ((1 << lane) - 1))
         if goes_there:
             ptx.st_na_s32(tokens + 4 * index, token)
         if token < num_tokens:
-            note_index(ctx, out, inputs, token, rank, index)
+            note_index(ctx, out, inputs, token, experts, index)
         count += ptx.popc_u32(chosen)
         token += 32
     if lane == 0:
