@@ -56,6 +56,7 @@ REASONS = {
     },
     "elastic.dispatch.fetch_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "elastic.notify_dispatch.elastic_notify_dispatch: bar_red_and": AFTER_TIMEOUT,
+    "elastic.notify_dispatch.count_nothing": AFTER_TIMEOUT,
     "elastic.publish.elastic_publish: tma_store_wait_all until read": END_OF_KERNEL,
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
     "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
