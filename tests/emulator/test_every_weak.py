@@ -277,3 +277,40 @@ def test_kernels_that_compete_for_sms_have_the_outcomes_of_a_plain_enumeration(s
         found = underway.explore_kernels(*program, is_weak=True)[1]
         assert found >= underway.outcomes_of_kernels(*program), (seed, program)
         assert without_reduction(underway.explore_kernels, program) in (None, found), (seed, program)
+
+
+# --- waits ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spins", [True, False])
+@pytest.mark.parametrize("memory_model", ["checked", "delayed"])
+def test_a_cell_may_change_between_the_two_looks_of_a_wait(memory_model, spins):
+    def look(t, cell):
+        return t.load(cell, "s32", "relaxed", "sys")
+
+    def program(strategy):
+        world = World(1, 0, memory_model=memory_model, strategy=strategy)
+        cell = world.ranks[0].space.allocate(16, "cell", zero=True).address
+        seen = []
+
+        def wait(t):
+            while True:
+                first, second = look(t, cell), look(t, cell)
+                if first + second != 0:
+                    break
+                if spins:
+                    t.spin(NEVER_NS)
+            seen.append((first, second))
+
+        def main():
+            streams = [
+                launch(world, wait),
+                launch(world, lambda t: t.store(cell, "s32", 1, "relaxed", "sys")),
+            ]
+            for stream in streams:
+                stream.synchronize()
+
+        world.run([main])
+        return tuple(seen)
+
+    assert run_all(program, is_weak=memory_model == "delayed")[1] == {((0, 1),), ((1, 1),)}

@@ -116,6 +116,7 @@ class Turns:
             choice.begun.discard(who)
         choice.asleep[who] = Rest(looks)
         choice.choose(None)
+        self.wake(choice.waiting)  # the looks have been asked for more since
         awake = choice.waiting.keys() - choice.asleep.keys() - set(choice.failed)
         if awake and not choice.done and not choice.left:
             choice.wanted.add(min(awake, key=lambda one: (one[4] < 0, choice.waiting[one].is_store, one)))

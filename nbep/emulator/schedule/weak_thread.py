@@ -27,6 +27,7 @@ from .every_loops import (
     frames_above,
     is_in_loop,
     is_nested,
+    is_same_place,
 )  # fmt: skip
 from .every_order import joined
 from .every_seen import Cell, Question, Reading
@@ -349,6 +350,9 @@ class WeakThread(LoopingThread, CausalThread):
             cell = tree.likely(self.looked)
             self.clock, self.known, self.tellings = self.before
         elif polls and not self.does_more and (cell := tree.awaited([poll.access.words for poll in polls], is_nested)):
+            looks = [poll.frames for poll in polls if poll.access.words == cell]
+            if not all(is_same_place(frames, looks[0]) for frames in looks):  # the cell may change between two of them
+                polls = []
             for poll in reversed(polls):
                 if not tree.fail(self.who, poll.at):
                     break
