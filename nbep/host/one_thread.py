@@ -55,7 +55,7 @@ def guarded(verb: Verb, first: Sequence[str] = (), more: Sequence[str] = (), che
     once, again = (f"\n{indent}".join(steps) for indent in (8 * " ", 16 * " "))
     parameters += more
     source = GUARDED.format(name=verb.__name__, parameters=", ".join(parameters), check=check, once=once, again=again)
-    made: dict[str, Any] = {**names, "verb": verb, "refuse_thread": _refuse_thread}
+    made: dict[str, Any] = {**names, "__name__": __name__, "verb": verb, "refuse_thread": _refuse_thread}
     made |= {"mode_is_on": mode_is_on, "without_modes": without_modes}
     exec(source, made)
     function = made[verb.__name__]
