@@ -47,6 +47,7 @@ GENERAL = re.compile(
 )
 # Sentences that look like it, and speak of the code, of hardware or of what a reader does next.
 OF_NO_RUN = (
+    "Before it, a rank comes through the barrier of call",
     "`--sms 8` is another number",
     "After one the search goes on for 60 runs",
     "`NOTHING` is right here",
@@ -89,6 +90,7 @@ OF_NO_RUN = (
 
 # Advice for what is left when all typical errors are ruled out: no wrong solution that was tried gets it.
 FALLBACKS = (
+    "The experts before",
     "Store the number before the flag, and load",
     "All threads count into the same cells",
     "Either the tail moves before all lanes have stored",

@@ -37,7 +37,7 @@ def in_other_orders(comm, num_sms):
     for start in (reduce, trip.send_dispatch) if comm.rank == 0 else (trip.send_dispatch, reduce):
         start()
         sms = other.runtime.world.ranks[comm.rank].sms  # what is started first has its SMs
-        other.runtime.world.host_wait(lambda: sms.held > 0, "an SM")
+        other.runtime.world.host_wait(lambda sms=sms: sms.held > 0, "an SM")
     trip.receive_dispatch()
     stream.synchronize()
     trip.send_combine()
