@@ -224,9 +224,11 @@ FAULTS = (
         "flags",
         replaced(
             Choice,
-            "asleep_after",
+            "after",
             lambda _: (
-                lambda self, step: {who: one for who, one in {**self.asleep, **self.done}.items() if who != step.who}
+                lambda self, step, waiting, parked: Choice(
+                    waiting, parked, {who: one for who, one in {**self.asleep, **self.done}.items() if who != step.who}
+                )
             ),
         ),
     ),
