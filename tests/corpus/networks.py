@@ -226,7 +226,7 @@ USERS = [
           seeds=(0, 2, 3, 4)),
     users("NIC: the last word of a message as a flag", last_word_as_a_flag, "weak store", (": buffer",)),
     users("NIC: a source is filled again while it is read", source_filled_again,
-          (*OVERWRITTEN, "neither waited"), (": rank_counts[",)),
+          (*OVERWRITTEN, "neither waited"), (": buffer + ",)),
     race("queue pair: a completion is awaited relaxed",
          "network.ibgda.completion.wait_done: acquire of ibgda-completion", own(old_value), "load too weak",
          (": completion",)),

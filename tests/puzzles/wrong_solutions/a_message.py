@@ -113,8 +113,8 @@ WRONG = {
                     "st_release_sys_s32(flag, 1)\n    st_weak_s32(data, value)",
                 )
             ],
-            "wrong result",
-            "read `data` before the number was there",
+            "race",
+            "Store the number before the flag",
         ),
     ],
     2: [
