@@ -45,11 +45,11 @@ def solved(path, *edits):
         [(1, "the only schedule,"), (14, "all 24 schedules of 4 rows,"), (15, "the only schedule,")],
         [
             (4, "all 24 schedules,"),
-            (6, "all 30 schedules of 1 round,"),
-            (10, "all 13 schedules of 5 rows,"),
+            (6, "all 28 schedules of 1 round,"),
+            (10, "the only schedule of 5 rows,"),
             (18, "all 60 schedules of 5 entries,"),
-            (20, "all 14 schedules of 1 row,"),
-            (21, "all 2 schedules of 3 rows,"),
+            (20, "the only schedule of 1 row,"),
+            (21, "the only schedule of 3 rows,"),
         ],
     ),
 )
