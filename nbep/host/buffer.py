@@ -8,8 +8,6 @@ Source: DeepEP deep_ep/buffer.py
 from __future__ import annotations
 
 import os
-import warnings
-from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -18,7 +16,7 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, Sizes, table_config
 from nbep.host.connect import connect
-from nbep.host.dropped import Name, give_back_dropped, idle_names, keep_dropped
+from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import OfThisProcess
 from nbep.host.intranode.direct import size_hint
@@ -40,7 +38,7 @@ from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, TransportName, chosen_options
 
 
-class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
+class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
 
     Two groups of verbs: get_dispatch_layout, dispatch and combine, and those that begin with low_latency. On which
@@ -193,23 +191,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, OfThisProcess):
                 peer has not come after twice timeout_ms, and the memory stays allocated until the process ends
         Warns:  RuntimeWarning if ranks are masked: they are not waited for, and the memory stays allocated too
         """
-        memory = self._memory
-        if memory is None:
-            validate.refuse("buffer", "one that is destroyed already", "destroyed once")
-        memory.runtime.check_caller("destroy")
-        self._memory = None
-        memory.close()
-
-    def __del__(self) -> None:
-        memory = getattr(self, "_memory", None)
-        if memory is None:
-            return
-        with suppress(Exception):
-            memory.report.warn()
-        if self.explicitly_destroy:
-            warnings.warn(f"{self!r} goes away without destroy()", RuntimeWarning, stacklevel=2)
-        else:
-            keep_dropped(memory)
+        self._give_back()
 
     def __repr__(self) -> str:
         return f"<Buffer of rank {self.rank} of {self.group_size}, {self.num_nvl_bytes} bytes>"

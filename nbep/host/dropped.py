@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Protocol
 
+from nbep.host.arguments import refuse
+from nbep.host.reports import KernelReport
 from nbep.host.target.base import Runtime
 from nbep.host.target.memory import SymmetricMemory
 
@@ -31,6 +34,39 @@ class Dropped(Protocol):
     @property
     def is_shown(self) -> bool: ...
     def close(self) -> None: ...
+
+
+class Used(Dropped, Protocol):
+    """The same, with the report of its kernels."""
+
+    report: KernelReport
+
+
+class DestroyedOnce:
+    """The end of a Buffer and of an ElasticBuffer, which hold memory until it is destroyed, or they go away."""
+
+    _memory: Used | None
+    explicitly_destroy: bool
+
+    def _give_back(self) -> None:
+        """Collective. Raises: ValueError if it is destroyed already, and what closing the memory raises"""
+        memory = self._memory
+        if memory is None:
+            refuse("buffer", "one that is destroyed already", "destroyed once")
+        memory.runtime.check_caller("destroy")
+        self._memory = None
+        memory.close()
+
+    def __del__(self) -> None:
+        memory = getattr(self, "_memory", None)
+        if memory is None:
+            return
+        with suppress(Exception):
+            memory.report.warn()
+        if self.explicitly_destroy:
+            warnings.warn(f"{self!r} goes away without destroy()", RuntimeWarning, stacklevel=2)
+        else:
+            keep_dropped(memory)
 
 
 class KeptMemory:

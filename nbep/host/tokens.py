@@ -159,22 +159,29 @@ def await_counts(memory: Node, request: DispatchRequest) -> Received:
         # Each token that passes through this rank is one of those that come to a rank of its node.
         return Received(num_worst_tokens, [], num_worst_tokens * memory.num_nvl_peers)
 
+    return await_counters(memory, num_local_experts, 2 * memory.timeout_ms, f"{2 * memory.timeout_ms:g} ms")
+
+
+def await_counters(memory: Node, num_local_experts: int, timeout_ms: float, limit: str) -> Received:
+    """What the counters of a notify kernel say, for which the CPU waits; limit: timeout_ms in words
+
+    The kernel's own waits are to be over first: they say more.
+    """
+
     def poll() -> Received | None:
         return memory.counters.poll(num_local_experts, memory.internode is not None)
 
-    # The kernel's own waits are over first, and say more.
-    timeout_ns = int(2 * memory.timeout_ms * 1e6)
     memory.runtime.wait_until(
         lambda: memory.has_fault or poll() is not None,
         lambda: "moe_recv_counter: the counts of received tokens",
-        timeout_ns,
+        int(1e6 * timeout_ms),
     )
     memory.check_faults()
     received = poll()
     if received is None:
         gone = memory.who_is_gone()
         raise RuntimeError(
-            f"rank {memory.rank}: the counts of received tokens did not arrive in {timeout_ns / 1e6:g} ms"
+            f"rank {memory.rank}: the counts of received tokens did not arrive in {limit}"
             + (f"; {gone}" if gone else "")
         )
     return received

@@ -8,8 +8,6 @@ Source: DeepEP deep_ep/buffers/elastic.py
 from __future__ import annotations
 
 import os
-import warnings
-from contextlib import suppress
 from threading import Lock
 from typing import Any
 
@@ -19,7 +17,7 @@ from nbep.host import validate
 from nbep.host.arguments import integer, refuse, switches
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
-from nbep.host.dropped import Name, give_back_dropped, idle_names, keep_dropped
+from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
 from nbep.host.elastic.barrier import barrier
 from nbep.host.elastic.experimental import Experimental
 from nbep.host.elastic.memory import BUFFER_ALIGNMENT, ElasticMemory, size_hint, size_of
@@ -42,7 +40,7 @@ QPS_OF_HYBRID, QPS_OF_DIRECT = 129, 17  # that DeepEP allocates unless it is tol
 QPS_OF_SM = 16
 
 
-class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
+class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same arguments.
 
     Args:
@@ -187,23 +185,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, OfThisProcess):
         Raises:
             as Buffer.destroy
         """
-        memory = self._memory
-        if memory is None:
-            refuse("buffer", "one that is destroyed already", "destroyed once")
-        memory.runtime.check_caller("destroy")
-        self._memory = None
-        memory.close()
-
-    def __del__(self) -> None:
-        memory = getattr(self, "_memory", None)
-        if memory is None:
-            return
-        with suppress(Exception):
-            memory.report.warn()
-        if self.explicitly_destroy:
-            warnings.warn(f"{self!r} goes away without destroy()", RuntimeWarning, stacklevel=2)
-        else:
-            keep_dropped(memory)
+        self._give_back()
 
     def __repr__(self) -> str:
         return f"<ElasticBuffer of rank {self.rank_idx} of {self.num_ranks}, {self.num_bytes} bytes>"

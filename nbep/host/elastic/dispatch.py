@@ -18,7 +18,6 @@ from nbep.device.kernels.elastic.publish import PublishSizes, elastic_publish, p
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.elastic import ElasticPlaces, ElasticShape
 from nbep.host.block_sizes import block_sizes
-from nbep.host.counters import Received
 from nbep.host.elastic import checks
 from nbep.host.elastic.calls import dispatch_call
 from nbep.host.elastic.handle import EPHandle
@@ -28,7 +27,7 @@ from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilo
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
-from nbep.host.tokens import Tokens, pair
+from nbep.host.tokens import Tokens, await_counters, pair
 
 ROWS_OF_SCALES = 4  # a column of scales begins at a multiple of 16 bytes, as the copy engine wants it
 NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0)
@@ -226,24 +225,8 @@ def _received(memory: Node, request: ElasticDispatchRequest, plan: Plan, timeout
         expanded = most * min(plan.tokens.num_topk, num_local_experts) + (alignment - 1) * num_local_experts
         return Sizes(most, align_up(expanded, alignment), [])
 
-    def poll() -> Received | None:
-        return memory.counters.poll(num_local_experts, False)
-
-    # The kernel's own waits are over first, and say more.
-    timeout_ns = int(max(2e6 * memory.timeout_ms, 1e9 * timeout_s))
-    memory.runtime.wait_until(
-        lambda: memory.has_fault or poll() is not None,
-        lambda: "moe_recv_counter: the counts of received tokens",
-        timeout_ns,
-    )
-    memory.check_faults()
-    received = poll()
-    if received is None:
-        gone = memory.who_is_gone()
-        raise RuntimeError(
-            f"rank {memory.rank}: the counts of received tokens did not arrive in {timeout_ns / 1e9:g} s"
-            + (f"; {gone}" if gone else "")
-        )
+    timeout_ms = max(2 * memory.timeout_ms, 1e3 * timeout_s)
+    received = await_counters(memory, num_local_experts, timeout_ms, f"{timeout_ms / 1e3:g} s")
     return Sizes(received.num_tokens, sum(received.of_experts), received.of_experts)
 
 

@@ -35,6 +35,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.elastic.dispatch import most_tokens
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_sums
 from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
@@ -161,16 +162,6 @@ def find_origin(ctx, inputs):
     begin = ptx.ld_nc_s32(up_to - 4) if rank > 0 else 0
     end = min(ptx.ld_nc_s32(up_to), ctx.sizes.num_recv_tokens)
     return Origin(rank, buffer_of(peers, rank), begin, end - begin if lane < peers.num_ranks else 0)
-
-
-@device_function
-def most_tokens(origin):
-    """The most tokens that came from one rank; a warp."""
-    most = origin.num_tokens
-    most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 4))
-    most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 2))
-    most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 1))
-    return ptx.shfl_idx_s32(ptx.FULL_MASK, most, 0)
 
 
 @device_function

@@ -128,9 +128,9 @@ def find_sources(ctx, inputs, offset):
 
 
 @device_function
-def most_tokens(sources):
-    """The most tokens that come from one rank; a warp."""
-    most = sources.num_tokens
+def most_tokens(of_lane):
+    """The most tokens that come from one rank; a warp. of_lane: what each lane knows of its rank, see `Sources`"""
+    most = of_lane.num_tokens
     most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 4))
     most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 2))
     most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 1))
