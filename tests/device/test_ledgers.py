@@ -17,6 +17,7 @@ from ledgers import (
     copies_noted,
     forgotten_resets,
     is_head,
+    is_kernels_own,
     matters,
     missing,
     names_of,
@@ -137,7 +138,7 @@ def untrue() -> dict[str, list[str]]:
         if matters(access, written) and (lack := missing(access, ledgers)) is not None:
             found[lack[0]][f"the ledger lacks {lack[1]}"] = None
     for path, ledger in ledgers.items():
-        if path.startswith("kernels/"):
+        if is_kernels_own(path):
             for reset in forgotten_resets(ledger, ledgers, accesses()):
                 found[path][f"the ledger lacks {reset}"] = None
             for order in [] if path in NOT_RUN else unseen(ledger, accesses()):

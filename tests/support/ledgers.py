@@ -255,6 +255,11 @@ def copies_noted(accesses: Accesses) -> Iterator[None]:
 # --- what is not right
 
 
+def is_kernels_own(file: str) -> bool:
+    """Whether a kernel stands in the file: those of kernels/parts are steps that several kernels take."""
+    return file.startswith("kernels/") and not file.startswith("kernels/parts/")
+
+
 def missing(access: Access, ledgers: dict[str, Ledger]) -> tuple[str, str] | None:
     """(file, what is missing) if no ledger has the access: not the innermost that names the cell, nor a kernel's.
 
@@ -273,7 +278,7 @@ def missing(access: Access, ledgers: dict[str, Ledger]) -> tuple[str, str] | Non
             if rows:
                 known = any(functions & row.words for row in rows)
                 return None if known else (file, f"{access.primitive} of {access.cell}, by {access.chain[1][1]}")
-            if file.startswith("kernels/"):
+            if is_kernels_own(file):
                 break
         functions.add(function)
     return where, f"the cell {access.cell}: {access.primitive}, by {access.chain[1][1]}"

@@ -9,7 +9,7 @@ that rank adds up what all have sent.
 
  cell                written by         with                     read by           with
  landed[d, chunk]    sender(d)          st_release_sys           receivers(s)      ld_acquire_sys
- slot                sender(d)          bulk copy, or st_na (1)  receivers(s)      bulk copy, or ld_na, after landed (2)
+ x of a slot         sender(d)          bulk copy, or st_na (1)  receivers(s)      bulk copy, or ld_na, after landed (2)
  topk_weights of it  sender(d)          st_na (1)                receivers(s)      ld_na, after landed
  next_token          receivers          atom_add_relaxed_gpu     receivers         the same
  landed, next_token  the owner          see notify_combine.py
