@@ -19,6 +19,14 @@ def test_outcomes_are_those_of_all_interleavings(kind, seeds):
         compare(seed, *KINDS[kind])
 
 
+@pytest.mark.parametrize("parities", [(2, 2), (2, 1, 1), (2, 2, 1)])
+def test_two_looks_at_one_phase_from_one_place_are_no_loop(parities):
+    """A thread that looks again where it has looked before, with no loop around it, does not wait."""
+    looks = [("look", 0, parity) for parity in parities]
+    program = [[("arrive", 0, 1)], looks], [[]], 1, [1]
+    assert explore(*program)[1] == outcomes_of(*program)
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_host_may_go_on_before_what_undoes_its_wait(first):
     """Each thread sets its cell and clears it again; the host waits until both are set, looking at one by one."""

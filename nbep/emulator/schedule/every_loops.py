@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..machine.access import AccessingThread
+from ..machine.carrier import is_under_way
 from ..machine.memory import Allocation
 from ..machine.source import describe_site, frames_of_kernel, site_of
 from .every_seen import Seen
@@ -214,9 +215,12 @@ def is_same_place(before: Frames, here: Frames) -> bool:
 
 
 def frames_above(frame: FrameType | None) -> Frames:
-    """The frames of a thread from its kernel inwards, each with the instruction at which it is."""
+    """The frames of a thread from its kernel inwards, each with the instruction at which it is.
+
+    The carrier below has a loop, too, which is none of the kernel's.
+    """
     frames = []
-    while frame is not None:
+    while frame is not None and is_under_way(frame):
         frames.append((frame, frame.f_lasti))
         frame = frame.f_back
     return frames[::-1]
