@@ -32,11 +32,12 @@ TRIED = 20  # runs with smaller parameters at most, for each of them
 SMALLER_S = 60.0  # for those of one choice of parameters
 SWITCH_RUNS = 60  # runs at most in which a thread gives way less often
 COVERS = """\
-They are all orders of accesses that are not weak. When copies, hosts and kernels go on was tried, too, wherever
-somebody can see it. What that leaves out: docs/every_schedule.md"""
+Each order of relaxed, volatile, acquire, release and atomic accesses was tried that can make a difference, and each
+moment at which copies, hosts and kernels can go on. What this assumes: docs/every_schedule.md"""
 COVERS_WEAK = """\
-They are all orders of accesses to memory, with late stores and early loads. When copies, hosts and kernels go on was
-tried, too. Races are what --all without --weak looks for. What this covers: docs/every_schedule.md"""
+Each order of accesses to memory was tried that can make a difference, with late stores and early loads, and each moment
+at which copies, hosts and kernels can go on. --weak reports no races: run --all without it, too. What this assumes:
+docs/every_schedule.md"""
 
 
 def check_all(

@@ -2,29 +2,16 @@
 
 import numpy as np
 import pytest
-from every_schedule import run_all
+from every_schedule import numbers_in, run_all, run_host
 
-from nbep.emulator import DataRace, DeadlockError, Uninitialized, UseAfterFree, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, Uninitialized, current_thread
 
 NEVER_NS = 1 << 62
 COPY = 16  # bytes
 
 
-def numbers_in(space, cells):
-    """What the host gets that polls the cells, which lie 16 bytes apart, one after the other."""
-    return [int(space.read(cells, np.int32, at, 1, polls=True)[0]) for at in range(0, cells.nbytes, 16)]
-
-
 def store(space, cells, index, number):
     space.write(cells, 16 * index, np.array([number], np.int32))
-
-
-def run_host(strategy, main, num_cells=1, num_sms=None, seed=0):
-    """Run main(rank's context, cells, world) as the host of the only rank."""
-    world = World(1, seed, memory_model="checked", strategy=strategy, num_sms=num_sms)
-    context = world.ranks[0]
-    cells = context.space.allocate(16 * num_cells, "cells", zero=True)
-    return world.run([lambda: main(context, cells, world)])[0]
 
 
 # --- bulk loads -----------------------------------------------------------------------------------------------------
@@ -335,78 +322,3 @@ def test_which_of_two_blocks_gives_its_sm_to_the_third_is_a_choice():
         return tuple(sorted(seen))
 
     assert run_all(program)[1] == {((0, 0), (1, 0)), ((0, 0), (1, 1)), ((0, 1), (1, 0))}
-
-
-# --- what "all" leaves out: programs on which assumptions of docs/every_schedule.md fail ----------------------------
-
-
-def test_hosts_share_python_variables_in_one_order_alone():
-    """The other order of the two ranks' hosts is never run: nothing that is recorded tells them apart."""
-
-    def program(strategy):
-        order = []
-        world = World(2, 0, memory_model="checked", strategy=strategy)
-        world.run([lambda rank=rank: order.append(rank) for rank in range(2)])
-        return tuple(order)
-
-    tree, orders = run_all(program)
-    assert (tree.schedules, len(orders)) == (1, 1)
-
-
-def test_a_wait_of_a_host_looks_at_all_its_cells_at_once():
-    """A real host may read the first cell before the kernel has stored to it, and the second one later."""
-
-    def program(strategy):
-        def kernel(base):
-            t = current_thread()
-            for cell in range(2):
-                t.store(base + 16 * cell, "s32", 1, "release", "sys")
-
-        def main(context, cells, world):
-            stream = context.create_stream("main")
-            stream.launch(kernel, (cells.address,), 1, 1)
-            world.host_wait(lambda: numbers_in(context.space, cells) == [0, 1], "the second cell alone")
-
-        try:
-            run_host(strategy, main, num_cells=2)
-        except DeadlockError:
-            return "hangs"
-        return "ends"
-
-    assert run_all(program)[1] == {"hangs"}
-
-
-def free_too_early(strategy, seed=0):
-    """The host frees memory once the second thread has told it so; the first one may still store there."""
-
-    def kernel(base, data):
-        t = current_thread()
-        t.store(base + 16 * t.thread_idx, "s32", 1, "release", "sys")
-        if t.thread_idx == 0:
-            for _ in range(1000):
-                t.fence("acq_rel", "gpu")  # it takes its time
-            t.store(data, "s32", 1, "weak", "sys")
-
-    def main(context, cells, world):
-        data = context.space.allocate(16, "data")
-        stream = context.create_stream("main")
-        stream.launch(kernel, (cells.address, data.address), 1, 2)
-        world.host_wait(lambda: context.space.read(cells, np.int32, 16, 1, polls=True)[0] == 1, "the second thread")
-        context.space.free(data)
-        stream.synchronize()
-
-    run_host(strategy, main, num_cells=2, seed=seed)
-
-
-def is_found(seed):
-    try:
-        free_too_early("uniform", seed)
-    except UseAfterFree:
-        return True
-    return False
-
-
-def test_that_memory_is_freed_is_no_choice():
-    """A seed finds what is freed too early; in the only schedule the store comes before."""
-    assert run_all(free_too_early)[0].schedules == 1
-    assert any(is_found(seed) for seed in range(20))

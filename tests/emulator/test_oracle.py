@@ -10,11 +10,13 @@ from oracle import Op, Oracle, Program
 from oracle_faults import FAULTS, programs_until_found
 from oracle_programs import SHAPES, smallest, words
 from oracle_runs import difference
+from oracle_table import row
 from parts import both_parts
 
 from nbep.litmus import PROGRAMS, allowed
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "every_schedule.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+MEANING, PAGE = DOCS / "every_schedule.md", DOCS / "every_schedule_inside.md"
 
 
 def of_one_kernel(*threads) -> Program:
@@ -45,6 +47,15 @@ def test_programs_of_each_shape_differ(shape):
         counts["race" if "race" in faults else "other" if faults else len(outcomes) > 1] += 1
     assert min(counts["race"], counts[True] + counts[False]) >= 8, counts
     assert counts[True] >= 2, counts
+
+
+FEW = ["observed"]
+
+
+@pytest.mark.parametrize("shape", both_parts(FEW, thorough=[], long=[one for one in SHAPES if one not in FEW]))
+def test_the_page_says_what_the_programs_are(shape):
+    """`python tests/support/oracle_table.py` writes the table."""
+    assert row(shape) in MEANING.read_text()
 
 
 # What the oracle has found in nbep, as small as it gets, and has been mended since.
@@ -84,12 +95,13 @@ def test_what_the_oracle_has_found_is_mended(name):
 def table_of_faults() -> dict[str, tuple[str, int]]:
     """Of the page: shape and number of programs, by fault."""
     text = PAGE.read_text()
-    rows = re.findall(r"^\| (.+) \| `(\w+)` \| (\d+) \|$", text[text.index("#### Faults put back") :], re.MULTILINE)
+    rows = re.findall(r"^\| (.+) \| `(\w+)` \| (\d+) \|$", text[text.index("## Faults put back") :], re.MULTILINE)
     return {words: (shape, int(number)) for words, shape, number in rows}
 
 
 def test_the_page_has_all_faults():
     assert {words: shape for words, (shape, _) in table_of_faults().items()} == {one.words: one.shape for one in FAULTS}
+    assert f"{len(FAULTS)} faults were put back" in MEANING.read_text()
 
 
 @pytest.mark.thorough

@@ -1,16 +1,79 @@
-"""Programs on which assumptions of docs/every_schedule.md fail: `--all` shows less than may happen.
+"""Programs on which assumptions of docs/every_schedule.md fail: `--all` shows less than may happen."""
 
-`test_every_schedule.py` has those of the other assumptions.
-"""
-
+import re
 from itertools import count
+from pathlib import Path
 
 import numpy as np
-from every_schedule import run_all, run_threads
+import pytest
+from every_schedule import numbers_in, run_all, run_host, run_threads
 
-from nbep.emulator import DataRace, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, UseAfterFree, World, current_thread
+from nbep.litmus import PROGRAMS, allowed
 
 SEEDS = range(40)
+NEVER_NS = 1 << 62
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "every_schedule.md"
+
+
+def test_the_page_names_each_of_these_tests():
+    tests = {
+        name for name in globals() if name.startswith("test_") and name != "test_the_page_names_each_of_these_tests"
+    }
+    assert set(re.findall(r"`(test_\w+)`", PAGE.read_text())) == tests
+    assert len(tests) == 12
+    assert "twelve assumptions" in PAGE.read_text()
+
+
+def ring_without_head(rows):
+    """A ring of two slots whose sender does not wait until a slot is free."""
+
+    def program(strategy):
+        def thread(t, number, cells):
+            tail, *slots = cells
+            for row in range(rows):
+                if number == 0:
+                    t.store(slots[row % 2], "s32", row, "weak", "sys")
+                    t.store(tail, "s32", row + 1, "release", "sys")
+                else:
+                    while t.load(tail, "s32", "acquire", "sys") <= row:
+                        t.spin(NEVER_NS)
+                    t.load(slots[row % 2], "s32", "weak", "sys")
+
+        return run_threads(2, 3, thread, strategy)
+
+    return program
+
+
+def test_larger_numbers_are_another_program():
+    assert run_all(ring_without_head(2))[0].is_whole
+    with pytest.raises(DataRace):
+        run_all(ring_without_head(3))
+
+
+def test_a_load_is_over_before_its_thread_stores():
+    """PTX sees a race, for nothing orders the load before the other thread's store; `checked` and `--all` see none."""
+    program = next(
+        one for one in PROGRAMS if one.threads == ("ld.weak r0 x; st.relaxed y 1", "wait.relaxed y 1; st.weak x 1")
+    )
+    seen = []
+
+    def run(strategy):
+        def thread(t, number, cells):
+            data, flag = cells
+            if number == 0:
+                seen.append(int(t.load(data, "s32", "weak", "sys")))
+                t.store(flag, "s32", 1, "relaxed", "sys")
+            else:
+                while t.load(flag, "s32", "relaxed", "sys") == 0:
+                    t.spin(NEVER_NS)
+                t.store(data, "s32", 1, "weak", "sys")
+
+        return run_threads(2, 2, thread, strategy)
+
+    assert run_all(run)[0].is_whole
+    assert set(seen) == {0}
+    assert allowed(program).has_race
 
 
 def read_too_early(strategy, seed=0):
@@ -110,3 +173,134 @@ def stores_without_telling(strategy, seed=0):
 def test_of_hosts_that_do_not_talk_one_order_is_run():
     assert run_all(stores_without_telling)[1] == {False}
     assert {stores_without_telling("uniform", seed) for seed in SEEDS} == {False, True}
+
+
+def test_stores_that_come_late_are_not_explored():
+    """PTX allows that each of two threads misses the other's store; no interleaving does."""
+
+    def program(strategy):
+        seen = {}
+
+        def thread(t, number, cells):
+            t.store(cells[number], "s32", 1, "relaxed", "sys")
+            seen[number] = int(t.load(cells[1 - number], "s32", "relaxed", "sys"))
+
+        run_threads(2, 2, thread, strategy)
+        return seen[0], seen[1]
+
+    assert run_all(program)[1] == {(0, 1), (1, 0), (1, 1)}
+
+
+def test_turns_of_a_poll_are_not_counted():
+    """A real thread may look any number of times before the store comes."""
+
+    def program(strategy):
+        turns = [0]
+
+        def thread(t, number, cells):
+            if number == 0:
+                t.store(cells[0], "s32", 1, "release", "sys")
+            else:
+                while t.load(cells[0], "s32", "acquire", "sys") == 0:
+                    turns[0] += 1
+                    t.spin(NEVER_NS)
+
+        run_threads(2, 1, thread, strategy)
+        return turns[0]
+
+    assert run_all(program)[1] == {1}
+
+
+def test_who_acquires_and_does_not_look_knows_nothing():
+    """No seed finds it: there the load comes behind the store, and has acquired."""
+
+    def program(strategy):
+        def thread(t, number, cells):
+            data, flag, other = cells
+            if number == 0:
+                t.store(data, "s32", 42, "weak", "sys")
+                t.store(flag, "s32", 1, "release", "sys")
+                t.store(other, "s32", 1, "relaxed", "sys")
+            else:
+                while t.load(other, "s32", "relaxed", "sys") == 0:
+                    t.spin(NEVER_NS)
+                t.load(flag, "s32", "acquire", "sys")
+                t.load(data, "s32", "weak", "sys")
+
+        return run_threads(2, 3, thread, strategy)
+
+    with pytest.raises(DataRace):
+        run_all(program)
+    program("uniform")
+
+
+def test_hosts_share_python_variables_in_one_order_alone():
+    """The other order of the two ranks' hosts is never run: nothing that is recorded tells them apart."""
+
+    def program(strategy):
+        order = []
+        world = World(2, 0, memory_model="checked", strategy=strategy)
+        world.run([lambda rank=rank: order.append(rank) for rank in range(2)])
+        return tuple(order)
+
+    tree, orders = run_all(program)
+    assert (tree.schedules, len(orders)) == (1, 1)
+
+
+def test_a_wait_of_a_host_looks_at_all_its_cells_at_once():
+    """A real host may read the first cell before the kernel has stored to it, and the second one later."""
+
+    def program(strategy):
+        def kernel(base):
+            t = current_thread()
+            for cell in range(2):
+                t.store(base + 16 * cell, "s32", 1, "release", "sys")
+
+        def main(context, cells, world):
+            stream = context.create_stream("main")
+            stream.launch(kernel, (cells.address,), 1, 1)
+            world.host_wait(lambda: numbers_in(context.space, cells) == [0, 1], "the second cell alone")
+
+        try:
+            run_host(strategy, main, num_cells=2)
+        except DeadlockError:
+            return "hangs"
+        return "ends"
+
+    assert run_all(program)[1] == {"hangs"}
+
+
+def free_too_early(strategy, seed=0):
+    """The host frees memory once the second thread has told it so; the first one may still store there."""
+
+    def kernel(base, data):
+        t = current_thread()
+        t.store(base + 16 * t.thread_idx, "s32", 1, "release", "sys")
+        if t.thread_idx == 0:
+            for _ in range(1000):
+                t.fence("acq_rel", "gpu")  # it takes its time
+            t.store(data, "s32", 1, "weak", "sys")
+
+    def main(context, cells, world):
+        data = context.space.allocate(16, "data")
+        stream = context.create_stream("main")
+        stream.launch(kernel, (cells.address, data.address), 1, 2)
+        world.host_wait(lambda: context.space.read(cells, np.int32, 16, 1, polls=True)[0] == 1, "the second thread")
+        context.space.free(data)
+        stream.synchronize()
+
+    run_host(strategy, main, num_cells=2, seed=seed)
+
+
+def is_found(seed):
+    try:
+        free_too_early("uniform", seed)
+    except UseAfterFree:
+        return True
+    return False
+
+
+def test_that_memory_is_freed_is_no_choice():
+    """A seed finds what is freed too early; in the only schedule the store comes before."""
+    assert run_all(free_too_early)[0].schedules == 1
+    assert any(is_found(seed) for seed in range(20))

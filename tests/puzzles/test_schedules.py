@@ -64,6 +64,14 @@ def test_a_puzzle_with_too_many_schedules_says_so():
     assert words.startswith("Solved: 3 runs under sc, checked, delayed, and all are right. There are too many")
 
 
+def test_the_page_says_how_many_puzzles_are_run_in_all_schedules():
+    left_out = [number for number, file in FILES.items() if command.load(file).has_too_many_schedules]
+    assert left_out == [17]
+    page = (FILES[17].parents[1] / "docs" / "every_schedule.md").read_text()
+    assert f"{len(FILES) - len(left_out)} of {len(FILES)} in all their schedules" in page
+    assert f"in {schedules.RUNS} runs at most" in page
+
+
 def test_a_check_runs_so_many_schedules_at_most(monkeypatch):
     monkeypatch.setattr(schedules, "RUNS", 5)
     with solved(TICKETS) as puzzle:

@@ -1,5 +1,7 @@
 """Run a program of a few threads under every schedule."""
 
+import numpy as np
+
 import nbep
 from nbep.emulator import DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
@@ -63,6 +65,19 @@ def run_threads(num_threads, num_cells, thread, strategy, num_ranks=1, seed=0, m
     except DeadlockError:
         is_over = False
     return tuple(cells.array("i4", writable=False)[::4][:num_cells].tolist()), is_over
+
+
+def run_host(strategy, main, num_cells=1, num_sms=None, seed=0):
+    """Run main(rank's context, cells, world) as the host of the only rank."""
+    world = World(1, seed, memory_model="checked", strategy=strategy, num_sms=num_sms)
+    context = world.ranks[0]
+    cells = context.space.allocate(16 * num_cells, "cells", zero=True)
+    return world.run([lambda: main(context, cells, world)])[0]
+
+
+def numbers_in(space, cells):
+    """What the host gets that polls the cells, which lie 16 bytes apart, one after the other."""
+    return [int(space.read(cells, np.int32, at, 1, polls=True)[0]) for at in range(0, cells.nbytes, 16)]
 
 
 # --- programs drawn at random -------------------------------------------------------------------------------------
