@@ -261,10 +261,11 @@ class Tree(Turns, Limited):
             if self._tries == 0 and (strange or (not held and choice.waiting != waiting)):
                 raise Changed("two runs with the same choices differ: the program depends on more than its schedule")
             while self._tries < len(choice.failed):
+                who = choice.failed[self._tries]
                 self._tries += 1
-                if choice.failed[self._tries - 1] not in held:
-                    self.probing = choice.failed[self._tries - 1]
-                    return self.probing
+                if who in waiting and who not in held:  # not one who has looked once more before a deadlock
+                    self.probing = who
+                    return who
             if choice.chosen is not None and (choice.chosen not in choice.failed or choice.chosen in choice.begun):
                 return choice.chosen
             left = choice.left
