@@ -12,7 +12,7 @@ import target
 from hypothesis import HealthCheck, settings
 from parts import both_parts
 
-pytest_plugins = ["quarters"]
+pytest_plugins = ["quarters", "held_reports"]
 
 # Runs are deterministic: the same commit gives the same result, also where the database of examples is not kept.
 settings.register_profile("nbep", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

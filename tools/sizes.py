@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (76_300, 528),
+    "nbep": (76_500, 529),
     "nbep/emulator": (13_900, 81),
     "nbep/device": (17_400, 132),
     "nbep/host": (17_050, 126),
@@ -22,7 +22,7 @@ BUDGETS = {
     "nbep/numba_cuda": (7_500, 32),  # a compiler of Numba's language, and its host's interface
     "nbep/trace": (2_700, 22),
     "nbep/views": (2_100, 14),
-    "tests": (59_250, 407),
+    "tests": (59_450, 408),
     "tools": (1_500, 12),
 }
 

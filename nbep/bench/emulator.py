@@ -1,11 +1,12 @@
 """Primitive calls a second that the emulator makes on one core.
 
-    nbep bench emulator [--seconds S] [--json [FILE.json]]
+    nbep bench emulator [--seconds S] [--repeats N] [--json [FILE.json]]
 
 "plain" rows never switch threads.  "switching" rows interleave 128 threads as finely as a seed may.  Collectives and
 barriers count one call for each thread that takes part.  Each row takes the best of three runs.
 
 The line below the table is of `nbep check --all`: two threads that take tickets, each order of which is a schedule.
+Two more tables have whole runs under each memory model, and small programs of `--all`: CPU time, the best of N runs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from nbep.bench.parts.emulator_runs import PROGRAMS, WORKLOADS, rate_of, times_of
 from nbep.bench.parts.report import table_of
 from nbep.device.terminal import STDOUT, add_json, console_for, progress, write_json
 from nbep.emulator import FULL_MASK, World, current_thread
@@ -47,6 +49,8 @@ COLUMNS = {
     "thousand calls/s": "thousand_per_second:,.0f",
     "us/call": "us:.2f",
 }
+RUN_COLUMNS = {"run": "name", "sc, s": "sc:.3f", "delayed, s": "delayed:.3f", "checked, s": "checked:.3f"}
+RATE_COLUMNS = {"program": "name", "runs": "runs", "runs/s": "runs_per_second:.1f"}
 
 
 # Wrappers as nbep.device.primitives has them, so that a row costs what a kernel pays.
@@ -159,18 +163,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="nbep bench emulator", description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=0.1, help="length of one run (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="runs of each program as a whole (default: %(default)s)")
     add_json(parser)
     arguments = parser.parse_args(argv)
     with progress("primitives", len(CASES) + 1) as advance:
         rows = measure(arguments.seconds, advance)
         every = measure_every(10 * arguments.seconds)
-    rates = {row.name: round(row.calls_per_second) for row in rows}
-    write_json(
-        arguments.json, {"calls_per_second": rates, "every_schedule": {k: round(v) for k, v in every._asdict().items()}}
-    )
+    with progress("whole runs", len(WORKLOADS) + len(PROGRAMS)) as advance:
+        times, programs = [], []
+        for name in WORKLOADS:
+            times.append(times_of(name, arguments.repeats))
+            advance()
+        for name in PROGRAMS:
+            programs.append(rate_of(name, arguments.repeats))
+            advance()
+    found = {
+        "calls_per_second": {row.name: round(row.calls_per_second) for row in rows},
+        "every_schedule": {k: round(v) for k, v in every._asdict().items()},
+        "cpu_seconds": [one._asdict() for one in times],
+        "all_schedules": [one._asdict() for one in programs],
+    }
+    write_json(arguments.json, found)
     if arguments.json != STDOUT:
         console = console_for(None)
         console.print(table_of(rows, COLUMNS, "Emulator: primitive calls on one core"))
         schedules, calls = every
         console.print(f"Every schedule: {schedules:,.0f} schedules/s, {calls / 1e3:,.0f} thousand calls/s")
+        console.print(table_of(times, RUN_COLUMNS, "Whole runs: CPU seconds by memory model"))
+        console.print(table_of(programs, RATE_COLUMNS, "Small programs under `--all`: runs a second of CPU"))
     return 0

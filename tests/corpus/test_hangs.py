@@ -26,7 +26,7 @@ from nbep.device.network.ibgda import queue_pair
 from nbep.device.protocols import grid_barrier
 from nbep.notebook import edit
 
-pytestmark = pytest.mark.emulator_only("a GPU reports no deadlock")
+pytestmark = [pytest.mark.emulator_only("a GPU reports no deadlock"), pytest.mark.usefixtures("held_reports")]
 
 ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES, *hangs_counts.ENTRIES]
 NETWORKS = hangs_networks.ENTRIES

@@ -9,7 +9,7 @@ import rings
 from entries import check_race
 from parts import both_parts
 
-pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
+pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.usefixtures("held_reports")]
 
 ENTRIES = [*flags.ENTRIES, *blocks.ENTRIES, *rings.ENTRIES, *kernels.ENTRIES, *networks.ENTRIES]
 

@@ -22,7 +22,7 @@ from nbep.device.primitives import (
 from nbep.device.protocols.teams import publish_tail
 from nbep.emulator import DataRace, Uninitialized, World
 
-pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
+pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.usefixtures("held_reports")]
 NEVER = 1 << 62
 WAIT = "nothing makes this load wait for that: a "
 

@@ -12,7 +12,7 @@ from entries import beginning
 from nbep.emulator import DataRace
 from nbep.emulator.reports.causes import SENTENCES, Cause
 
-pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
+pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.usefixtures("held_reports")]
 
 ENTRIES = {str(race): race for race in (*flags.ENTRIES, *blocks.ENTRIES, *rings.ENTRIES)}
 # kind: an entry that shows it, under which seed, and what its report says

@@ -9,7 +9,7 @@ from parts import both_parts
 
 from nbep.check import perform
 
-pytestmark = pytest.mark.emulator_only("a GPU explores no schedules")
+pytestmark = [pytest.mark.emulator_only("a GPU explores no schedules"), pytest.mark.usefixtures("held_reports")]
 
 EXHIBITS = [
     Exhibit(

@@ -133,6 +133,7 @@ def is_helper(solution, name: str) -> bool:
 
 
 @ON_THE_EMULATOR
+@pytest.mark.usefixtures("held_reports")
 @pytest.mark.parametrize(("path", "edits", "kind", "words"), WRONG)
 def test_a_wrong_solution_is_refused_with_the_right_words(path, edits, kind, words):
     puzzle, solution = command.load(path), command.solution_of(path)
