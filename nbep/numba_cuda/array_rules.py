@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -118,6 +119,31 @@ def _spread(root: bool) -> Any:
     return reduction
 
 
+class _Some:
+    """Some of the elements of an array."""
+
+    def __init__(self, values: list[Any]):
+        self.values, self.size = values, len(values)
+
+    def every(self, thread: Any) -> Iterator[Any]:
+        return iter(self.values)
+
+
+def _without_nan(name: str, of_none: float) -> Any:
+    """A reduction of the elements that are numbers; of_none: what it is if none is"""
+
+    def reduction(dtype: np.dtype) -> Any:
+        result, function = REDUCTIONS[name](dtype)
+
+        def reduce(array: Any, thread: Any) -> Any:
+            values = [value for value in array.every(thread) if value == value]
+            return function(_Some(values), thread) if values else ops.from_numpy(result.type(of_none), result)
+
+        return result, reduce
+
+    return reduction
+
+
 REDUCTIONS: dict[str, Any] = {
     "sum": lambda dtype: _folded(0, lambda total, value: total + value, _wide(dtype)),
     "prod": lambda dtype: _folded(1, lambda total, value: total * value, _wide(dtype)),
@@ -128,6 +154,12 @@ REDUCTIONS: dict[str, Any] = {
     "mean": _mean,
     "var": _spread(False),
     "std": _spread(True),
+    "nansum": _without_nan("sum", 0),
+    "nanprod": _without_nan("prod", 1),
+    "nanmin": _without_nan("min", math.nan),
+    "nanmax": _without_nan("max", math.nan),
+    "nanmean": _without_nan("mean", math.nan),
+    "count_nonzero": lambda dtype: (np.dtype("i8"), lambda array, thread: sum(map(bool, array.every(thread)))),
     "all": lambda dtype: (np.dtype("?"), lambda array, thread: all(array.every(thread))),
     "any": lambda dtype: (np.dtype("?"), lambda array, thread: any(array.every(thread))),
 }

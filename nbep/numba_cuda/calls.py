@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import enum
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numba.core.errors import NumbaWarning
 
 from . import stubs
 from .code import build, constant, placed
@@ -35,6 +37,8 @@ from .types import (
     unify,
 )
 
+MOST_PRINTED = 32  # of vprintf
+TOO_MANY = "CUDA print() cannot print more than 32 items. The raw format string will be emitted by the kernel instead."
 Rule = Callable[[Any, list[V], dict[str, V], ast.AST], V]
 RULES: dict[int, tuple[Any, Rule]] = {}  # by the id of what is called, which stays there
 
@@ -106,6 +110,13 @@ def call_known(c: Any, function: Any, args: list[V], kwargs: dict[str, V], node:
         return math_rules.ufunc(c, function, args, kwargs, node)
     if getattr(function, "__module__", None) in ("numba.cuda.libdevice", "numba_cuda.numba.cuda.libdevice"):
         return math_rules.libdevice(c, function, args, node)
+    name = getattr(function, "__name__", None)
+    if name == "literal_unroll":
+        return args[0]
+    if args and isinstance(args[0].t, Arr) and getattr(np, name or "", None) is function:
+        from .array_rules import array_method
+
+        return array_method(c, args[0], str(name), args[1:], kwargs, node)
     if function is np.dtype and len(args) == 1 and args[0].is_known:
         return c.known(np.dtype(args[0].known), node)
     if is_type(function):
@@ -416,6 +427,10 @@ def _print(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
             raise c.fail(node, f"print of {one.t} is not supported in kernels")
         else:
             values.append(one)
+    if len(values) > MOST_PRINTED:
+        formats = " ".join("%lld" if is_int(one.t) else "%f" if is_float(one.t) else "%s" for one in values)
+        warnings.warn(TOO_MANY, NumbaWarning, stacklevel=2)
+        values = [V(Known(formats), constant(formats, node))]
     return helper(c, Known(None), "print_line", values, node)
 
 

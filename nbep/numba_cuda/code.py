@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
+import itertools
 import linecache
+import sys
 from functools import cache
 from types import FunctionType
 from typing import Any
@@ -65,6 +68,22 @@ def _file(filename: str, lines: tuple[str, ...]) -> ast.Module:
     return ast.parse("".join(lines))
 
 
+_numbers = itertools.count()
+_exec = exec  # also where a program puts the following in its place
+
+
+def exec_with_source(source: Any, names: Any = None, local: Any = None) -> None:
+    """`exec` that gives its text to linecache, as IPython does: kernels are compiled from their source."""
+    if names is None:
+        frame = sys._getframe(1)
+        names, local = frame.f_globals, frame.f_locals
+    if isinstance(source, str):
+        filename = f"<text-{next(_numbers)}>"
+        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+        source = compile(source, filename, "exec")
+    _exec(source, names, names if local is None else local)
+
+
 class NoSource(KernelTypeError):
     """The source of a function cannot be had."""
 
@@ -115,3 +134,14 @@ def _holds(node: Any, place: tuple) -> bool:
 
 def code_line(node: Any) -> int:
     return node.lineno
+
+
+def scope_of(function: FunctionType) -> dict[str, Any]:
+    """Globals, builtins and what the closure holds."""
+    scope = {**vars(builtins), **function.__globals__}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            scope[name] = cell.cell_contents
+        except ValueError:
+            scope.pop(name, None)
+    return scope

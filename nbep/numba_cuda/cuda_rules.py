@@ -49,19 +49,52 @@ class SharedSite:
         self.shape, self.dtype, self.alignment, self.name = shape, dtype, alignment, name
 
 
-def _shape(c: Any, value: V, node: ast.AST) -> tuple[int, ...]:
-    if not value.is_known:
-        message = "the shape of a shared or local array must be known when the kernel is compiled"
-        raise c.fail(node, message)
-    known = value.known
-    shape = tuple(known) if isinstance(known, (tuple, list)) else (known,)
-    if not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) and one >= 0 for one in shape):
-        raise c.fail(node, f"shape: {known!r}; must be integers")
-    return tuple(int(one) for one in shape)
+def _shape(c: Any, value: V, dtype: V, where: str, node: ast.AST) -> tuple[int, ...]:
+    known = value.known if value.is_known else None
+    shape = known if isinstance(known, tuple) else (known,)
+    if isinstance(value.t, Tup) and value.t.of is list:
+        reason = "the shape is a list; must be an integer or a tuple of integers"
+    elif not value.is_known:
+        reason = "the shape of a shared or local array must be known when the kernel is compiled"
+    elif not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) and one >= 0 for one in shape):
+        reason = f"shape: {known!r}; must be integers"
+    else:
+        return tuple(int(one) for one in shape)
+    given = f"array(shape={name_in_numba(value)}, dtype={name_in_numba(dtype)})"
+    raise c.fail(
+        node,
+        f"No implementation of function Function(<function {where}.array>) found for signature:\n \n >>> {given}\n"
+        f"{reason}",
+    )
+
+
+def name_in_numba(value: V) -> str:
+    """The type of a value, as messages of Numba have it."""
+    if isinstance(value.t, Tup):
+        parts = [_literal(t, const) for t, const in zip(value.t.items, _consts(value), strict=True)]
+        if value.t.of is list:
+            return (
+                f"list({value.t.items[0]})<iv={list(value.known)}>" if value.is_known else f"list({value.t.items[0]})"
+            )
+        return f"Tuple({', '.join(parts)})"
+    if isinstance(value.t, Known):
+        return f"class({value.t.value})"
+    return _literal(value.t, value.const)
+
+
+def _consts(value: V) -> tuple[Any, ...]:
+    if isinstance(value.const, tuple):
+        return value.const
+    codes = value.code.elts if isinstance(value.code, ast.Tuple) else [None] * len(value.t.items)
+    return tuple(one.value if isinstance(one, ast.Constant) else NOT_CONSTANT for one in codes)
+
+
+def _literal(t: Any, const: Any) -> str:
+    return f"Literal[int]({const})" if is_int(t) and const is not NOT_CONSTANT else str(t)
 
 
 def _array_arguments(
-    c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST
+    c: Any, args: list[V], kwargs: dict[str, V], where: str, node: ast.AST
 ) -> tuple[tuple[int, ...], np.dtype, int]:
     given = dict(zip(("shape", "dtype", "alignment"), args, strict=False)) | kwargs
     if "shape" not in given or "dtype" not in given or set(given) > {"shape", "dtype", "alignment"}:
@@ -82,14 +115,15 @@ def _array_arguments(
     except TypeError:
         raise c.fail(node, f"Invalid NumPy dtype specified: {known!r}") from None
     if dtype.hasobject or (dtype.kind not in "biufcmMV"):
-        raise c.fail(node, f"dtype: {known!r} is no type of numbers or records")
-    return _shape(c, given["shape"], node), dtype, align
+        variable = f"Cannot infer the type of variable {c.target_name!r}: " if c.target_name else ""
+        raise c.fail(node, f"{variable}dtype: {known!r} is no type of numbers or records")
+    return _shape(c, given["shape"], given["dtype"], where, node), dtype, align
 
 
 @rule(stubs.shared.array)  # type: ignore[attr-defined]
 def _shared(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
     name = c.target_name
-    shape, dtype, alignment = _array_arguments(c, args, kwargs, node)
+    shape, dtype, alignment = _array_arguments(c, args, kwargs, "shared", node)
     key = (node.lineno, node.col_offset)  # type: ignore[attr-defined]
     site = c.unit.shared_sites.setdefault((id(c.compiled), key), SharedSite(shape, dtype, alignment, name))
     c.compiled.uses.add("shared")
@@ -109,7 +143,7 @@ def _local(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
     from . import device
 
     name = c.target_name or "local array"
-    shape, dtype, _ = _array_arguments(c, args, kwargs, node)
+    shape, dtype, _ = _array_arguments(c, args, kwargs, "local", node)
     code = build(f"{c.keep(device.local_array)}(_t, _w, {shape!r}, {c.keep(dtype)}, {name!r})", node)
     return V(Arr(dtype, len(shape), "C"), code)
 
@@ -224,7 +258,7 @@ for _name, _mode, _gives in (
         t: Num = _gives,
     ) -> V:
         need(c, args, 2, f"cuda.{name}", node)
-        if not is_int(args[0].t):
+        if not is_int(args[0].t) or args[0].t == BOOL:
             raise c.fail(node, f"cuda.{name}: Mask type must be an integer, got {args[0].t}")
         if not is_int(args[1].t):
             raise c.fail(node, f"cuda.{name}: Predicate must be an integer or boolean, got {args[1].t}")

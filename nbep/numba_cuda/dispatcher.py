@@ -16,7 +16,7 @@ from nbep.emulator.machine.thread import CURRENT, current_thread
 
 from .launch import Run, _extended, in_kernel, prepare
 from .session import current, stream_of
-from .signatures import _kept, fitted, parsed, type_from_numba
+from .signatures import _kept, fitted, numba_type, parsed, type_from_numba
 from .types import Arr, Known, Num, Rec, Tup
 from .unit import Unit, type_of
 
@@ -85,7 +85,10 @@ class Dispatcher:
         stream = rest[0] if rest else 0
         dynamic = rest[1] if len(rest) > 1 and rest[1] is not None else 0
         if self.device:
-            raise RuntimeError(f"`{self.py_func.__name__}` is a device function; only kernels can be launched")
+            message = (
+                f"Cannot compile a device function as a kernel: `{self.py_func.__name__}`; only kernels can be launched"
+            )
+            raise RuntimeError(message)
         return Configured(self, grid, block, stream, dynamic)
 
     def configure(self, griddim: Any, blockdim: Any, stream: Any = 0, sharedmem: int = 0, **_: Any) -> Configured:
@@ -119,7 +122,7 @@ class Dispatcher:
         """The kernel for arguments of these types."""
         found = self.units.get(types)
         if found is None:
-            unit = Unit(bool(self.targetoptions.get("debug")))
+            unit = Unit(bool(self.targetoptions.get("debug")), self.targetoptions.get("fastmath"))
             names = list(inspect.signature(self.py_func).parameters.values())
             given: dict[str, Any] = {}
             rest = list(types)
@@ -220,7 +223,8 @@ class Dispatcher:
 
     @property
     def overloads(self) -> dict[Any, Any]:
-        return _Overloads({types: _Kernel(self) for types in self.units} or {(): _Kernel(self)})
+        there = {types: _Kernel(self, *made) for types, made in self.units.items()}
+        return _Overloads(there or {(): _Kernel(self)})
 
     def specialize(self, *args: Any) -> Dispatcher:
         return self
@@ -248,6 +252,10 @@ class Dispatcher:
         raise AttributeError(name)
 
 
+def _is_data(t: Any) -> bool:
+    return isinstance(t, (Num, Arr, Tup))
+
+
 def _is_ours(t: Any) -> bool:
     return isinstance(t, (Num, Arr, Tup, Rec, Known))
 
@@ -260,8 +268,23 @@ class _Overloads(dict):
 class _Kernel:
     """A kernel for some types, as far as there is one without a GPU."""
 
-    def __init__(self, dispatcher: Dispatcher):
+    def __init__(self, dispatcher: Dispatcher, unit: Unit | None = None, compiled: Any = None):
         self.dispatcher = dispatcher
+        self.compiled = compiled
+        self.cooperative = unit is not None and "grid" in unit.uses
+
+    @property
+    def signature(self) -> Any:
+        """What it takes and returns, in types of Numba."""
+        returns, takes = self.dispatcher.signatures_given[0]
+        if returns is None:
+            returns = Unit().function(self.dispatcher.py_func, takes).returns
+        return numba_type(returns)(*map(numba_type, takes))
+
+    @property
+    def _type_annotation(self) -> Any:
+        variables = self.compiled.variables
+        return python.SimpleNamespace(typemap={n: numba_type(t) for n, t in variables.items() if _is_data(t)})
 
     def max_cooperative_grid_blocks(self, blockdim: Any, dynsmemsize: int = 0) -> int:
         limit = current().options["num_sms"]
@@ -308,5 +331,5 @@ def jit(
     return decorate
 
 
-def declare_device(name: str, signature: Any, link: Any = None, **_: Any) -> Any:
+def declare_device(name: str, signature: Any = None, link: Any = None, **_: Any) -> Any:
     raise NotImplementedError(f"declare_device({name!r}): functions of C, C++ or PTX cannot run on the emulator")

@@ -143,7 +143,7 @@ class Elements(Part):
     def record_field(self, base: V, name: str, node: ast.AST) -> V:
         if name not in (base.t.dtype.names or ()):
             raise self.fail(node, f"the record has no field {name!r}, it has {', '.join(base.t.dtype.names)}")
-        dtype = base.t.dtype.fields[name][0]
+        dtype = self.aligned_field(base.t, name, node)
         code = build("{0}.field({1})", node, base.code, constant(name, node))
         if dtype.subdtype is not None:
             return V(Arr(dtype.base, len(dtype.shape), "C"), code)
@@ -152,6 +152,16 @@ class Elements(Part):
         if dtype.kind not in "biufcmM":
             raise self.fail(node, f"field {name!r} is of type {dtype}, which kernels do not have")
         return V(Num(dtype), build("{0}.ld(_t)", node, code))
+
+    def aligned_field(self, record: Rec, name: str, node: ast.AST) -> np.dtype:
+        """The type of a field. A GPU has no loads and stores across their own alignment."""
+        dtype, offset = record.dtype.fields[name][:2]  # type: ignore[index]
+        if dtype.base.kind in "biufcmM":
+            align = dtype.base.itemsize // (2 if dtype.base.kind == "c" else 1)
+            if offset % align:
+                message = f"{record}.{name} of type {dtype.base} is not aligned: use np.dtype(..., align=True)"
+                raise self.fail(node, message)
+        return dtype
 
     def array_field(self, base: V, name: str, node: ast.AST) -> V:
         """One field of all records."""
@@ -197,7 +207,7 @@ class Elements(Part):
     def store_field(self, base: V, name: str, value: V, node: ast.AST) -> ast.expr:
         if name not in (base.t.dtype.names or ()):
             raise self.fail(node, f"the record has no field {name!r}")
-        dtype = base.t.dtype.fields[name][0]
+        dtype = self.aligned_field(base.t, name, node)
         code = build("{0}.field({1})", node, base.code, constant(name, node))
         if dtype.subdtype is not None or dtype.names:
             return build("{0}.assign(_t, {1}, Ellipsis)", node, code, value.code)

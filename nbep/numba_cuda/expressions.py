@@ -47,10 +47,12 @@ class Expressions(Operators, Elements):
         store = placed(ast.Name(node.target.id, ast.Store()), node)
         return V(value.t, placed(ast.NamedExpr(store, value.code), node), value.const, value.bits)
 
-    def of_Tuple(self, node: ast.Tuple) -> V:
+    def of_Tuple(self, node: ast.Tuple | ast.List) -> V:
         return self.tuple_of([self.value(one) for one in node.elts], node)
 
-    of_List = of_Tuple
+    def of_List(self, node: ast.List) -> V:
+        made = self.of_Tuple(node)
+        return V(Tup(made.t.items, list), made.code, made.const)
 
     def tuple_of(self, values: list[V], node: ast.AST) -> V:
         code = placed(ast.Tuple([one.code for one in values], ast.Load()), node)

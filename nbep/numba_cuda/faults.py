@@ -38,6 +38,17 @@ class Undefined:
 UNDEFINED = Undefined()
 
 
+def raised(who: Any, exception: type, where: tuple[str, str], line: int, *args: Any) -> BaseException:
+    """What a kernel raises: Numba's message says where and by which thread, as far as the class takes one."""
+    thread, block = [who.tx, who.ty, who.tz], [who.bx, who.by, who.bz]
+    name, filename = where
+    text = f"In function {name!r}, file {filename}, line {line}, tid={thread} ctaid={block}"
+    try:
+        return exception(f"{text}: {args[0]}" if args else text, *args[1:])
+    except TypeError:
+        return exception(*args)
+
+
 def element(array: Any, index: tuple) -> str:
     return f"{array.name}[{', '.join(map(str, index))}]"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from . import args, dispatcher, memory, module, session, stubs
+from .code import KernelTypeError, exec_with_source
 
 # Modules of Numba that work without a GPU, and are taken as they are.
 SUBMODULES = (
@@ -29,7 +32,10 @@ class Cuda(ModuleType):
         if name == "CudaSupportError":
             return importlib.import_module("numba.cuda.cudadrv.error").CudaSupportError
         if name == "config":
-            return importlib.import_module("numba.cuda.core.config")
+            config: Any = importlib.import_module("numba.cuda.core.config")
+            if not hasattr(config, "CUDA_ENABLE_NRT"):  # memory management in kernels, which is not supported
+                config.CUDA_ENABLE_NRT = False
+            return config
         if name in SUBMODULES:
             return importlib.import_module(f"numba.cuda.{name}")
         import numba
@@ -64,10 +70,60 @@ def _cudadrv(path: list[str]) -> dict[str, ModuleType]:
         "cudadrv.devices", gpus=module.gpus, get_context=module.current_context, reset=session.reset,
         require_context=module.require_context,
     )  # fmt: skip
-    parts = {"devicearray": arrays, "devices": devices}
+    driver = _submodule(
+        "cudadrv.driver", driver=module.DRIVER, CudaAPIError=module.CudaAPIError, Stream=session.Stream,
+        Event=session.Event,
+    )  # fmt: skip
+    driver.__getattr__ = lambda name: _of_numba(f"{path[0]}/cudadrv/driver.py", name)  # type: ignore[method-assign]
+    parts = {"devicearray": arrays, "devices": devices, "driver": driver}
     package = _submodule("cudadrv", **parts)
     package.__path__ = [f"{one}/cudadrv" for one in path]
     return {"cudadrv": package, **{f"cudadrv.{name}": part for name, part in parts.items()}}
+
+
+@functools.cache
+def _loaded(path: str) -> ModuleType:
+    name = Path(path).stem
+    folder = Path(path).parent.name
+    package = "numba.cuda" if folder == "cuda" else f"numba.cuda.{folder}"
+    spec = importlib.util.spec_from_file_location(f"{package}._{name}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(path)
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+def _of_numba(path: str, name: str) -> Any:
+    """What a module of Numba has that the emulator's does not replace."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    try:
+        return getattr(_loaded(path), name)
+    except ImportError as error:
+        raise AttributeError(f"{name}: {error}") from None
+
+
+def _vectorizers(path: str) -> ModuleType:
+    """Numba's module, loaded when it is used: its ufuncs are kernels made of text, of which a copy stays."""
+
+    def found(name: str) -> Any:
+        if not name.startswith("__") and "numba.cuda.np.ufunc" not in sys.modules:
+            importlib.import_module("numba.cuda.np.ufunc")  # these import each other, and only in this order
+        value = _of_numba(path, name)
+        sys.modules["numba.cuda.deviceufunc"].exec = exec_with_source  # type: ignore[attr-defined]
+        return value
+
+    made = _submodule("vectorizers")
+    made.__getattr__ = found  # type: ignore[method-assign]
+    return made
+
+
+def _errors(path: str) -> ModuleType:
+    """Numba's module of errors, where a TypingError is what the emulator's compiler raises."""
+    made = _submodule("core.errors", TypingError=KernelTypeError)
+    made.__getattr__ = lambda name: _of_numba(path, name)  # type: ignore[method-assign]
+    return made
 
 
 def install() -> None:
@@ -98,6 +154,8 @@ def install() -> None:
         "dispatcher": _submodule("dispatcher", CUDADispatcher=dispatcher.Dispatcher),
         "decorators": _submodule("decorators", jit=dispatcher.jit, declare_device=dispatcher.declare_device),
         "stubs": stubs,
+        "core.errors": _errors(f"{here.__path__[0]}/core/errors.py" if here.__path__ else ""),
+        "vectorizers": _vectorizers(f"{here.__path__[0]}/vectorizers.py" if here.__path__ else ""),
         **_cudadrv(here.__path__),
     }
     for name, made in parts.items():

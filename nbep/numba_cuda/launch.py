@@ -127,7 +127,7 @@ def _extended(extension: Any, value: Any, stream: Any, back: list[Callable[[], N
 def _as_record(device: DeviceNDArray) -> Any:
     from .memory import DeviceRecord
 
-    return DeviceRecord(device._memory, device._nd, device._flags)
+    return DeviceRecord.of(device._memory, device._nd, device._flags)
 
 
 def _write_record(value: np.void, record: Any) -> None:
@@ -154,7 +154,10 @@ def to_device(value: Any) -> DeviceNDArray:
         raise TypeError("the byte order of the array is not the device's")
     strides = None
     order = "C"
-    if array.size and not array.flags.c_contiguous:
+    core = array[tuple(0 if stride == 0 else slice(None) for stride in array.strides)]  # of a broadcast array
+    if array.size and core.ndim < array.ndim and core.flags.c_contiguous:
+        strides = array.strides
+    elif array.size and not array.flags.c_contiguous:
         if array.flags.f_contiguous:
             order = "F"
         else:
@@ -172,7 +175,7 @@ def mapped(value: HostArray) -> DeviceNDArray:
     own = value._device
     assert own is not None
     plain = value.view(np.ndarray)
-    return DeviceNDArray(own._memory, plain, None)
+    return DeviceNDArray.of(own._memory, plain, None)
 
 
 def in_kernel(value: Any, t: Any, session: Session, name: str) -> Any:

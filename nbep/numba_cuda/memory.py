@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import operator
 import weakref
@@ -64,17 +65,60 @@ class Memory:
                 self.session.world.cpu.write(self.allocation, begin, end - begin)
 
 
+class Pointer:
+    """Where the elements of an array of the device begin. offset: in bytes of its memory"""
+
+    def __init__(self, array: DeviceNDArray):
+        self._memory = array._memory
+        self.device_pointer = array._nd.ctypes.data
+        self.offset = self.device_pointer - array._memory.buffer.ctypes.data if array.size else 0
+        self.size = array._memory.nbytes - self.offset
+
+    def __int__(self) -> int:
+        return int(self.device_pointer)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Pointer) and self.device_pointer == other.device_pointer
+
+    def __hash__(self) -> int:
+        return hash(self.device_pointer)
+
+
 class DeviceNDArray:
     """An array in memory of the device."""
 
     __cuda_memory__ = True
     __cuda_ndarray__ = True
 
-    def __init__(self, memory: Memory, nd: np.ndarray, flags: np.ndarray | None, stream: Any = 0):
+    def __init__(self, shape: Any, strides: Any, dtype: Any, stream: Any = 0, gpu_data: Pointer | None = None):
+        shape, strides = shape_of(shape), shape_of(strides)
+        if len(shape) != len(strides):
+            raise ValueError("strides not match ndim")
+        made = DeviceNDArray.new(shape, dtype, strides=strides)
+        if gpu_data is not None and made.size:
+            made = made._over(gpu_data._memory, gpu_data.offset)
+        self._set(made._memory, made._nd, made._flags, stream)
+
+    def _set(self, memory: Memory, nd: np.ndarray, flags: np.ndarray | None, stream: Any) -> None:
         self._memory = memory
         self._nd = nd
         self._flags = flags
         self.stream = stream
+
+    @classmethod
+    def of(cls, memory: Memory, nd: np.ndarray, flags: np.ndarray | None, stream: Any = 0) -> Any:
+        """An array of memory that is there. nd: NumPy's view of it; flags: of what is written, None if all is"""
+        made = cls.__new__(cls)
+        made._set(memory, nd, flags, stream)
+        return made
+
+    def _over(self, memory: Memory, offset: int) -> DeviceNDArray:
+        """An array like this one in other memory."""
+        nd = np.ndarray(self.shape, self.dtype, memory.buffer, offset, self.strides)
+        if memory.shadow is None:
+            return DeviceNDArray.of(memory, nd, None)
+        flags = np.ndarray(self.shape, flag_type(self.dtype), memory.shadow, offset, self.strides)
+        return DeviceNDArray.of(memory, nd, flags)
 
     @classmethod
     def new(cls, shape: Any, dtype: Any, order: Any = "C", strides: Any = None, written: bool = False) -> DeviceNDArray:
@@ -98,7 +142,7 @@ class DeviceNDArray:
             flags = np.zeros(shape, flag_type(dtype), order)
             if nbytes:
                 flags = np.ndarray(shape, flag_type(dtype), memory.shadow, 0, strides)
-        return cls(memory, nd, flags)
+        return cls.of(memory, nd, flags)
 
     dtype = property(lambda self: self._nd.dtype)
     shape = property(lambda self: self._nd.shape)
@@ -110,8 +154,8 @@ class DeviceNDArray:
     alloc_size = property(lambda self: self._memory.nbytes)
     flags = property(lambda self: {"C_CONTIGUOUS": self.is_c_contiguous(), "F_CONTIGUOUS": self.is_f_contiguous()})
     T = property(lambda self: self.transpose())
-    gpu_data = property(lambda self: self._memory)
-    device_ctypes_pointer = property(lambda self: self._nd.ctypes.data)
+    gpu_data = property(lambda self: Pointer(self))
+    device_ctypes_pointer = property(lambda self: ctypes.c_void_p(self._nd.ctypes.data))
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -120,7 +164,7 @@ class DeviceNDArray:
         pointer = given["data"][0] if self.size else 0
         return {
             "shape": self.shape, "strides": strides, "data": (pointer, False), "typestr": self.dtype.str,
-            "stream": None, "version": 3, "descr": given["descr"], "nbep": self,
+            "stream": int(self.stream) or None, "version": 3, "descr": given["descr"], "nbep": self,
         }  # fmt: skip
 
     def is_c_contiguous(self) -> bool:
@@ -130,10 +174,10 @@ class DeviceNDArray:
         return self._nd.flags.f_contiguous
 
     def bind(self, stream: Any = 0) -> DeviceNDArray:
-        return DeviceNDArray(self._memory, self._nd, self._flags, stream)
+        return DeviceNDArray.of(self._memory, self._nd, self._flags, stream)
 
     def _like(self, nd: np.ndarray, flags: np.ndarray | None) -> DeviceNDArray:
-        return DeviceNDArray(self._memory, nd, flags, self.stream)
+        return DeviceNDArray.of(self._memory, nd, flags, self.stream)
 
     @property
     def _range(self) -> tuple[int, int]:
@@ -150,6 +194,8 @@ class DeviceNDArray:
 
     def copy_to_host(self, ary: Any = None, stream: Any = 0) -> np.ndarray:
         """A copy in memory of the host. It waits for the stream, except with a pinned array."""
+        if any(one < 0 for one in self.strides):
+            raise NotImplementedError(f"D->H copy not implemented for negative strides: {self.strides}")
         if ary is None:
             ary = np.empty(
                 self.shape, self.dtype, order="F" if not self.is_c_contiguous() and self.is_f_contiguous() else "C"
@@ -211,7 +257,7 @@ class DeviceNDArray:
         one = self._like(there, None)
         result = one.copy_to_host(stream=stream)
         if self.dtype.names:
-            return DeviceRecord(
+            return DeviceRecord.of(
                 self._memory, there, None if self._flags is None else self._flags[(*_as_tuple(index), ...)]
             )
         return result[()]
@@ -258,7 +304,21 @@ class DeviceNDArray:
         return self._like(nd, None if self._flags is None else self._flags.ravel(order))
 
     def transpose(self, axes: Any = None) -> DeviceNDArray:
-        return self._like(self._nd.transpose(axes), None if self._flags is None else self._flags.transpose(axes))
+        """A transposed copy, as Numba makes it: what is stored to it does not come here."""
+        if axes and tuple(axes) == tuple(range(self.ndim)):
+            return self
+        if self.ndim != 2:
+            raise NotImplementedError("transposing a non-2D DeviceNDArray isn't supported")
+        if axes is not None and set(axes) != {0, 1}:
+            raise ValueError(f"invalid axes list {axes!r}")
+        stream_of(self.stream).synchronize()
+        self._memory.host_reads(*self._range)
+        made = DeviceNDArray.new(self.shape[::-1], self.dtype, written=self._flags is None)
+        made._nd[...] = self._nd.T
+        if made._flags is not None and self._flags is not None:
+            made._flags[...] = self._flags.T
+        made.stream = self.stream
+        return made
 
     def squeeze(self, axis: Any = None, stream: Any = 0) -> DeviceNDArray:
         return self._like(self._nd.squeeze(axis), None if self._flags is None else self._flags.squeeze(axis))
@@ -369,9 +429,12 @@ def _plain(one: Any) -> Any:
     return one.view(np.ndarray) if isinstance(one, HostArray) else one
 
 
-def host_array(kind: type[HostArray], shape: Any, dtype: Any, strides: Any = None, order: str = "C") -> Any:
+def host_array(
+    kind: type[HostArray], shape: Any, dtype: Any, strides: Any = None, order: str = "C", stream: Any = 0
+) -> Any:
     """Memory of the host; the device sees it if it is mapped or managed."""
     device = DeviceNDArray.new(shape, dtype, order, strides, written=True)
+    device.stream = stream
     array = device._nd.view(kind)
     if kind is HostArray:
         array._device = device
@@ -391,12 +454,20 @@ def _has_ellipsis(index: Any) -> bool:
     return any(one is Ellipsis for one in (index if isinstance(index, tuple) else (index,)))
 
 
-def as_device(value: Any) -> DeviceNDArray:
-    """An object with the CUDA array interface as an array of the device: one of this process's emulated device."""
+def as_device(value: Any, sync: bool = True) -> DeviceNDArray:
+    """An object with the CUDA array interface as an array of the device: one of this process's emulated device.
+
+    Its stream is waited for, as the interface demands: sync and NUMBA_CUDA_ARRAY_INTERFACE_SYNC can forbid that.
+    """
     if isinstance(value, DeviceNDArray):
         return value
     interface = value.__cuda_array_interface__
     own = interface.get("nbep")
+    stream = Stream.of_number.get(interface.get("stream") or 0, None)
+    if stream is not None:
+        stream = stream.as_external()
+        if sync and _syncs():
+            stream.synchronize()
     if own is None:
         raise TypeError(f"{type(value).__name__}: its memory is on a GPU, which the emulator cannot reach")
     if interface.get("version", 0) >= 1 and interface.get("mask") is not None:
@@ -406,10 +477,19 @@ def as_device(value: Any) -> DeviceNDArray:
     if dtype.kind == "V":
         dtype = np.dtype(interface.get("descr", own.dtype.descr))
     if (shape, dtype) == (own.shape, own.dtype) and strides in (None, own.strides):
-        return own
+        return own.bind(stream or 0)
     start = interface["data"][0] - own._memory.buffer.__array_interface__["data"][0]
     nd = np.ndarray(shape, dtype, own._memory.buffer, start, strides)
     shadow = own._memory.shadow
-    return DeviceNDArray(
-        own._memory, nd, None if shadow is None else np.ndarray(shape, flag_type(dtype), shadow, start, strides)
+    return DeviceNDArray.of(
+        own._memory,
+        nd,
+        None if shadow is None else np.ndarray(shape, flag_type(dtype), shadow, start, strides),
+        stream or 0,
     )
+
+
+def _syncs() -> bool:
+    from numba.cuda.core import config
+
+    return bool(getattr(config, "CUDA_ARRAY_INTERFACE_SYNC", True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,7 +53,7 @@ def device_array(
 
 
 def _like(array: Any) -> dict[str, Any]:
-    if array.ndim > 0 and not (_c(array) or _f(array)) and not isinstance(array, DeviceNDArray):
+    if array.ndim > 0 and not (_c(array) or _f(array)):
         order = sorted(range(array.ndim), key=lambda axis: (-abs(array.strides[axis]), axis))
         strides, size = [0] * array.ndim, np.dtype(array.dtype).itemsize
         for axis in reversed(order):
@@ -88,7 +89,7 @@ def mapped_array(
     wc: bool = False,
 ) -> Any:  # fmt: skip
     """An array of the host that kernels see."""
-    return host_array(HostArray, shape, dtype, strides, order)
+    return host_array(HostArray, shape, dtype, strides, order, stream)
 
 
 def mapped_array_like(ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False) -> Any:
@@ -104,17 +105,17 @@ def managed_array(
     attach_global: bool = True,
 ) -> Any:
     """An array that the host and kernels have together."""
-    return host_array(HostArray, shape, dtype, strides, order)
+    return host_array(HostArray, shape, dtype, strides, order, stream)
 
 
 def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -> DeviceNDArray:
-    return as_device(type("Given", (), {"__cuda_array_interface__": desc}))
+    return as_device(type("Given", (), {"__cuda_array_interface__": desc}), sync)
 
 
 def as_cuda_array(obj: Any, sync: bool = True) -> DeviceNDArray:
     if not is_cuda_array(obj):
         raise TypeError("*obj* doesn't implement the cuda array interface.")
-    return as_device(obj)
+    return as_device(obj, sync)
 
 
 def is_cuda_array(obj: Any) -> bool:
@@ -154,7 +155,10 @@ def stream() -> Stream:
 def external_stream(ptr: Any) -> Stream:
     if isinstance(ptr, Stream):
         return ptr
-    raise NotImplementedError("external_stream: streams of other libraries cannot be emulated")
+    there = Stream.of_number.get(int(ptr))
+    if there is None:
+        raise NotImplementedError("external_stream: streams of other libraries cannot be emulated")
+    return there.as_external()
 
 
 def event(timing: bool = True) -> Event:
@@ -279,6 +283,22 @@ class _Devices:
 gpus = _Devices()
 
 
+class Driver:
+    """What programs ask of the driver."""
+
+    def get_device(self, number: int = 0) -> Device:
+        return gpus[number]
+
+    def get_device_count(self) -> int:
+        return len(gpus)
+
+    def get_version(self) -> tuple[int, int]:
+        return 12, 0
+
+
+DRIVER = Driver()
+
+
 def list_devices() -> Any:
     return gpus
 
@@ -324,19 +344,21 @@ compile = compile_ptx = compile_all = compile_for_current_device = _no_machine_c
 compile_ptx_for_current_device = set_memory_manager = _no_machine_code
 
 
-def vectorize(*_: Any, **__: Any) -> Any:
-    """Ufuncs of the device are not emulated."""
-    raise NotImplementedError("vectorize and guvectorize for CUDA are not supported on the emulator: write a kernel")
+def vectorize(*args: Any, **options: Any) -> Any:
+    """A ufunc of the device: Numba makes a kernel of it."""
+    return importlib.import_module("numba.cuda.np.ufunc").vectorize(*args, **options)
 
 
-guvectorize = vectorize
+def guvectorize(*args: Any, **options: Any) -> Any:
+    """A generalized ufunc of the device: Numba makes a kernel of it."""
+    return importlib.import_module("numba.cuda.np.ufunc").guvectorize(*args, **options)
 
 
 class LinkableCode:
-    """Code of C, C++ or PTX, which the emulator cannot run."""
+    """Code of C, C++ or PTX: who links it to a kernel hears that the emulator cannot run it."""
 
     def __init__(self, *_: Any, **__: Any):
-        raise NotImplementedError("functions of C, C++ or PTX cannot run on the emulator: it makes no machine code")
+        pass
 
 
 CUSource = PTXSource = Cubin = Fatbin = Archive = Object = LTOIR = LinkableCode

@@ -56,7 +56,8 @@ class Operators(Part):
 
     def binary(self, op: str, a: V, b: V, node: ast.AST) -> V:
         if a.t is UNKNOWN or b.t is UNKNOWN:
-            return V(UNKNOWN if a.t is b.t else (b.t if a.t is UNKNOWN else a.t), a.code)
+            t = UNKNOWN if a.t is b.t else (b.t if a.t is UNKNOWN else a.t)
+            return V(t, build("({0}, {1})[0]", node, a.code, b.code))
         if isinstance(a.t, Tup) and isinstance(b.t, Tup) and op == "Add":
             const = a.const + b.const if a.is_known and b.is_known else NOT_CONSTANT
             return V(Tup(a.t.items + b.t.items), build("({0} + {1})", node, a.code, b.code), const)
@@ -73,7 +74,7 @@ class Operators(Part):
         folded = self.folded(op, a, b, t, node)
         if folded is not None:
             return folded
-        if self.unit.debug and op in ("Div", "FloorDiv", "Mod") and not is_complex(t):
+        if self.unit.division_raises(op, t):
             b = V(b.t, build(f"{self.keep(ops.not_zero)}({{0}})", node, b.code), b.const, b.bits)
         if is_int(t):
             return self.int_binary(op, a, b, t, node)
@@ -281,7 +282,7 @@ class Operators(Part):
     def compare(self, op: str, a: V, b: V, node: ast.AST) -> V:
         if op in ("Is", "IsNot"):
             if isinstance(a.t, Known) and isinstance(b.t, Known):
-                same = a.t.value is b.t.value
+                same = a.t.value is b.t.value  # as for members of an enumeration
             elif isinstance(a.t, Known) or isinstance(b.t, Known):
                 same = False
             elif isinstance(a.t, Num) and isinstance(b.t, Num):
@@ -293,7 +294,7 @@ class Operators(Part):
         if op in ("In", "NotIn"):
             return self.membership(op, a, b, node)
         if a.t is UNKNOWN or b.t is UNKNOWN:
-            return V(BOOL, a.code)
+            return V(BOOL, build("({0}, {1})[0]", node, a.code, b.code))
         if isinstance(a.t, Known) and isinstance(b.t, Known):
             value = bool(COMPARISONS[op](a.t.value, b.t.value))
             return V(BOOL, constant(value, node), value)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from nbep.emulator import World
 from nbep.emulator.machine import stream as machine
@@ -188,6 +189,8 @@ class Stream:
     """A stream of CUDA. copies: to pinned arrays, that are under way"""
 
     _count = 0
+    of_number: ClassVar[weakref.WeakValueDictionary[int, Stream]] = weakref.WeakValueDictionary()
+    external = False
 
     def __init__(self, is_default: bool = False):
         Stream._count += 1
@@ -198,12 +201,18 @@ class Stream:
         self._session: Session | None = None
         self._stream: Any = None
         self._callbacks: list[Callable[[], Any]] = []
+        if not is_default:
+            self.of_number[id(self)] = self
+
+    def as_external(self) -> Stream:
+        """It, as who gets it by its number has it."""
+        return _ExternalStream(self)
 
     def __repr__(self) -> str:
         return f"<CUDA {self.name}>"
 
     def __int__(self) -> int:
-        return 0 if self.is_default else id(self)
+        return 0 if self.is_default else id(self.handle)
 
     def real(self) -> machine.Stream:
         """The emulator's stream, in the session that runs now."""
@@ -239,6 +248,13 @@ class Stream:
     def query(self) -> bool:
         self.synchronize()
         return True
+
+
+class _ExternalStream(Stream):
+    external = True
+
+    def __init__(self, there: Stream):
+        self.__dict__ = there.__dict__
 
 
 DEFAULT = Stream(is_default=True)

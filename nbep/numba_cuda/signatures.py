@@ -42,6 +42,20 @@ def type_from_numba(t: Any) -> Any:
     return Num(dtype_of(t))
 
 
+def numba_type(t: Any) -> Any:
+    """One of these types as Numba has it."""
+    from numba import types
+    from numba.np.numpy_support import from_dtype
+
+    if isinstance(t, Arr):
+        return types.Array(from_dtype(t.dtype), t.ndim, t.layout, readonly=t.is_const)
+    if isinstance(t, Tup):
+        return types.Tuple(tuple(map(numba_type, t.items)))
+    if isinstance(t, (Num, Rec)):
+        return from_dtype(t.dtype)
+    return types.none if t == Known(None) else types.Omitted(t)
+
+
 def _kept(of: Any, to: Any) -> Any:
     return Arr(to.dtype, of.ndim, of.layout, of.is_const) if isinstance(of, Arr) else to
 

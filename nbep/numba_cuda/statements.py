@@ -11,8 +11,8 @@ import ast
 from types import FunctionType
 from typing import Any
 
-from . import ops
-from .code import build, constant, fail, placed, source_of
+from . import faults, ops
+from .code import build, constant, fail, placed, scope_of, source_of
 from .env import NOT_CONSTANT, Conflict, Env, V, Var, join, same, widened
 from .expressions import Expressions
 from .types import BOOL, UNKNOWN, Arr, Iter, Known, Num, Rec, Tup, Unknown, is_number, type_of_int, unify
@@ -29,6 +29,7 @@ class Compiled:
         self.returns: Any = UNKNOWN
         self.shared_sites: list[Any] = []
         self.uses: set[str] = set()
+        self.variables: dict[str, Any] = {}  # their types at the end
         self.keep: Any = None  # what its key among all functions has the id of
 
 
@@ -62,7 +63,7 @@ class FunctionCompiler(Expressions):
         self.locals: set[str] = set()
         self.outer = outer_compiler
         self.outer_env = outer or {}
-        self.scope = _scope_of(function)
+        self.scope = scope_of(function)
 
     def compile(self) -> None:
         """Fill in `compiled`. Twice, if what it returns is of several types, or of one that a call of itself needs."""
@@ -75,9 +76,9 @@ class FunctionCompiler(Expressions):
                 break
             self.compiled.returns = returned
         else:
-            raise self.fail(self.node, f"what this recursive function returns has no end: {returned}")
+            raise self.fail(self.node, f"Return type of recursive function does not converge: {returned}")
         if self.returned is UNKNOWN:
-            raise self.fail(self.node, "this recursive function never returns: Numba cannot infer its type")
+            raise self.fail(self.node, "this recursive function never returns: cannot type infer runaway recursion")
         module = ast.Module([tree], [])
         ast.fix_missing_locations(module)
         code = compile(module, self.filename, "exec")
@@ -105,6 +106,7 @@ class FunctionCompiler(Expressions):
         statements, end = self.block(body, env)
         if end is not None:
             self.note_return(Known(None), node)
+            self.compiled.variables = {name: var.t for name, var in end.items()}
         parameters = [placed(ast.arg(one), node) for one in ("_t", "_w", *names)]
         new: Any = ast.FunctionDef(
             name=name,
@@ -380,8 +382,15 @@ class FunctionCompiler(Expressions):
         if not (isinstance(what.t, Known) and isinstance(what.t.value, type)):
             raise self.fail(node, "what a kernel raises must be the class of an exception, or a call of it")
         arguments = [self.value(one).code for one in called.args] if called else []
-        keep = self.keep(what.t.value)
-        made = placed(ast.Call(placed(ast.Name(keep, ast.Load()), node), arguments, []), node)
+        keep = self.keep(faults.raised)
+        first = [
+            build(one, node)
+            for one in ("_w", self.keep(what.t.value), self.keep((self.function.__name__, self.filename)))
+        ]
+        made = placed(
+            ast.Call(placed(ast.Name(keep, ast.Load()), node), [*first, constant(node.lineno, node), *arguments], []),
+            node,
+        )
         return [placed(ast.Raise(made, None), node)], None
 
     def do_Assert(self, node: ast.Assert, env: Env) -> Any:
@@ -409,10 +418,8 @@ class FunctionCompiler(Expressions):
         if var is not None:
             return self.variable(name, var, node)
         if name in self.locals and not isinstance(self.node, ast.Lambda):
-            if self.loops:  # it may have a value from another turn
+            if self.loops or name not in self.scope:  # from another turn, or an error of who comes here
                 return V(UNKNOWN, placed(ast.Name(name, ast.Load()), node))
-            if name not in self.scope:
-                raise self.fail(node, f"`{name}` is used before it has a value")
         if self.outer is not None and name in self.outer_env:
             raise self.fail(node, f"`{name}` of the function around this one is a variable; pass it as an argument")
         if name in self.scope:
@@ -485,16 +492,3 @@ def _assigned(body: list[ast.stmt]) -> set[str]:
         for node in ast.walk(statement)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
     }
-
-
-def _scope_of(function: FunctionType) -> dict[str, Any]:
-    """Globals, builtins and what the closure holds."""
-    import builtins
-
-    scope = {**vars(builtins), **function.__globals__}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            scope[name] = cell.cell_contents
-        except ValueError:
-            scope.pop(name, None)
-    return scope

@@ -13,7 +13,7 @@ import numpy as np
 from . import stubs
 from .code import KernelTypeError, build, constant, placed
 from .env import NOT_CONSTANT, V, Var
-from .types import BOOL, C128, F64, UNKNOWN, Arr, Known, Num, Rec, Tup, Vec, type_of_int
+from .types import BOOL, C128, F32, F64, UNKNOWN, Arr, Known, Num, Rec, Tup, Vec, is_complex, type_of_int
 
 MAX_DEPTH = 40
 
@@ -21,8 +21,9 @@ MAX_DEPTH = 40
 class Unit:
     """What is compiled together. constants: arrays as they were then; sites: calls of cuda.shared.array"""
 
-    def __init__(self, debug: bool = False) -> None:
-        self.debug = debug  # division by zero raises, as Numba has it
+    def __init__(self, debug: bool = False, fastmath: Any = False) -> None:
+        self.debug = debug
+        self.fastmath = bool(fastmath)
         self.functions: dict[Any, Any] = {}
         self.shared_sites: dict[Any, Any] = {}
         self.sites: list[Any] = []
@@ -41,6 +42,21 @@ class Unit:
         if compiled.returns != Known(None):
             raise KernelTypeError(f"{function.__name__}: a kernel returns {compiled.returns}; it must return nothing")
         return compiled
+
+    def function(self, function: python.FunctionType, types: list[Any]) -> Any:
+        """A device function for arguments of these types."""
+        from .statements import Compiled, FunctionCompiler
+
+        compiled = Compiled(function.__name__)
+        FunctionCompiler(
+            self, function, dict(zip(inspect.signature(function).parameters, types, strict=True)), compiled
+        ).compile()
+        return compiled
+
+    def division_raises(self, op: str, t: Num) -> bool:
+        """Whether a zero on the right of an operator is an error, as Numba has it for kernels with `debug=True`."""
+        exact = self.debug and not (self.fastmath and op == "Div" and t == F32)
+        return exact and op in ("Div", "FloorDiv", "Mod") and not is_complex(t)
 
     def frozen(self, array: np.ndarray) -> np.ndarray:
         if id(array) not in self.constants:
@@ -123,7 +139,8 @@ class Unit:
             key = (*key, *((n, repr(v)) for n, v in consts.items()))
         compiled = self.functions.get(key)
         if compiled is None and self.depth > MAX_DEPTH:
-            raise c.fail(node, f"{name}: more than {MAX_DEPTH} functions inside each other, each for new types")
+            message = f"{name}: more than {MAX_DEPTH} functions inside each other, each for new types"
+            raise c.fail(node, f"{message}. Return type of recursive function does not converge")
         if compiled is None:
             compiled = self.functions[key] = Compiled(name)
             compiled.uses = self.uses

