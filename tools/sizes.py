@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (76_500, 529),
+    "nbep": (77_200, 529),
     "nbep/emulator": (13_900, 81),
     "nbep/device": (17_400, 132),
     "nbep/host": (17_050, 126),
