@@ -99,6 +99,7 @@ class Run(Scheduler):
         self.is_over = False  # run() has ended
         self.num_launches: Counter[tuple[int, str]] = Counter()
         self.signals = 0  # so far; see `checked`
+        self.observed: tuple[Any, set[Any]] = (None, set())  # by the thread that asked last; see `has_observed`
         self.history = History()  # see `checked`
         self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
         self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer

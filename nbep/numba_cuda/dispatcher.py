@@ -247,6 +247,8 @@ class Dispatcher:
         """Nothing to do: types are found when a kernel is launched."""
 
     def __getattr__(self, name: str) -> Any:
+        if name == "inspect_sass" and self.device:
+            raise RuntimeError("Cannot inspect SASS of a device function")
         if name.startswith(("inspect_", "get_")):
             raise NotImplementedError(f"{name}: the emulator makes no machine code")
         raise AttributeError(name)
@@ -272,6 +274,11 @@ class _Kernel:
         self.dispatcher = dispatcher
         self.compiled = compiled
         self.cooperative = unit is not None and "grid" in unit.uses
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("fndesc", "_codelibrary", "library"):
+            raise NotImplementedError(f"{name}: the emulator makes no machine code")
+        raise AttributeError(name)
 
     @property
     def signature(self) -> Any:

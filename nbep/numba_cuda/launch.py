@@ -154,12 +154,12 @@ def to_device(value: Any) -> DeviceNDArray:
         raise TypeError("the byte order of the array is not the device's")
     strides = None
     order = "C"
-    core = array[tuple(0 if stride == 0 else slice(None) for stride in array.strides)]  # of a broadcast array
-    if array.size and core.ndim < array.ndim and core.flags.c_contiguous:
-        strides = array.strides
-    elif array.size and not array.flags.c_contiguous:
+    if array.size and not array.flags.c_contiguous:
+        core = array[tuple(0 if stride == 0 else slice(None) for stride in array.strides)]  # of a broadcast array
         if array.flags.f_contiguous:
             order = "F"
+        elif core.ndim < array.ndim and core.flags.c_contiguous:
+            strides = array.strides
         else:
             raise ValueError(
                 "Array contains non-contiguous buffer and cannot be transferred as a single memory region. Please "

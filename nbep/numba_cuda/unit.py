@@ -106,6 +106,11 @@ class Unit:
         from .statements import Compiled, FunctionCompiler, LocalFunction
 
         is_local = isinstance(function, LocalFunction)
+        if not getattr(function, "_can_compile", True):
+            name = function.py_func.__name__
+            raise c.fail(
+                node, f"Untyped global name {name!r}: using cpu function on device, with a signature of its own"
+            )
         source = function.compiler.function if is_local else function.py_func
         signature = _signature_of(function.node) if is_local else inspect.signature(source)
         name = getattr(function.node, "name", "lambda") if is_local else source.__name__

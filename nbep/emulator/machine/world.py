@@ -29,6 +29,7 @@ class World(Protocol):
     read_report: Any
     # For the memory models.
     signals: int
+    observed: tuple[Any, set[Any]]
     history: Any
     has_failed: bool
     moment: int

@@ -109,7 +109,7 @@ class CheckedHost(Cpu):
         if earlier.end <= access.begin or access.end <= earlier.begin:
             return
         known = self.knowledge.stores if earlier.verb == "store" else self.knowledge.loads
-        if all(one.is_beyond(known) for one in (earlier, *earlier.observations())):
+        if earlier.is_beyond(known) and all(one.is_beyond(known) for one in earlier.observations()):
             if min(access.reach, earlier.reach) < REACH or is_partial(access, earlier):
                 raise self.world.error_of(HostRace(allocation, access, earlier))
             if earlier.verb == "store" and access.verb == "load":

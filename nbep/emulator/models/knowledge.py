@@ -218,17 +218,20 @@ class Overwritten:
     """Stores to a granule over which a strong store has stored: who comes behind that one need not know of them.
 
     by: how far they reach and where that is -> the stores, the last one last
+    ranges: the bytes of those that are or were there: most granules have few, and then there is nothing to look for
     """
 
-    __slots__ = ("by", "limit")
+    __slots__ = ("by", "limit", "ranges")
 
     def __init__(self) -> None:
         self.by: dict[tuple[int, int], list[Access]] = {}
+        self.ranges: set[tuple[int, int]] = set()
         self.limit = MANY_STORES
 
     def add(self, store: Access) -> None:
         stores = self.by.setdefault(where(store.owner, store.reach), [])
         stores.append(store)
+        self.ranges.add((store.begin, store.end))
         if len(stores) >= self.limit:
             last = {(id(one.owner), one.begin, one.end): one for one in stores[: -MANY_STORES // 2]}
             stores[: -MANY_STORES // 2] = last.values()
@@ -236,10 +239,12 @@ class Overwritten:
 
     def may_meet(self, access: Access) -> Iterator[Access]:
         """Those that an access may not meet unordered."""
+        begin, end = access.begin, access.end
+        is_mixed = any(one < end and begin < other and (one, other) != (begin, end) for one, other in self.ranges)
         for (reach, place), stores in self.by.items():
             if reach == 0 or access.reach < reach or place != where(access.owner, reach)[1]:
                 yield from stores
-            else:
+            elif is_mixed:
                 yield from (store for store in stores if is_partial(store, access))
 
     def keep(self, store: Access, granule: int) -> bool:

@@ -99,19 +99,23 @@ class CheckingThread(SignallingThread):
         is_proxys = access.order == "bulk" and (not is_store or allocation is self.shared)
         for granule in access.granules:
             for store in stores.get(granule, ()):
+                if not self.may_not_meet(access, store):
+                    continue
                 is_new = self.is_new(store)
-                if (is_new or (is_proxys and self.is_hidden(allocation, store))) and self.may_not_meet(access, store):
+                if is_new or (is_proxys and self.is_hidden(allocation, store)):
                     if is_new or allocation is not self.shared:
                         raise self.world.error_of(Race(self, allocation, access, store))
                     raise self.no_proxy_fence(access, store)
             if granule in allocation.overwritten:
                 for store in allocation.overwritten[granule].may_meet(access):
-                    if self.is_new(store) and self.may_not_meet(access, store):
+                    if self.may_not_meet(access, store) and self.is_new(store):
                         raise self.world.error_of(Race(self, allocation, access, store))
             if is_store and granule in loads:
                 for load in loads[granule].values():
+                    if not self.may_not_meet(access, load):
+                        continue
                     is_new = self.is_new(load)
-                    if (is_new or (is_proxys and self.is_hidden(allocation, load))) and self.may_not_meet(access, load):
+                    if is_new or (is_proxys and self.is_hidden(allocation, load)):
                         if is_new:
                             raise self.world.error_of(Race(self, allocation, access, load))
                         raise self.no_proxy_fence(access, load)

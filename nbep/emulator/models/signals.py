@@ -154,7 +154,21 @@ class SignallingThread(ProxyThread):
 
     def has_observed(self, store: Access) -> bool:
         """Whether one who has read the value of a strong store is this thread, or is known to it."""
-        return any(one.owner is self.owner or self.knows(one.owner, one.number) for one in store.observations())
+        asker, found = self.world.observed  # what it has observed once it has for good
+        if asker is not self.owner:
+            found = set()
+            self.world.observed = self.owner, found
+        passed: list[Access] = []
+        one: Access | None = store
+        while one is not None:
+            passed.append(one)
+            if one in found or any(
+                reader.owner is self.owner or self.knows(reader.owner, reader.number) for reader in one.observed_by
+            ):
+                found.update(passed)
+                return True
+            one = one.successor
+        return False
 
     def fence(self, order: str, scope: str) -> None:
         super().fence(order, scope)
