@@ -93,6 +93,10 @@ def _main(
         return check_all(console, base, *limits, options.json, note, options.weak, not options.no_shrink)
     if options.pdb and options.seed is None:
         parser.error("--pdb: takes --seed, too; the command that a search prints has one")
+    if options.trace and (options.seed is None or options.pdb):
+        parser.error("--trace: takes --seed, too, and no --pdb; the command that a search prints has a seed")
+    if options.trace and options.trace.suffix not in (".html", ".json"):
+        parser.error(f"--trace: {options.trace}; must end in .html or .json")
     if options.seed is not None:
         run = Run(
             base.scenario,
@@ -109,12 +113,22 @@ def _main(
 def run_once(console: Console, run: Run, options: argparse.Namespace) -> int:
     if options.pdb:
         return FOUND if debug(run) else nothing_found(console, run, 1)
-    finding = perform(run)
+    finding = perform(run) if options.trace is None else traced(run, options.trace)
     write_json(options.json, as_json(1, finding, run))
     if finding is None:
         return nothing_found(console, run, 1)
     console.print(finding.message)
     return FOUND
+
+
+def traced(run: Run, file: Path) -> Finding | None:
+    """Run it, and write what it did."""
+    from nbep.trace import Trace
+
+    trace = Trace()
+    finding = perform(run, tracer=trace)
+    (trace.to_html if file.suffix == ".html" else trace.to_perfetto)(file)
+    return finding
 
 
 def nothing_found(console: Console, run: Run, runs: int) -> int:

@@ -17,6 +17,7 @@ examples:
   nbep check intranode.combine                           200 seeds of one
   nbep check my_kernel.py --ranks 4 --seeds 50           a file with main(comm)
   nbep check kernels.py --seeds 50                       a script that uses numba.cuda, as it is
+  nbep check kernels.py --seed 3 --trace run.html        what one run did, step by step, as a page
   nbep check my_kernel.py --all                          every schedule of a small program
   nbep check intranode.dispatch --list-faults            what can be broken there
   nbep check intranode.dispatch --fault NAME             break it, and see it found
@@ -56,6 +57,7 @@ def parser_of_check() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=positive, default=default_jobs(), metavar="N", help="processes (one a CPU)")
     parser.add_argument("--no-shrink", action="store_true", help="show the first run that fails, not the smallest")
     parser.add_argument("--pdb", action="store_true", help="with --seed: stop in the debugger at the step that fails")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="with --seed: write it as .html or Perfetto's .json")
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="break a step; may be repeated")
     parser.add_argument("--list-faults", action="store_true", help="list the faults of SCENARIO's kernels, or of all")
     add_json(parser)

@@ -122,6 +122,7 @@ def perform(
     on_failure: Callable[[BaseException], object] | None = None,
     seen: World | None = None,
     strategy: Strategy | None = None,
+    tracer: Any = None,
 ) -> Finding | None:
     """Run it; what it finds, or None.
 
@@ -129,13 +130,14 @@ def perform(
         on_failure: is called with the first error, while all threads still stand where they were
         seen: takes note of the world
         strategy: is that of `--all`, which has no name
+        tracer: sees the run
     """
     scenario = load_scenario(run.scenario)
     seen = seen or World()
     values = run.values
     with broken(*faults_in(run)):
         try:
-            _run(scenario, run, values, on_failure, seen, strategy)
+            _run(scenario, run, values, on_failure, seen, strategy, tracer)
         except Exception as error:
             kind = ERROR if isinstance(error, ValueError) and seen.calls == 0 else kind_of(error)  # wrong numbers
             return Finding(run, kind, text_of(error), seen.calls)
@@ -149,9 +151,10 @@ def _run(
     on_failure: Callable | None,
     seen: World,
     strategy: Strategy | None,
+    tracer: Any,
 ) -> None:
     if scenario.script is not None:
-        scenario.script(run.seed, run.memory_model, strategy or run.strategy, on_failure, seen)
+        scenario.script(run.seed, run.memory_model, strategy or run.strategy, on_failure, seen, tracer)
         return
     arguments = accepted(scenario.main, values)
 
@@ -169,6 +172,7 @@ def _run(
         num_sms=values.get("sms"),
         on_deadlock="expire" if scenario.lets_time_pass else "raise",
         on_failure=on_failure,
+        tracer=tracer,
     )
     if scenario.check is not None:
         try:

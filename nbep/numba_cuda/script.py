@@ -35,8 +35,9 @@ def explore(
     strategy: Any,
     on_failure: Callable[[BaseException], object] | None,
     seen: Any,
+    tracer: Any = None,
 ) -> None:
-    """Run it under one schedule. What it prints goes nowhere. seen: takes note of the world"""
+    """Run it under one schedule. What it prints goes nowhere. seen: takes note of the world; tracer: sees the run"""
     output = sys.stdout
 
     def loud(error: BaseException) -> None:
@@ -48,6 +49,7 @@ def explore(
         "seed": seed,
         "memory_model": memory_model,
         "strategy": strategy,
+        "tracer": tracer,
         "on_failure": loud if on_failure else None,
     }
     try:

@@ -1,5 +1,6 @@
 """Programs as they are: `nbep run`, `nbep check`, `pytest --nbep-cuda`."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -61,6 +62,23 @@ def test_check_finds_the_race_of_a_script(tmp_path, how):
     status, text = called(tmp_path, "nbep", "check", "script.py", *how)
     assert status == 1
     assert "DataRace: data race on part[" in text
+
+
+@pytest.mark.parametrize("scenario", ["script.py", "intranode.layout"])
+def test_check_writes_the_trace_of_a_run(tmp_path, scenario):
+    (tmp_path / "script.py").write_text(RACE)
+    run = ("nbep", "check", scenario, "--seed", "1", "--trace")
+    for name in ("run.html", "run.json"):
+        status, text = called(tmp_path, *run, name)
+        assert status == (scenario == "script.py"), text
+    kernel = "kernel" if scenario == "script.py" else "get_dispatch_layout"
+    events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
+    assert any(event.get("cat") == "launch" and event["name"] == kernel for event in events)
+    page = (tmp_path / "run.html").read_text()
+    assert page.startswith("<!doctype html>")
+    assert ("part[22]" in page) is (scenario == "script.py")
+    assert called(tmp_path, *run, "run.txt")[0] == 2
+    assert called(tmp_path, "nbep", "check", scenario, "--trace", "run.html")[0] == 2
 
 
 def test_check_of_a_right_script_finds_nothing(tmp_path):

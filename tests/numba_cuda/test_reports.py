@@ -44,6 +44,37 @@ def test_missing_barrier_names_the_element_both_lines_and_both_threads(cuda):
 
 
 @pytest.mark.usefixtures("checked")
+@pytest.mark.parametrize("last", [32, 16, 2])
+def test_a_tree_reduction_lacks_syncthreads_also_inside_of_a_warp(cuda, last):
+    """Steps of fewer than `last` threads go without a barrier; with 32 that is the last warp alone."""
+
+    @cuda.jit
+    def kernel(a, out):
+        part = cuda.shared.array(64, np.float32)
+        i = cuda.threadIdx.x
+        part[i] = a[i]
+        cuda.syncthreads()
+        step = 32
+        while step > 0:
+            if i < step:
+                part[i] += part[i + step]
+            if step > last:
+                cuda.syncthreads()
+            step //= 2
+        if i == 0:
+            out[0] = part[0]
+
+    place = slice(1, 3)
+    lines = found(
+        DataRace, lambda: kernel[1, 64](np.ones(64, np.float32), np.zeros(1)),
+        (0, "data race on part["), (0, "cuda.syncthreads() is missing"),
+    )  # fmt: skip
+    assert "syncwarp" not in "\n".join(lines)
+    assert all("part[i] += part[i + step]" in line or "out[0] = part[0]" in line for line in lines[place])
+    assert all("threadIdx" in line for line in lines[place])
+
+
+@pytest.mark.usefixtures("checked")
 def test_sum_without_an_atomic(cuda):
     @cuda.jit
     def kernel(counts):
