@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
     "nbep": (77_200, 529),
-    "nbep/emulator": (13_900, 81),
+    "nbep/emulator": (13_960, 81),
     "nbep/device": (17_400, 132),
     "nbep/host": (17_050, 126),
     "nbep/check": (2_200, 15),

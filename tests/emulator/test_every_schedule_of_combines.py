@@ -68,9 +68,12 @@ def send_back(comm, num_tokens, num_slots):
         assert (combined == x).all()
 
 
-@pytest.mark.parametrize(("num_tokens", "schedules", "redundant"), both_parts([(1, 2, 6), (2, 4, 13)], thorough=[]))
-def test_rows_come_back_through_a_ring_of_one_slot(num_tokens, schedules, redundant):
-    *_, (tree, _) = all_of(send_back, 2, num_tokens, 1)
+@pytest.mark.parametrize(
+    ("num_tokens", "num_slots", "schedules", "redundant"),
+    both_parts([(1, 1, 2, 6), (2, 1, 4, 13)], thorough=[(2, 2, 34, 64)]),
+)
+def test_rows_come_back_through_a_ring(num_tokens, num_slots, schedules, redundant):
+    *_, (tree, _) = all_of(send_back, 2, num_tokens, num_slots)
     assert tree.is_whole
     assert (tree.schedules, tree.redundant) == (schedules, redundant)
 
@@ -145,7 +148,7 @@ def go_and_come_back(comm, num_tokens, num_warps):
 
 @pytest.mark.parametrize(
     ("num_tokens", "num_warps", "schedules", "redundant"),
-    both_parts([(2, 1, 1, 3)], thorough=[(1, 2, 16, 5), (2, 2, 64, 13)]),
+    both_parts([(2, 1, 1, 3)], thorough=[(1, 2, 4, 3), (2, 2, 16, 9)]),
 )
 def test_tokens_go_and_come_back_without_rings(num_tokens, num_warps, schedules, redundant):
     *_, (tree, _) = all_of(go_and_come_back, 2, num_tokens, num_warps)

@@ -30,7 +30,7 @@ class Op(NamedTuple):
         ld, st, add, exch, cas     at `size` bytes from `cell` on; cas compares with `other`
         wait                       load until it is `value` or more
         fence                      acq_rel
-        syncwarp, vote             of the lanes in the mask `other`; a vote tells whether anybody's last answer was true
+        syncwarp, vote, shfl       of the lanes in `other`; tells whether any last answer, or the first lane's, was true
         bar, arrive                at the barrier `cell` of the block, for `value` warps
     Of a host alone, at stream `cell` or event `cell`:
         launch                     kernel `value`
@@ -314,8 +314,7 @@ class Oracle:
         if any(one == i for one, _, _, waits in here):
             raise Fault("hang")  # nothing has made it wait for the others, of whom some may never come
         last = state.answers[i][-1] if state.answers[i] else 0
-        here = (*here, (i, (state.base[i], state.over[i]), bool(last), op.what != "arrive"))
-        state.parked[i] = True
+        here, state.parked[i] = (*here, (i, (state.base[i], state.over[i]), bool(last), op.what != "arrive")), True
         if is_barrier:  # a warp arrives as one, when its last lane has come
             warps = {tuple(self.warp[one]) for one, *_ in here}
             came = [one for one, *_ in here]
@@ -330,12 +329,13 @@ class Oracle:
             return
         state.met.pop(key, None)
         together = (0, 0)
-        for _, point, _, _ in here:
+        for _, point, *_ in here:
             together = union(together, point)
         for one, _, _, waits in here:
             if waits:
-                if op.what == "vote":
-                    state.answers[one] += (any(value for *_, value, _ in here),)
+                if op.what in ("vote", "shfl"):
+                    told = [value for *_, value, _ in sorted(here)]
+                    state.answers[one] += (any(told) if op.what == "vote" else told[0],)
                 else:
                     self.learn(state, one, together)
                 self.leave(state, one)

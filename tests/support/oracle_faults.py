@@ -17,8 +17,9 @@ from nbep.emulator.models import knowledge, races, signals
 from nbep.emulator.models.host import CheckedHost
 from nbep.emulator.models.knowledge import ALL_CLOCKS, Knowledge, Overwritten
 from nbep.emulator.models.streams import CheckedOrder
+from nbep.emulator.schedule import every_order, every_seen
 from nbep.emulator.schedule.every_barriers import BarrierChoices
-from nbep.emulator.schedule.every_choice import Choice
+from nbep.emulator.schedule.every_choice import Choice, Tried
 from nbep.emulator.schedule.every_hosts import OrderChoices
 from nbep.emulator.schedule.every_step import Step
 
@@ -236,6 +237,19 @@ FAULTS = (
         "adds commute whose old values somebody asks for",
         "counters",
         lambda: mock.patch.object(Step, "commutes", property(lambda self: self.is_add)),
+    ),
+    Fault(
+        "adds commute that ask whether a number is reached, also if it is not",
+        "tickets",
+        lambda: mock.patch.object(every_seen, "is_final", return_value=True),
+    ),
+    Fault(
+        "the same, also if one of them reaches it",
+        "tickets",
+        both(
+            lambda: mock.patch.object(every_order, "may_begin", return_value=True),
+            lambda: mock.patch.object(Tried, "may_begin", return_value=True),
+        ),
     ),
     Fault(
         "that a host asks for an event is no choice",

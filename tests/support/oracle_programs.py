@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from oracle import ATOMIC, Block, Op, Program, Thread
+from oracle import ATOMIC, READING, Block, Op, Program, Thread
 
 CELLS = (0, 8, 16, 24)  # of 8 bytes
 SCOPES = ("cta", "gpu", "sys")
@@ -206,6 +206,37 @@ def counters(seed: object) -> Program:
     return of_blocks(draw)
 
 
+def tickets(seed: object) -> Program:
+    """Adds that ask whether a number is reached, alone or for all lanes; then who has come late or early reads data."""
+    draw = Draw(seed, 3)
+    where = draw.random.choice(tuple(PLACES))
+    draw.scopes = (*SCOPES[: PLACES[where]], *SCOPES[PLACES[where] :] * 4)
+    least, is_shared = draw.random.randint(1, 2), where == "lanes" and draw.random.random() < 0.6
+    writer = draw.random.choice((0, 0, 1, -1))
+    for lane, steps in enumerate(draw.steps):
+        if lane == writer:
+            steps.append(draw.access(16, "st"))
+        count = draw.random.choice((1, 1, 2)) if not is_shared or lane == 0 else 0
+        for _ in range(count):
+            order = "release" if lane == writer else draw.random.choice(ORDERS["add"][:2])
+            value = draw.random.choice((1,) * 6 + (2, -1))
+            asks = "late" if is_shared else draw.random.choice(("least",) * 4 + ("late", "none"))
+            other = least if is_shared else draw.random.choice((least, least, least + 1))
+            steps.append(Op("add", order, 0, value, draw.random.choice(draw.scopes), other=other, asks=asks))
+        if is_shared:
+            steps.append(Op("shfl", value=least, other=0b111))
+        if draw.random.random() < 0.7:
+            steps.append(Op("fence", "acq_rel", scope=draw.random.choice(draw.scopes)))
+        if draw.random.random() < 0.6:
+            told = sum(op.what in (*READING, "shfl") and op.asks != "none" for op in steps)
+            steps.append(draw.access(16, draw.random.choice(("ld", "ld", "ld", "st")))._replace(given=told - 1))
+        if draw.random.random() < 0.2:
+            steps.append(draw.asking(Op("ld", "relaxed", 0)))
+    draw.changed = 0.05
+    draw.change()
+    return in_place(draw, where)
+
+
 def lanes(seed: object) -> Program:
     """Lanes of a warp that meet under masks and vote; sometimes beside another block."""
     draw = Draw(seed, 3)
@@ -329,7 +360,8 @@ def in_place(draw: Draw, where: str) -> Program:
 
 
 SHAPES: dict[str, Callable[[object], Program]] = {
-    one.__name__: one for one in (ranks, flags, observed, scopes, sizes, counters, lanes, barriers, streams, hosts)
+    one.__name__: one
+    for one in (ranks, flags, observed, scopes, sizes, counters, tickets, lanes, barriers, streams, hosts)
 }
 
 

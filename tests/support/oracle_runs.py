@@ -118,6 +118,16 @@ def go_on(t: Any, base: int, thread: Thread, number: int, answers: list[Any], bl
     go_on(t, base, thread, number + 1, answers, block)
 
 
+class Late:
+    """Whether a value is a number or more, asked once it is called."""
+
+    def __init__(self, value: Any, least: int):
+        self.value, self.least = value, least
+
+    def __call__(self) -> bool:
+        return bool(self.value >= self.least)
+
+
 def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
     kind = KINDS[op.size]
     if op.what == "st":
@@ -132,6 +142,10 @@ def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
     elif op.what == "vote":
         last = bool(told_of(answers[-1])) if answers else False
         answers.append(bool(t.vote("any", op.other, last)))
+    elif op.what == "shfl":
+        value = answers[-1].value if answers and isinstance(answers[-1], Late) else 0
+        first = (op.other & -op.other).bit_length() - 1
+        answers.append(bool(t.shfl("idx", op.other, value, first) >= op.value))
     elif op.what in ("bar", "arrive"):
         count = WARP * op.value if len(block) > 1 else t.block_dim
         (t.barrier if op.what == "bar" else t.barrier_arrive)(op.cell, count)
@@ -143,7 +157,7 @@ def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
                 op.what, address, kind, op.value, op.order, op.scope, op.other if op.what == "cas" else None
             )
         if op.asks != "none":
-            answers.append(int(value) if op.asks == "all" else lambda: bool(value >= op.other))
+            answers.append(int(value) if op.asks == "all" else Late(value, op.other))
             if op.asks == "least":
                 answers[-1] = told_of(answers[-1])
 

@@ -32,6 +32,7 @@ class NamedBarrier:
 
     __slots__ = (
         "number", "expected", "arrived", "waiting", "passed", "is_full", "holds", "knowledge", "signals", "known",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(self, number: int, expected: int):

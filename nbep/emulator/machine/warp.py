@@ -30,6 +30,7 @@ class Collective:
 
     __slots__ = (
         "name", "mask", "site", "missing", "threads", "values", "result", "knowledge", "signals", "known", "brought",
+        "__weakref__",
     )  # fmt: skip
 
     def __init__(self, name: str, mask: int, site: Site | None):

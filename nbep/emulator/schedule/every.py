@@ -22,12 +22,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from .every_barriers import Barriers
 from .every_choice import Choice, Doubt, Tried
-from .every_order import Races, clock_before
+from .every_order import Races, clock_before, settle_unsure
 from .every_reversal import reverse_races
 from .every_seen import Cells, Question
 from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
@@ -142,6 +143,7 @@ class Tree(Turns, Limited):
             return
         self.redundant += is_redundant
         self.schedules += not is_redundant
+        settle_unsure(self.steps)
         self.wake()
         for choice, step in zip(self.choices, self.steps, strict=False):
             if step.who in choice.done:
@@ -446,7 +448,7 @@ class Every(Alone):
     def __init__(self, tree: Tree):
         super().__init__()
         self.tree = tree
-        self.meetings: dict[Any, Clock] = {}
+        self.meetings: MutableMapping[Any, Clock] = WeakKeyDictionary()
         self.cells = Cells()
         self.barriers = Barriers()
         self.late = Late()

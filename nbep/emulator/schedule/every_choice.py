@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from .every_seen import NEVER, Question, agree, answer
+from ..models.knowledge import Message
+from .every_seen import NEVER, Question, agree, answer, shared_reach
 from .every_step import Access, Step, Who, Words, load_of
 
 
 class Tried:
     """What is known of an access from the runs in which it was made here.
 
-    commutes: nobody has asked for its old value; asked: what was asked of a load; is_exact: more than questions
+    commutes: nobody has asked for more of its old value than adds may; grows: nor has it made its cell less
+    asked: what was asked of what it has read; is_exact: more than questions
     """
 
     def __init__(self, access: Access):
@@ -20,6 +22,8 @@ class Tried:
         self.asked: set[Question] = set()
         self.is_exact = False
         self.is_mixed = True
+        self.grows = True
+        self.message: Message | None = None
         self.reach = 0
         self.who: Who | None = None
         self.is_add = False
@@ -44,6 +48,9 @@ class Tried:
             stored = cell.entries[step.entry]
             self.lacks = stored.lacks
             self.least = stored.least if stored.is_alone else NEVER
+            self.message = stored.message
+            if step.entry:
+                self.grows &= stored.value >= cell.entries[step.entry - 1].value
 
     def commutes_with(self, step: Step) -> bool:
         """Whether it makes no difference that a step comes first, by what that has asked. If in doubt, it does."""
@@ -56,7 +63,7 @@ class Tried:
             arrivals = self.arrival, step.arrival
             if self.lacks in arrivals or cell.entries[step.entry].lacks in arrivals:
                 return False  # it ends the phase, and the other one is of the next
-            return self.commutes and step.commutes
+            return self.commutes and step.commutes and (not (self.asked or step.asks_of_old) or self.may_begin(step))
         if step.access.is_store:
             before, after = cell.entries[step.entry - 1 : step.entry + 1]
             if self.is_exact or (before.is_wall and step.entry > 1) or not after.is_alone or after.least > self.reach:
@@ -68,6 +75,16 @@ class Tried:
         if self.is_add and here.is_add and here.who != self.who:
             return False
         return agree(reading.asked, here.value + self.number if self.is_add else self.number)
+
+    def may_begin(self, step: Step) -> bool:
+        """Of two adds, of which one asks for less than the old value: whether each may as well be the first."""
+        cell, reading = step.cell, step.reading
+        assert cell is not None
+        assert reading is not None
+        before, after = cell.entries[step.entry - 1 : step.entry + 1]
+        reach = min([self.reach] * bool(self.asked) + [reading.reach] * bool(reading.asked))
+        least = shared_reach([before.message, self.message, after.message])
+        return self.grows and before.value <= after.value and max(least, after.least) <= reach
 
 
 class Rest:

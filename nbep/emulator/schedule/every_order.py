@@ -2,7 +2,8 @@
 
 Two steps that meet in a byte depend on each other if one of them stores, but not if they commute:
 
-    add, add     nobody asks for the old values; at an mbarrier, arrivals of threads and copies in one phase
+    add, add     nobody asks for the old values, or only whether a number is reached that was reached before the adds
+                 that commute; at an mbarrier, arrivals of threads and copies in one phase
     load, store  the load gets the same answers before and after the store, and its thread hears the same or more; and
                  the store comes behind all others that have been made to the cell, however independent steps are put
 
@@ -12,9 +13,10 @@ The last condition makes it the same for all orders of independent steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
-from .every_seen import Cell, Entry, agree
+from .every_seen import Cell, Entry, agree, shared_reach
 from .every_step import Clock, Step, Who
 
 
@@ -95,6 +97,41 @@ class Races:
             join(clock, steps[at].clock)
         clock[step.who] = i
         step.clock = clock
+
+
+def settle_unsure(steps: list[Step]) -> None:
+    """Adds that have asked for less than the old value, in a run that is over: which of them are exact nevertheless.
+
+    Of adds that commute, one after the other, none is if each may as well be the first: what was there before gives the
+    same answers, and tells as much; and the cell has only grown since.
+    """
+    for cell in {step.cell for step in steps if step.asks_of_old}:
+        assert cell is not None
+        group: list[Step] = []
+        cut = 0
+        for at, entry in enumerate([*cell.entries, cell.entries[0]]):
+            step = None if entry.step is None else steps[entry.step]
+            if step is not None and step.commutes:
+                group.append(step)
+                continue
+            asking = [one for one in group if one.asks_of_old]
+            if asking and not may_begin(cell, cut, group, asking):
+                for one in asking:
+                    assert one.reading is not None
+                    one.reading.is_exact = True
+            group, cut = [], at
+
+
+def may_begin(cell: Cell, cut: int, group: list[Step], asking: list[Step]) -> bool:
+    """Whether some adds that commute would all get the same answers behind an entry, in whatever order they come."""
+    entries = cell.entries[cut : cut + len(group) + 1]
+    least = shared_reach(entry.message for entry in entries)
+    return (
+        not cell.is_mixed
+        and all(before.value <= after.value for before, after in pairwise(entries))
+        and all(one.reading is not None and one.reading.position <= cut for one in asking)
+        and all(one.reading is not None and one.reading.reach >= least for one in asking)
+    )
 
 
 def clock_before(steps: list[Step], step: Step) -> Clock:

@@ -19,7 +19,7 @@ from ..machine.kinds import Loaded
 from ..machine.memory import Allocation
 from ..machine.orders import SCOPES
 from ..models.knowledge import Access as CheckedAccess
-from ..models.knowledge import Knowledge, Message, Numbers, last_to, latest
+from ..models.knowledge import Knowledge, Message, Numbers, distance, last_to, latest
 
 # What was done to the value before it was compared, the comparison, and with what.
 Question = tuple[tuple[tuple[str, int], ...], str, int]
@@ -47,6 +47,12 @@ def answer(question: Question, value: int) -> bool:
 def agree(asked: dict[Question, bool], value: int) -> bool:
     """Whether a value gives the answers that were given."""
     return all(answer(question, value) == given for question, given in asked.items())
+
+
+def is_final(question: Question, given: bool) -> bool:
+    """Whether each greater value gives the same answer."""
+    steps, name, _ = question
+    return not steps and given == {"lt": False, "le": False, "gt": True, "ge": True}.get(name)
 
 
 class Entry:
@@ -163,11 +169,13 @@ class Reading:
     index: the entry that was there; position: the earliest one that gives the same answers
     proxies: how many can still be asked
     is_old: whether it is the value that an atomic has replaced, which tells nothing before somebody asks for it
+    grows: whether that is an add of no negative number
     fence: the scope of a fence that its thread has made since; "" if it has made none
     """
 
     __slots__ = (
-        "thread", "cell", "index", "position", "order", "scope", "is_old", "asked", "is_exact", "proxies", "fence",
+        "thread", "cell", "index", "position", "order", "scope", "is_old", "grows", "asked", "is_exact", "proxies",
+        "fence",
     )  # fmt: skip
 
     def __init__(self, thread: Any, cell: Cell, position: int, order: str, scope: str, is_old: bool):
@@ -178,6 +186,7 @@ class Reading:
         self.order = order
         self.scope = scope
         self.is_old = is_old
+        self.grows = False
         self.asked: dict[Question, bool] = {}
         self.is_exact = False
         self.proxies = 0
@@ -200,11 +209,12 @@ class Reading:
     def ask(self, question: Question) -> None:
         if self.is_exact or question in self.asked:
             return
-        if self.is_old:
+        entries, at = self.cell.entries, self.index
+        given = answer(question, entries[at].value)
+        if self.is_old and not (self.grows and is_final(question, given)):
             self.settle()
             return
-        entries, at = self.cell.entries, self.index
-        given = self.asked[question] = answer(question, entries[at].value)
+        self.asked[question] = given
         while at > self.position and is_no_news(entries, at, self.reach, question, given):
             at -= 1
         self.hear(at)
@@ -356,13 +366,17 @@ def least_reach(before: Message | None, after: Message | None) -> int:
         return 1
     if after is None:
         return NEVER
-    is_same = before.owner.block == after.owner.block
-    if not is_same and (min(before.parts) < SCOPES["sys"] or min(after.parts) < SCOPES["sys"]):
-        return NEVER
     reaches = range(1, SCOPES["sys"] + 1)
     if all(covers(after.heard(reach), before.heard(reach)) for reach in reaches):
-        return 1 if is_same else SCOPES["sys"]
+        return shared_reach([before, after])
     return NEVER
+
+
+def shared_reach(messages: Iterable[Message | None]) -> int:
+    """The least reach of a reader who hears some messages alike, as far as scopes go, if each passes on the others'."""
+    told = [message for message in messages if message is not None]
+    far = max((distance(one.owner, other.owner) for one in told for other in told), default=1)
+    return far if far == 1 or min(min(message.parts) for message in told) >= far else NEVER
 
 
 def covers(more: Knowledge, less: Knowledge) -> bool:

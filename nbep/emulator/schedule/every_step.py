@@ -136,8 +136,13 @@ class Step:
 
     @property
     def commutes(self) -> bool:
-        """Whether it is an add whose old value nobody has asked for."""
+        """Whether it is an add, and nobody has asked for more of its old value than adds may that commute."""
         return self.is_add and self.reading is not None and not self.reading.is_exact
+
+    @property
+    def asks_of_old(self) -> bool:
+        """Whether it is an add that has asked for less than its old value."""
+        return self.is_add and self.reading is not None and bool(self.reading.asked) and not self.reading.is_exact
 
     @property
     def may_ask(self) -> bool:

@@ -8,7 +8,7 @@ see `every_barriers`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -100,7 +100,7 @@ class EveryThread(TurningThread, CheckedThread):
         return self.pending is not None
 
     @property
-    def meetings(self) -> dict[Any, Clock]:
+    def meetings(self) -> MutableMapping[Any, Clock]:
         return self.world.strategy.meetings
 
     def stand_before(self, allocation: Allocation, name: tuple, offset: int, kind: str, is_store: bool) -> None:
@@ -303,6 +303,7 @@ class EveryThread(TurningThread, CheckedThread):
         self.note_looked()
         if self.made is not None:
             self.made.reading = reading
+            reading.grows = self.made.is_add and self.made.number is not None and self.made.number >= 0
         if order not in ACQUIRES:
             self.unfenced[cell] = reading
         if self.is_lazy:
@@ -443,7 +444,10 @@ class EveryThread(TurningThread, CheckedThread):
         self.do_more()
         self.loop.forget()
         if isinstance(value, Seen):
-            value = bool(value) if name.startswith("vote") else value.settle()
+            if name.startswith("vote"):
+                value = bool(value)
+            elif not name.startswith("shfl"):  # whoever gets it may ask for less than the number
+                value = value.settle()
         collective = super().converge(name, mask, value, site)
         self.meetings[collective] = joined(self.meetings.get(collective, {}), self.clock)
         return collective
@@ -451,4 +455,5 @@ class EveryThread(TurningThread, CheckedThread):
     def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
         collective = super().collect(name, mask, value, site)
         self.clock = joined(self.clock, self.meetings[collective])
+        self.waits_for = None  # so that nobody keeps what the lanes have passed
         return collective
