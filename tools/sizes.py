@@ -13,16 +13,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (77_200, 529),
+    "nbep": (77_850, 533),
     "nbep/emulator": (13_960, 81),
-    "nbep/device": (17_400, 132),
-    "nbep/host": (17_050, 126),
+    "nbep/device": (17_750, 136),
+    "nbep/host": (17_300, 126),
     "nbep/check": (2_200, 15),
-    "nbep/scenarios": (1_300, 10),
+    "nbep/scenarios": (1_320, 10),
     "nbep/numba_cuda": (8_100, 34),  # a compiler of Numba's language, and its host's interface: ufuncs, errors, streams
     "nbep/trace": (2_700, 22),
     "nbep/views": (2_100, 14),
-    "tests": (60_100, 408),
+    "tests": (60_360, 409),
     "tools": (1_500, 12),
 }
 

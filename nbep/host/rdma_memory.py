@@ -9,7 +9,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::sync (rdma_buffer_ptr)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -38,9 +38,11 @@ class RdmaMemory:
 
     Attributes: symmetric: the memory; network: the kernels' argument, once it is open
                 shape: LowLatencyShape or, after a call between nodes, RingShape of the latest launch
+                names: of the cells, if a mode has the bytes for itself
     """
 
     network: Any  # of the transport's type
+    names: Callable[[int], str] | None = None
 
     def __init__(
         self,
@@ -51,6 +53,7 @@ class RdmaMemory:
         num_nodes: int,
         handle_type: HandleType,
         transport: Transport,
+        zero: bool = False,
     ) -> None:
         self.runtime = runtime
         self.num_rdma_bytes = num_rdma_bytes
@@ -60,7 +63,7 @@ class RdmaMemory:
         self.shape: LowLatencyShape | RingShape | None = None
         num_bytes = num_rdma_bytes + rdma_trailer_bytes(num_ranks, num_nodes)
         self.symmetric = transport.allocate(
-            comm, WantedMemory(num_bytes, "rdma_buffer", self._describe, handle_type, zero=False)
+            comm, WantedMemory(num_bytes, "rdma_buffer", self._describe, handle_type, zero)
         )
         cells = np.zeros((num_bytes - num_rdma_bytes) // 4, np.int32)
         for half in range(NUM_HALVES):  # every half is free
@@ -98,7 +101,13 @@ class RdmaMemory:
     def free(self) -> None:
         self.symmetric.free()
 
+    def pointers(self) -> np.ndarray:
+        """Where this rank sees the buffer of each; 0 where it does not."""
+        return self.symmetric.read(self.num_rdma_bytes + pointer_table(self.num_ranks), self.num_ranks, np.int64)
+
     def _describe(self, offset: int) -> str:
+        if self.names is not None and offset < self.num_rdma_bytes:
+            return self.names(offset)
         if offset >= self.cells or isinstance(self.shape, RingShape):
             return describe_internode(self.shape, self.num_nodes, self.cells, offset)
         return describe_low_latency_offset(self.num_ranks, self.num_rdma_bytes, offset)

@@ -49,6 +49,7 @@ class NodeMemory(CommWork, SharedMemory):
     """One rank's share of a buffer. Construction is collective. `identity` is what handles remember.
 
     check_faults: a buffer raises the same on every later call
+    zero_rdma: for messages of whole 16 bytes, which take what nobody has written along
 
     Raises: RuntimeError on every rank if one cannot allocate, or cannot reach a peer; it names the rank
     """
@@ -67,6 +68,7 @@ class NodeMemory(CommWork, SharedMemory):
         *,
         rdma_transport: Transport | None = None,
         num_nvl_peers: int = 0,
+        zero_rdma: bool = False,
     ):
         self.num_nvl_bytes = sizes.num_nvl_bytes
         self.identity = Identity()
@@ -89,7 +91,7 @@ class NodeMemory(CommWork, SharedMemory):
         self.compares_handles = sizes.check_calls
         self.num_dispatches = 0  # that made a handle
         self._num_calls, self._last_call = 0, ""  # collective ones; a replay of a CUDA graph counts for none
-        self._sizes, self._rdma_transport = sizes, rdma_transport
+        self._sizes, self._rdma_transport, self._zero_rdma = sizes, rdma_transport, zero_rdma
         num_nodes = comm.size // (num_nvl_peers or comm.size)
         # Counters of get_dispatch_layout, at most: of ranks, of nodes and of experts.
         self.own_bytes = 4 * (comm.size + num_nodes + comm.size * MAX_LOCAL_EXPERTS)
@@ -117,7 +119,15 @@ class NodeMemory(CommWork, SharedMemory):
         if self._rdma_transport is None:
             return None
         nodes = self.num_ranks, self.num_nodes
-        rdma = RdmaMemory(runtime, self.comm, sizes.num_rdma_bytes, *nodes, sizes.handle_type, self._rdma_transport)
+        rdma = RdmaMemory(
+            runtime,
+            self.comm,
+            sizes.num_rdma_bytes,
+            *nodes,
+            sizes.handle_type,
+            self._rdma_transport,
+            self._zero_rdma,
+        )
         undo.callback(self._free, rdma.symmetric)
         self.rdma = rdma
         if sizes.low_latency_mode:

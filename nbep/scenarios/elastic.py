@@ -1,8 +1,7 @@
-"""ElasticBuffer inside a node: compact and expanded, the CPU waiting or not, and calls one behind the other."""
+"""ElasticBuffer in a node and between nodes: compact and expanded, the CPU waiting or not, calls in a row."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from nbep.check.scenario import Scenario
@@ -12,10 +11,12 @@ from nbep.workloads.cases import Case, make_case
 from nbep.workloads.elastic import ElasticExpected, ElasticOptions, ElasticOutcome, Trip, make_elastic_buffer
 
 # experts: of each rank. blocks: of a launch, at most. rounds: dispatches one behind the other, before their combines.
-# expand, once, sync, cached, column, fp8, tma, uneven: 1 or 0. once: one reduction. tma: there is a copy engine.
+# expand, once, sync, cached, column, fp8, tma, uneven, ibgda: 1 or 0. once: one reduction. tma: there is a copy engine.
+# ibgda: the software NIC between nodes.
 # inputs: seed of the tokens and where they go.
 PARAMETERS = {
     "ranks": 2,
+    "nodes": 1,
     "tokens": 4,
     "hidden": 16,
     "topk": 2,
@@ -31,17 +32,29 @@ PARAMETERS = {
     "fp8": 0,
     "tma": 1,
     "uneven": 0,
+    "ibgda": 0,
     "inputs": 1,
 }
-NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven")
+NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven", "ibgda")
 LEAST = {"ranks": 2, "hidden": 16, **dict.fromkeys(NOT_LESS, 0)}
-KERNELS = tuple(f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine"))
+OF_NODE = tuple(f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine"))
+OF_NODES = tuple(f"elastic.{name}" for name in ("send_dispatch", "meet_dispatch", "send_combine", "meet_combine"))
 VARIANTS = (
     {"rounds": 3},
     {"tma": 0, "rounds": 2, "hidden": 520},
     {"cached": 1, "sync": 1, "fp8": 1, "hidden": 128},
     {"hidden": 4608, "tokens": 3},  # a row takes two stages, and a sum several pieces
     {"tokens": 40, "blocks": 2},
+)
+# One rank a node, through the network alone; two, which fetch from each other as well.
+BETWEEN_VARIANTS: tuple[dict[str, int], ...] = (
+    {"rounds": 3},
+    {"rounds": 2, "ibgda": 1},
+    {"tma": 0, "rounds": 2, "hidden": 520},
+    {"cached": 1, "sync": 1, "fp8": 1, "hidden": 128},
+    {"hidden": 4608, "tokens": 3},
+    {"tokens": 40, "blocks": 2},
+    {"ranks": 4, "rounds": 2},
 )
 
 
@@ -58,6 +71,8 @@ def options_of(parameters: dict[str, int]) -> ElasticOptions:
         is_cached=bool(parameters["cached"]),
         allow_multiple_reduction=not parameters["once"],
         num_sms=parameters["blocks"],
+        num_nodes=parameters["nodes"],
+        transport="ibgda" if parameters["ibgda"] else "direct",
     )
 
 
@@ -105,22 +120,22 @@ def check(results: list[list[ElasticOutcome]], **parameters: int) -> None:
             expected.check(rank, of_rank[number], f"round {number}, rank {rank}")
 
 
-def make(name: str, about: str, **changed: int) -> Scenario:
-    return Scenario(
-        name,
-        about,
-        partial(main),
-        partial(check),
-        {**PARAMETERS, **changed},
-        LEAST,
-        KERNELS,
-        VARIANTS,
-        ({}, {"rounds": 2}),
-    )
+def make(
+    name: str, about: str, kernels: tuple = OF_NODE, variants: tuple = VARIANTS, least: dict = LEAST, **changed: int
+) -> Scenario:
+    numbers = {**PARAMETERS, **changed}
+    return Scenario(name, about, main, check, numbers, least, kernels, variants, ({}, {"rounds": 2}))
+
+
+def make_between(name: str, about: str, **changed: int) -> Scenario:
+    kernels = ("elastic.combine", "elastic.dispatch", "elastic.publish", *OF_NODES, "network.nic")
+    return make(name, about, kernels, BETWEEN_VARIANTS, {**LEAST, "nodes": 2}, nodes=2, **changed)
 
 
 SCENARIOS = (
     make("elastic", "ElasticBuffer: tokens go to the ranks of their experts, a row each, and come back"),
     make("elastic.expanded", "the same with a row for each expert; a rank adds up before it sends", expand=1),
     make("elastic.once", "the same, and all rows are added up at once", expand=1, once=1),
+    make_between("elastic.nodes", "ElasticBuffer between nodes"),
+    make_between("elastic.nodes.once", "the same with a row for each expert, all added up at once", expand=1, once=1),
 )

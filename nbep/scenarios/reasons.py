@@ -54,6 +54,8 @@ REASONS = {
         f"elastic.dispatch.{function}: coherent loads": HALF
         for function in ("find_item", "find_rows", "load_choice", "spread_row", "store_scales")
     },
+    "elastic.send_dispatch.put_kept: coherent loads": HALF,
+    "elastic.meet_dispatch.meet_ranks: bar_red_and": AFTER_TIMEOUT,
     "elastic.dispatch.fetch_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "elastic.notify_dispatch.elastic_notify_dispatch: bar_red_and": AFTER_TIMEOUT,
     "elastic.notify_dispatch.count_nothing": AFTER_TIMEOUT,
@@ -163,6 +165,7 @@ def reason_for(fault: str) -> str:
 STEPS = {
     "barrier_network": ("barrier", NOTHING),
     "meet_block": ("barrier", TRUE),
+    "meet_ranks": ("barrier", TRUE),
     **dict.fromkeys(("add_to_arrival", "add_to_count"), ("network", UNORDERED)),
     "wait_credit": ("head", TRUE),
     "wait_total_free": ("head", ENDLESS),

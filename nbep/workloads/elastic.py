@@ -15,6 +15,7 @@ from nbep import reference
 from nbep.workloads.arrays import assert_kind, to_numpy, to_target
 from nbep.workloads.cases import Case
 from nbep.workloads.compare import Report
+from nbep.workloads.internode import NIC
 from nbep.workloads.intranode import Options as IntranodeOptions
 from nbep.workloads.intranode import biases, dispatch_input, expert_output
 
@@ -30,6 +31,7 @@ class ElasticOptions:
     num_sms: blocks of each kernel, at most
     is_cached: dispatch is called again with its handle, and combine takes what comes then
     own_weights: each rank gives combine weights of its own for all choices; else it gives back what it received
+    num_nodes, transport, nic: between nodes, see Buffer
     """
 
     do_expand: bool = False
@@ -47,6 +49,9 @@ class ElasticOptions:
     allow_multiple_reduction: bool = True
     spare: int = 1
     num_sms: int = 2
+    num_nodes: int = 1
+    transport: str = "direct"
+    nic: nbep.NicOptions = NIC
 
     @property
     def as_intranode(self) -> IntranodeOptions:
@@ -84,12 +89,17 @@ def num_max_tokens(case: Case, options: ElasticOptions) -> int:
 
 def make_elastic_buffer(comm: Any, calls: list[tuple[Case, ElasticOptions]]) -> nbep.ElasticBuffer:
     """A buffer that is large enough for the calls of some cases."""
-    return nbep.ElasticBuffer(
+    options = calls[0][1]
+
+    class OfNodes(nbep.ElasticBuffer):
+        _network = options.transport, comm.size // options.num_nodes, options.nic
+
+    return (nbep.ElasticBuffer if options.num_nodes == 1 else OfNodes)(
         comm,
         num_max_tokens_per_rank=max(num_max_tokens(case, options) for case, options in calls),
         hidden=max(case.hidden for case, _ in calls),
         num_topk=max(case.topk_idx[0].shape[1] for case, _ in calls),
-        allow_multiple_reduction=calls[0][1].allow_multiple_reduction,
+        allow_multiple_reduction=options.allow_multiple_reduction,
     )
 
 

@@ -80,16 +80,6 @@ def test_sizes_that_differ_are_named():
     spawn(main, 2)
 
 
-def test_several_nodes_are_refused_by_name(monkeypatch):
-    monkeypatch.setenv("NBEP_NUM_NVL_PEERS", "1")
-
-    def main(comm):
-        with pytest.raises(ValueError, match="group: got 2 ranks in nodes of 1; must be 1 to 8 ranks of one node"):
-            nbep.ElasticBuffer(comm, num_bytes=2 << 20)
-
-    spawn(main, 2)
-
-
 def test_arguments_of_dispatch_and_combine():
     def main(comm):
         buffer = make_elastic_buffer(comm, [(CASE, OPTIONS)])

@@ -1,11 +1,11 @@
 """The symmetric buffer of one rank of an `ElasticBuffer`.
 
- offset 0          turn s32: how many dispatches there were; next_token s32                       of the owner alone
- RANK_COUNTS       [2, MAX_NVL_PEERS] s32: tokens from each rank to the owner                     (dispatch)
- EXPERT_COUNTS     [2, MAX_NVL_PEERS, MAX_LOCAL_EXPERTS] s32: its choices of each local expert    (dispatch)
- LANDED            [MAX_NVL_PEERS, LANDED_WORDS] s32                                              (combine)
+ offset 0          turn s32: how many dispatches there were; next_token s32; called s32           of the owner alone
+ COUNTS            [2, MAX_RANKS] rows of COUNTS_BYTES: tokens from each rank to the owner s32,   (dispatch)
+                   behind 16 bytes its choices of each local expert [MAX_LOCAL_EXPERTS] s32
+ LANDED            [MAX_RANKS, LANDED_WORDS] s32                                                  (combine)
  DATA              two halves, each of half_bytes: what the owner lets the others read            (dispatch)
-                   or places x num_max_tokens slots of a row, then their top-k weights            (combine)
+                   or places x num_max_tokens slots: a row, and its top-k weights                 (combine)
 
  a half            x [num_max_tokens, hidden_bytes], scales [.., num_scales], topk_idx [.., num_topk] s64,
                    topk_weights [.., num_topk] f32, numbers [.., num_topk] s32, lists [num_ranks, num_max_tokens] s32
@@ -16,24 +16,42 @@ the larger of the two, not for both.
 
 A slot is for one (place, token) of the owner. With `by_rank` a place is a rank, else a choice of the token.
 
+Between nodes
+
+ offset 0          as above; but slots begin behind the halves
+ images            of each rank of another node, in their order: an area of this form for what travels between the two
+                   cells: the counts for that rank, from where they leave
+                   halves: what comes from that rank, laid out as that rank has it
+                   slots: one a token, or with one_each one a choice: the sums for that rank, from where they leave
+ cells             see layout.internode: every rank is a node of its own there
+ pointers          [MAX_RANKS] s64: of a rank of the own node its buffer, of another its image
+
+So a kernel that fetches from a peer, or pushes to it, does the same in both cases.
+
 Source: DeepEP csrc/elastic/buffer.hpp, get_dispatch_buffer_size, get_combine_buffer_size
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
+import nbep.device.primitives as ptx
 from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.jit import device_function
-from nbep.device.layout.intranode import MAX_LOCAL_EXPERTS, MAX_NVL_PEERS
+from nbep.device.layout.internode import call_offset, cells_bytes
+from nbep.device.layout.intranode import CALL_BYTES, MAX_LOCAL_EXPERTS
 from nbep.device.types import I32, I64
 
+MAX_RANKS = 32  # a lane of a warp for each
 TURN = 0
 NEXT_TOKEN = 4
-RANK_COUNTS = ALIGNMENT_BYTES
-EXPERT_COUNTS = RANK_COUNTS + 2 * MAX_NVL_PEERS * 4
-LANDED = EXPERT_COUNTS + 2 * MAX_NVL_PEERS * MAX_LOCAL_EXPERTS * 4
+CALLED = 8
+COUNTS = ALIGNMENT_BYTES
+COUNTS_HEAD = 16
+COUNTS_BYTES = COUNTS_HEAD + 4 * MAX_LOCAL_EXPERTS
+LANDED = COUNTS + 2 * MAX_RANKS * COUNTS_BYTES
 LANDED_WORDS = 1024
-DATA = align_up(LANDED + MAX_NVL_PEERS * LANDED_WORDS * 4, ALIGNMENT_BYTES)
+DATA = align_up(LANDED + MAX_RANKS * LANDED_WORDS * 4, ALIGNMENT_BYTES)
+MESSAGE_BYTES = 16  # what is put over a network is a multiple of it
 
 
 class ElasticShape(NamedTuple):
@@ -61,7 +79,7 @@ class ElasticSlots(NamedTuple):
     """What all ranks must agree on in a combine.
 
     num_places: of a token; by_rank: 1 if its rows have the places of the ranks that they come from, 0 those of choices
-    chunk: rows that land together; topk_weights: where the weights of slots begin, from DATA on
+    chunk: rows that land together; begin: where slots begin, from DATA on
     """
 
     num_max_tokens: I32
@@ -70,7 +88,16 @@ class ElasticSlots(NamedTuple):
     num_places: I32
     by_rank: I32
     chunk: I32
-    topk_weights: I64
+    begin: I64
+
+
+class ElasticNodes(NamedTuple):
+    """Where the images lie, and the cells; num_nvl_ranks: of a node."""
+
+    num_nvl_ranks: I32
+    images: I64
+    image_bytes: I64
+    cells: I64
 
 
 @device_function
@@ -80,15 +107,21 @@ def half_offset(places, number):
 
 
 @device_function
+def counts_row(number, src):
+    """What a rank counts for a dispatch."""
+    return COUNTS + COUNTS_BYTES * (MAX_RANKS * (number & 1) + src)
+
+
+@device_function
 def rank_count(number, src):
     """The count of tokens from a rank, for a dispatch."""
-    return RANK_COUNTS + 4 * (MAX_NVL_PEERS * (number & 1) + src)
+    return counts_row(number, src)
 
 
 @device_function
 def expert_count(number, src, expert):
     """The count of choices of a local expert by a rank, for a dispatch."""
-    return EXPERT_COUNTS + 4 * (MAX_LOCAL_EXPERTS * (MAX_NVL_PEERS * (number & 1) + src) + expert)
+    return counts_row(number, src) + COUNTS_HEAD + 4 * expert
 
 
 @device_function
@@ -97,14 +130,29 @@ def landed_cell(src, chunk):
 
 
 @device_function
-def slot_stride(hidden_bytes):
-    return align_up(hidden_bytes, ALIGNMENT_BYTES)
+def slot_bytes(slots):
+    """What a slot holds: a row, and its weights right behind."""
+    return slots.hidden_bytes + align_up(4 * slots.num_topk, MESSAGE_BYTES)
 
 
 @device_function
-def slot_of(slots, place, token):
-    """The number of a slot."""
-    return place * slots.num_max_tokens + token
+def slot_offset(slots, place, token):
+    """Where a slot begins in a buffer."""
+    stride = align_up(slot_bytes(slots), ALIGNMENT_BYTES)
+    return DATA + slots.begin + ptx.s64(place * slots.num_max_tokens + token) * stride
+
+
+@device_function
+def is_in_node(nodes, rank, peer):
+    """Whether two ranks are of one node."""
+    return ptx.u32_div(rank, nodes.num_nvl_ranks) == ptx.u32_div(peer, nodes.num_nvl_ranks)
+
+
+@device_function
+def image_offset(nodes, owner, peer):
+    """Where an owner has the image of a rank of another node."""
+    number = peer if peer < owner else peer - nodes.num_nvl_ranks
+    return nodes.images + ptx.s64(number) * nodes.image_bytes
 
 
 def half_bytes(num_bytes: int) -> int:
@@ -126,13 +174,13 @@ def array_bytes(shape: ElasticShape, num_ranks: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1024)
-def place_arrays(num_bytes: int, shape: ElasticShape, num_ranks: int) -> ElasticPlaces:
-    """The arrays of a half."""
+def place_arrays(half: int, shape: ElasticShape, num_ranks: int) -> ElasticPlaces:
+    """The arrays of a half of so many bytes."""
     at, places = 0, []
     for size in array_bytes(shape, num_ranks):
         places.append(at)
         at += align_up(size, ALIGNMENT_BYTES)
-    return ElasticPlaces(half_bytes(num_bytes), *places)
+    return ElasticPlaces(half, *places)
 
 
 def num_dispatch_bytes(shape: ElasticShape, num_ranks: int) -> int:
@@ -141,50 +189,79 @@ def num_dispatch_bytes(shape: ElasticShape, num_ranks: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def make_slots(num_max_tokens: int, hidden_bytes: int, num_topk: int, num_ranks: int, one_each: bool) -> ElasticSlots:
+def make_slots(
+    num_max_tokens: int, hidden_bytes: int, num_topk: int, num_ranks: int, one_each: bool, begin: int = 0
+) -> ElasticSlots:
     """one_each: each choice of a token has a row of its own, and so a place."""
     by_rank = not one_each and num_ranks <= num_topk
     num_places = num_ranks if by_rank else num_topk
     chunk = max(1, -(-num_max_tokens // LANDED_WORDS))
-    weights = num_places * num_max_tokens * slot_stride(hidden_bytes)
-    return ElasticSlots(num_max_tokens, hidden_bytes, num_topk, num_places, int(by_rank), chunk, weights)
+    return ElasticSlots(num_max_tokens, hidden_bytes, num_topk, num_places, int(by_rank), chunk, begin)
 
 
 def num_combine_bytes(slots: ElasticSlots) -> int:
-    """Bytes from DATA on that a combine takes."""
-    return slots.topk_weights + align_up(4 * slots.num_places * slots.num_max_tokens * slots.num_topk, ALIGNMENT_BYTES)
+    """Bytes that the slots of a combine take."""
+    return slot_offset(slots, slots.num_places, 0) - slot_offset(slots, 0, 0)
+
+
+def num_kept_bytes(slots: ElasticSlots, one_each: bool) -> int:
+    """Bytes that the slots of an image take."""
+    return slot_offset(slots, slots.num_topk if one_each else 1, 0) - slot_offset(slots, 0, 0)
+
+
+def trailer_bytes(num_ranks: int) -> int:
+    """What comes behind the images between nodes: the cells, and the table of pointers."""
+    return cells_bytes(num_ranks) + 8 * MAX_RANKS
 
 
 def describe_elastic(
     dispatched: tuple[ElasticPlaces, ElasticShape] | None, slots: ElasticSlots | None, offset: int
 ) -> str:
     """Name the cell at an offset of the buffer, for reports; of the latest calls' shapes."""
-    if offset < RANK_COUNTS:
-        return ("turn", "next_token")[offset // 4] if offset < 8 else f"buffer + {offset}"
-    if offset < EXPERT_COUNTS:
-        half, src = divmod((offset - RANK_COUNTS) // 4, MAX_NVL_PEERS)
-        return f"rank_counts[half {half}, src {src}]"
+    if offset < COUNTS:
+        return ("turn", "next_token", "called")[offset // 4] if offset < 12 else f"buffer + {offset}"
     if offset < LANDED:
-        row, expert = divmod((offset - EXPERT_COUNTS) // 4, MAX_LOCAL_EXPERTS)
-        return f"expert_counts[half {row // MAX_NVL_PEERS}, src {row % MAX_NVL_PEERS}, expert {expert}]"
+        row, at = divmod(offset - COUNTS, COUNTS_BYTES)
+        half, src = divmod(row, MAX_RANKS)
+        if at < COUNTS_HEAD:
+            return f"rank_counts[half {half}, src {src}]"
+        return f"expert_counts[half {half}, src {src}, expert {(at - COUNTS_HEAD) // 4}]"
     if offset < DATA:
         src, chunk = divmod((offset - LANDED) // 4, LANDED_WORDS)
         return f"landed[rank {src}, chunk {chunk}]"
-    if slots is not None:
-        return _describe_slot(slots, offset - DATA)
+    if slots is not None and offset >= DATA + slots.begin:
+        return _describe_slot(slots, offset - DATA - slots.begin)
     if dispatched is not None:
         return _describe_half(*dispatched, offset - DATA)
     return f"buffer + {offset}"
 
 
 def _describe_slot(slots: ElasticSlots, offset: int) -> str:
-    if offset < slots.topk_weights:
-        slot, at = divmod(offset, slot_stride(slots.hidden_bytes))
-        place, token = divmod(slot, slots.num_max_tokens)
-        return f"x[place {place}, token {token}] + {at}"
-    slot, at = divmod(offset - slots.topk_weights, 4 * slots.num_topk)
+    slot, at = divmod(offset, slot_offset(slots, 0, 1) - slot_offset(slots, 0, 0))
     place, token = divmod(slot, slots.num_max_tokens)
-    return f"topk_weights[place {place}, token {token}] + {at}" if place < slots.num_places else f"data + {offset}"
+    if at < slots.hidden_bytes:
+        return f"x[place {place}, token {token}] + {at}"
+    return f"topk_weights[place {place}, token {token}] + {at - slots.hidden_bytes}"
+
+
+def describe_nodes(
+    dispatched: tuple[ElasticPlaces, ElasticShape] | None,
+    slots: ElasticSlots | None,
+    nodes: ElasticNodes,
+    num_ranks: int,
+    offset: int,
+) -> str:
+    """The same between nodes."""
+    if offset >= nodes.cells:
+        cell = offset - nodes.cells
+        if cell < 4 * num_ranks:
+            return f"arrived[node {cell // 4}]"
+        row, at = divmod(cell - call_offset(0, num_ranks, 0), CALL_BYTES)
+        return f"call[node {row}] word {at // 4}" if 0 <= row < num_ranks else f"pointers + {cell}"
+    if offset < nodes.images:
+        return describe_elastic(dispatched, slots, offset)
+    image, at = divmod(offset - nodes.images, nodes.image_bytes)
+    return f"{describe_elastic(dispatched, slots, at)}, image {image}"
 
 
 def _describe_half(places: ElasticPlaces, shape: ElasticShape, offset: int) -> str:

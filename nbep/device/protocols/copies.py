@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES, load_stage
+from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES, load_stage, wait_filled
 
 UNROLL = 7  # vectors that a lane has in flight; the code below spells them out
 REST_UNROLL = 4  # and those at the end of a row
@@ -97,6 +97,21 @@ def begin_copy(row, stage, lane):
     if ptx.has_tma():
         if lane == 0:
             load_stage(stage.data + row.front, row.src, min(row.num_bytes, stage.room - row.front), stage)
+
+
+@device_function
+def end_fill(load, row, stage, parity, lane):
+    """Wait until what begin_copy has started to load is in the stage, where every lane may read it; a warp.
+
+    Without a copy engine the warp loads it here. Returns the parity of the next fill.
+    """
+    if ptx.has_tma():
+        parity = wait_filled(stage, parity)
+    else:
+        for at in range(lane * VEC_BYTES, min(row.num_bytes, stage.room - row.front), WARP_BYTES):
+            ptx.st_shared_v4(stage.data + row.front + at, load(row.src + at))
+    ptx.syncwarp(ptx.FULL_MASK)
+    return parity
 
 
 @device_function

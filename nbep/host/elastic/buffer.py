@@ -11,8 +11,7 @@ import os
 from threading import Lock
 from typing import Any
 
-from nbep.device.layout.elastic import DATA
-from nbep.device.layout.intranode import MAX_NVL_PEERS
+from nbep.device.layout.elastic import MAX_RANKS
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse, switches
 from nbep.host.config import Sizes
@@ -20,24 +19,27 @@ from nbep.host.connect import connect
 from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
 from nbep.host.elastic.barrier import barrier
 from nbep.host.elastic.experimental import Experimental
-from nbep.host.elastic.memory import BUFFER_ALIGNMENT, ElasticMemory, size_hint, size_of
-from nbep.host.elastic.num_sms import NVLINK_GBS, theoretical_num_sms
+from nbep.host.elastic.memory import BUFFER_ALIGNMENT, Areas, ElasticMemory, divide, size_hint, size_of
+from nbep.host.elastic.num_sms import NVLINK_GBS, RDMA_GBS, Rates, theoretical_num_sms
 from nbep.host.elastic.verbs import ElasticVerbs
 from nbep.host.events import EventHandle
 from nbep.host.handles import OfThisProcess
 from nbep.host.node import Node
 from nbep.host.one_thread import in_turn
-from nbep.host.ranks.comm import await_all, gather_results
+from nbep.host.ranks.comm import Communicator, await_all, gather_results
+from nbep.host.rdma_memory import rdma_trailer_bytes
 from nbep.host.symmetric import NodeMemory
 from nbep.host.target import forks
+from nbep.host.target.base import Runtime
 from nbep.host.target.streams import Stream
 from nbep.host.target.torch_modes import untraced
-from nbep.host.transport import check_target, mapped_transport
+from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, chosen_options
 
 EMULATED_SMS = 132  # as an H100 has
 QPS_OF_HYBRID, QPS_OF_DIRECT = 129, 17  # that DeepEP allocates unless it is told how many
 QPS_OF_SM = 16
+USUAL_TOKENS, USUAL_HIDDEN = 4096, 7168  # for a buffer that is told its bytes alone
 
 
 class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
@@ -45,7 +47,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
 
     Args:
         group: the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,
-            whose ranks must have set their own current GPU. 1 to 8 ranks, all of one node
+            whose ranks must have set their own current GPU. 1 to 32 ranks in nodes of at most 8; NBEP_NUM_NVL_PEERS
+            and NBEP_TRANSPORT say how many are a node and what is between nodes, as arguments of Buffer do
         num_bytes: size of the symmetric buffer, a multiple of 2 MiB; None: what num_max_tokens_per_rank, hidden and
             num_topk need; see get_buffer_size_hint
         num_cpu_bytes: only 0: it is for Engram
@@ -53,19 +56,19 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         hidden, num_topk: values of a token, choices of a token; 0 choices: room for 32
         use_fp8_dispatch: the buffer need have room only for FP8 in dispatch
         deterministic: changes nothing: the order of rows never depends on timing
-        allow_hybrid_mode: for between nodes; inside a node it changes nothing
+        allow_hybrid_mode: a permission that is not used: between nodes each rank sends straight to each other one
         allow_multiple_reduction: a rank may add up the rows of an expanded token and send the sum, rounded to bf16;
             False: it sends them all, and there is one rounding
         prefer_overlap_with_compute: fewer SMs, see get_theoretical_num_sms
-        sl_idx, num_allocated_qps: for a network; inside a node they change nothing
+        sl_idx, num_allocated_qps: change nothing: there is one queue pair for each peer of another node
         num_cpu_timeout_secs: longest time that the CPU waits for counts
         num_gpu_timeout_secs: longest time that a wait inside a kernel may take, unless the environment variable
             NBEP_TIMEOUT_MS says another. The emulator in one process counts primitive calls instead of nanoseconds
         explicitly_destroy: a RuntimeWarning if the buffer goes away without `destroy`
 
     Raises:
-        ValueError: if an argument is wrong or differs between ranks, if the group has more than 8 ranks or several
-            nodes, or while the current stream captures a CUDA graph
+        ValueError: if an argument is wrong or differs between ranks, if the group has more than 32 ranks, or while
+            the current stream captures a CUDA graph
         RuntimeError: if a rank has not enough memory, or cannot reach a peer; nothing stays allocated
 
     Blocks:
@@ -78,12 +81,15 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         group: what was given
         rank_idx, num_ranks: this rank, and how many there are
         num_bytes, num_max_tokens_per_rank, num_allocated_qps and the switches: as constructed
-        num_scaleout_ranks, num_scaleup_ranks, scaleout_rank_idx, scaleup_rank_idx: 1 node of num_ranks
-        num_rdma_ranks, num_nvlink_ranks: 1 host of num_ranks
+        num_scaleout_ranks, num_scaleup_ranks, scaleout_rank_idx, scaleup_rank_idx: 1, num_ranks, 0, rank_idx
+        num_rdma_ranks, num_nvlink_ranks: nodes, and ranks of each
 
     What calls return is the caller's: ordinary arrays, which no later call overwrites. Streams, events and threads: as
     Buffer says. After a PeerTimeout every call but destroy raises the same again.
     """
+
+    # transport, num_nvl_peers and nic, as arguments of Buffer: DeepEP's signature has none. None: the environment's
+    _network: tuple[Any, Any, Any] = (None, None, None)
 
     def __init__(
         self,
@@ -124,21 +130,28 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
             )
             if integer("num_cpu_bytes", num_cpu_bytes, 0) > 0:
                 refuse("num_cpu_bytes", num_cpu_bytes, "0: Engram, which it is for, is not in nbep")
-            options = chosen_options(communicator.size, None, None, 1, True, None)
-            if options.num_nvl_peers != communicator.size:
-                got = f"{communicator.size} ranks in nodes of {options.num_nvl_peers}"
-                allowed = f"1 to {MAX_NVL_PEERS} ranks of one node; between nodes see Buffer"
-                refuse("group", got, allowed)
+            if communicator.size > MAX_RANKS:
+                refuse("group", f"{communicator.size} ranks", f"at most {MAX_RANKS} ranks; for more see Buffer")
+            options = network_options(communicator.size, *self._network)
             check_target(runtime, options)
             most = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
-            shape = most, hidden, num_topk, bool(use_fp8_dispatch), bool(allow_multiple_reduction)
+            ranks = communicator.size, options.num_nvl_peers
+            switch = bool(use_fp8_dispatch), bool(allow_multiple_reduction)
             size = num_bytes
             if size is None:
-                size = size_hint(communicator.size, *shape)
-            elif integer("num_bytes", size, 1) % BUFFER_ALIGNMENT != 0:
-                refuse("num_bytes", size, f"a multiple of {BUFFER_ALIGNMENT} (2 MiB), or None")
-            validate.symmetric_memory(runtime, "num_bytes", size + DATA, 1, "ipc")
-            alike = {"num_bytes": size, "allow_multiple_reduction": bool(allow_multiple_reduction)}
+                hint = size_hint(*ranks, most, hidden, num_topk, *switch)
+                size = hint.num_bytes
+            else:
+                if integer("num_bytes", size, 1) % BUFFER_ALIGNMENT != 0:
+                    refuse("num_bytes", size, f"a multiple of {BUFFER_ALIGNMENT} (2 MiB), or None")
+                hint = size_hint(*ranks, most or USUAL_TOKENS, hidden or USUAL_HIDDEN, num_topk, *switch)
+            areas = divide(size, hint)
+            validate.symmetric_memory(runtime, "num_bytes", areas.total(*ranks), 1, "ipc")
+            alike = {
+                "num_bytes": size,
+                "allow_multiple_reduction": switch[1],
+                "num_max_tokens_per_rank, hidden, num_topk and use_fp8_dispatch between nodes": areas,
+            }
             return alike, options, _timeout_ms(num_gpu_timeout_secs), next(runtime.buffer_numbers), idle_names(runtime)
 
         every_alike, every_options, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
@@ -147,7 +160,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
                 validate.same_on_all_ranks(name, [of_rank[name] for of_rank in every])
         give_back_dropped(runtime, held)
         rank = communicator.rank
-        size, options = every_alike[rank]["num_bytes"], every_options[rank]
+        size, areas, options = every_alike[rank]["num_bytes"], [*every_alike[rank].values()][-1], every_options[rank]
 
         self.group = group
         self.rank_idx = rank
@@ -164,10 +177,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         self.timeout_ms = timeouts_ms[rank]
         self.num_cpu_timeout_secs = integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
 
-        sizes = Sizes(size + DATA, check_calls=runtime.target == "emulator")
-        transport = mapped_transport(runtime, rank, options, "ipc")
-        memory = NodeMemory(communicator, runtime, sizes, self.timeout_ms, transport)
-        memory.elastic = ElasticMemory(memory.symmetric, size, communicator.size)
+        memory = _make_memory(communicator, runtime, areas, options, self.timeout_ms)
         memory.name = numbers
         self._memory = memory
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
@@ -205,18 +215,22 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         """num_bytes for calls of so many tokens of each rank, a multiple of 2 MiB.
 
         Dispatch needs room for the tokens of one rank, twice; combine for a row of each token from each rank that may
-        send one. They share the memory. num_topk=0 stands for 32.
+        send one. They share the memory. Between nodes they do not, and each rank of another node takes three rows a
+        token more: see docs/elastic.md. num_topk=0 stands for 32.
         """
         switches(use_fp8_dispatch=use_fp8_dispatch, allow_multiple_reduction=allow_multiple_reduction)
         sizes = num_max_tokens_per_rank, hidden, num_topk
-        return size_hint(size_of(group), *sizes, use_fp8_dispatch, allow_multiple_reduction)
+        num_ranks = size_of(group)
+        ranks = num_ranks, network_options(num_ranks).num_nvl_peers
+        return size_hint(*ranks, *sizes, use_fp8_dispatch, allow_multiple_reduction).num_bytes
 
     def get_physical_domain_size(self) -> tuple[int, int]:
-        """(hosts, ranks of a host)"""
-        return 1, self.num_ranks
+        """(nodes, ranks of a node)"""
+        memory = self._usable("get_physical_domain_size")
+        return memory.num_nodes, memory.num_nvl_peers
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """(nodes, ranks of a node)"""
+        """(1, all ranks): each sends straight to each, whether they are of one node or not"""
         return 1, self.num_ranks
 
     def get_theoretical_num_sms(
@@ -233,8 +247,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
 
         Args:
             num_scaleout_topk: only 0
-            rdma_gbs: not looked at inside a node
-            nvlink_gbs: rate of the wire in one direction; 0: that of an H100
+            rdma_gbs: rate of the network in one direction, if nodes have one rank each; 0: that of 400 Gbit/s
+            nvlink_gbs: rate of NVLink in one direction; 0: that of an H100
             sm_read_gbs, sm_write_gbs: of one SM
         """
         num_experts = validate.num_experts(self.num_ranks, num_experts)
@@ -243,15 +257,15 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
             refuse("num_topk", num_topk, f"at most the {num_experts} experts")
         if num_scaleout_topk != 0:
             refuse("num_scaleout_topk", num_scaleout_topk, "0")
-        rates = nvlink_gbs or NVLINK_GBS, sm_read_gbs, sm_write_gbs
-        device = getattr(self._usable("get_theoretical_num_sms").runtime, "device", None)
+        memory = self._usable("get_theoretical_num_sms")
+        rates = Rates(nvlink_gbs or NVLINK_GBS, rdma_gbs or RDMA_GBS, sm_read_gbs, sm_write_gbs)
+        device = getattr(memory.runtime, "device", None)
         device_sms = EMULATED_SMS if device is None else device.num_sms
-        return theoretical_num_sms(
-            num_experts, num_topk, self.num_ranks, *rates, device_sms, self.prefer_overlap_with_compute
-        )
+        ranks = self.num_ranks, memory.num_nvl_peers
+        return theoretical_num_sms(num_experts, num_topk, ranks, rates, device_sms, self.prefer_overlap_with_compute)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
-        """How many queue pairs a call with so many SMs would take of a network; inside a node it takes none."""
+        """DeepEP's number for a call with so many SMs. Here a call takes one for each peer of another node."""
         wanted = min(num_sms, 8 + 1)
         if self.allow_hybrid_mode:
             wanted = num_sms * QPS_OF_SM + 1
@@ -276,7 +290,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         Args:
             use_comm_stream: meet on the comm stream; False: on the current one
             with_cpu_sync: wait for the device before and after
-            sequential: changes nothing inside a node
+            sequential: changes nothing
         """
         switches(use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential)
         barrier(self._usable("barrier"), use_comm_stream, with_cpu_sync)
@@ -296,11 +310,50 @@ def _timeout_ms(num_gpu_timeout_secs: Any) -> float:
     return 1000 * validate.timeout_ms("num_gpu_timeout_secs", num_gpu_timeout_secs)
 
 
+def _make_memory(
+    comm: Communicator, runtime: Runtime, areas: Areas, options: NetworkOptions, timeout_ms: float
+) -> NodeMemory:
+    """One node: in memory that its ranks map. Several: in that which the network reaches."""
+    checks = runtime.target == "emulator"
+    num_nvl_ranks = options.num_nvl_peers
+    num_bytes = areas.total(comm.size, num_nvl_ranks)
+    of_node = mapped_transport(runtime, comm.rank, options, "ipc")
+    if comm.size == num_nvl_ranks:
+        memory = NodeMemory(comm, runtime, Sizes(num_bytes, check_calls=checks), timeout_ms, of_node)
+        memory.elastic = ElasticMemory(memory.symmetric, areas, memory.peers)
+        return memory
+    trailer = rdma_trailer_bytes(comm.size, comm.size // num_nvl_ranks)
+    network = create_transport(runtime, comm, options, num_bytes + trailer, "ipc")
+    sizes = Sizes(0, num_rdma_bytes=num_bytes, check_calls=checks)
+    memory = NodeMemory(
+        comm,
+        runtime,
+        sizes,
+        timeout_ms,
+        of_node,
+        rdma_transport=network,
+        num_nvl_peers=num_nvl_ranks,
+        zero_rdma=True,
+    )
+    assert memory.rdma is not None
+    memory.elastic = ElasticMemory.between_nodes(memory.rdma, areas, num_nvl_ranks)
+    return memory
+
+
+def network_options(
+    num_ranks: int, transport: Any = None, num_nvl_peers: Any = None, nic: Any = None
+) -> NetworkOptions:
+    """What is between nodes, and how large they are: as the environment says, where None is given."""
+    return chosen_options(num_ranks, transport, num_nvl_peers, 1, True, nic)
+
+
 def get_physical_domain_size(group: Any) -> tuple[int, int]:
-    """(hosts, ranks of a host) of a group, as its ElasticBuffer would have them."""
-    return 1, size_of(group)
+    """(nodes, ranks of a node) of a group, as its ElasticBuffer would have them."""
+    num_ranks = size_of(group)
+    num_nvl_ranks = network_options(num_ranks).num_nvl_peers
+    return num_ranks // num_nvl_ranks, num_nvl_ranks
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """(nodes, ranks of a node) of a group, as its ElasticBuffer would have them."""
+    """(1, all ranks) of a group, as its ElasticBuffer would have them."""
     return 1, size_of(group)

@@ -1,6 +1,8 @@
 """ElasticBuffer.combine: bring tokens back to their source ranks and add them up.
 
  elastic_notify_combine: meet the others --> elastic_combine
+ between nodes:  elastic_meet_combine --> elastic_combine, which only pushes --> elastic_send_combine
+                 --> elastic_meet_combine --> elastic_combine, which only adds up
 
 Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::combine
 """
@@ -11,10 +13,13 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine, elastic_combine_smem_bytes
 from nbep.device.kernels.elastic.notify_combine import elastic_notify_combine
+from nbep.device.kernels.elastic.send_combine import ElasticReturnSizes, elastic_send_combine
+from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, elastic_send_smem_bytes
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.elastic import ElasticSlots
 from nbep.host.block_sizes import block_sizes
 from nbep.host.elastic import checks
+from nbep.host.elastic.barrier import prepare_meeting
 from nbep.host.elastic.calls import combine_call
 from nbep.host.elastic.handle import EPHandle
 from nbep.host.elastic.request import ElasticCombineRequest
@@ -27,10 +32,19 @@ from nbep.host.tokens import BF16_BYTES
 FEW_SMS = 12  # up to here more warps add up than push: see intranode.direct_combine
 
 
+class Away(NamedTuple):
+    """What comes before elastic_combine between nodes."""
+
+    push: PreparedLaunch
+    send: PreparedLaunch
+    meet: PreparedLaunch
+
+
 class Plan(NamedTuple):
     """What depends on the sizes of the arrays, on the handle's, and on the options."""
 
     notify: PreparedLaunch
+    away: Away | None
     combine: PreparedLaunch
     call: Call
     slots: ElasticSlots
@@ -63,6 +77,10 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     )
     given = memory.runtime.arguments
     first = *given(outputs), *arguments[:4], *given(of_handle)
+    if plan.away is not None:
+        plan.away.push.launch(memory.stream, first, (outputs, request, of_handle))
+        plan.away.send.launch(memory.stream, given(of_handle[:2]), (of_handle,))
+        plan.away.meet.launch(memory.stream)
     plan.combine.launch(memory.stream, first, (outputs, request, of_handle))
     return combined_x, combined_topk_weights, memory.finish(request.async_finish)
 
@@ -94,6 +112,7 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
     call = combine_call(memory, hidden, num_topk, handle, one_each, request.topk_weights is not None)
     threads = num_threads(memory)
     num_warps = threads // 32
+    elastic = memory.elastic
     sizes = ElasticCombineSizes(
         num_tokens,
         handle.recv_src_metadata.shape[0],
@@ -102,25 +121,31 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
         max(1, num_warps // (3 if request.num_sms <= FEW_SMS else 2)),
         int(handle.do_expand),
         int(one_each),
+        *elastic.node,
     )
-    notify = runtime.prepare(
-        elastic_notify_combine,
-        1,
-        block_sizes(runtime).notify,
-        0,
-        -(-most // slots.chunk),
-        memory.peers,
-        memory.bounds,
-        call,
-    )
-    launch = runtime.prepare(
-        elastic_combine,
-        blocks_for(memory, request.num_sms, most * memory.num_ranks, threads),
-        threads,
-        elastic_combine_smem_bytes(threads, runtime.has_tma),
-        memory.peers,
-        memory.bounds,
+    num_blocks = blocks_for(memory, request.num_sms, most * memory.num_ranks, threads)
+    smem_bytes = elastic_combine_smem_bytes(threads, runtime.has_tma)
+    num_chunks, notify_threads = -(-most // slots.chunk), block_sizes(runtime).notify
+    where = elastic.peers, memory.bounds, slots
+
+    def launch_of(sizes: ElasticCombineSizes) -> PreparedLaunch:
+        return runtime.prepare(elastic_combine, num_blocks, threads, smem_bytes, *where, sizes)
+
+    if elastic.rdma is None:
+        meeting = num_chunks, elastic.peers, memory.bounds, call
+        notify = runtime.prepare(elastic_notify_combine, 1, notify_threads, 0, *meeting)
+        return Plan(notify, None, launch_of(sizes), call, slots, hidden)
+    among_all = elastic.rdma.network, memory.bounds
+    begin, end = (prepare_meeting(memory, landing, call) for landing in (0, num_chunks))
+    send = runtime.prepare(
+        elastic.rdma.kernel(elastic_send_combine),
+        num_blocks,
+        min(threads, SEND_THREADS),
+        elastic_send_smem_bytes(min(threads, SEND_THREADS)),
+        *among_all,
         slots,
-        sizes,
+        elastic.nodes,
+        ElasticReturnSizes(sizes.num_recv_tokens, int(request.topk_weights is not None), int(one_each)),
     )
-    return Plan(notify, launch, call, slots, hidden)
+    push = launch_of(sizes._replace(num_combined_tokens=0, num_push_warps=num_warps))
+    return Plan(begin, Away(push, send, end), launch_of(sizes._replace(num_push_warps=0)), call, slots, hidden)

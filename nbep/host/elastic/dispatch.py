@@ -3,6 +3,7 @@
  without a handle:  elastic_publish --> elastic_notify_dispatch --counts--> CPU sizes the outputs --> elastic_dispatch
  do_cpu_sync=False: the same, with outputs for the most that may come; the CPU does not wait
  handle given:      elastic_publish --> elastic_notify_dispatch ----------------------------------> elastic_dispatch
+ between nodes:     elastic_publish --> elastic_send_dispatch --> elastic_meet_dispatch, in place of notify --> the same
 
 Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::dispatch
 """
@@ -13,8 +14,15 @@ from typing import Any, NamedTuple
 
 from nbep.device.alignment import align_up
 from nbep.device.kernels.elastic.dispatch import ElasticSizes, elastic_dispatch, elastic_dispatch_smem_bytes
+from nbep.device.kernels.elastic.meet_dispatch import elastic_meet_dispatch
 from nbep.device.kernels.elastic.notify_dispatch import ElasticCountSizes, elastic_notify_dispatch
 from nbep.device.kernels.elastic.publish import PublishSizes, elastic_publish, publish_smem_bytes
+from nbep.device.kernels.elastic.send_dispatch import (
+    SEND_THREADS,
+    ElasticSendSizes,
+    elastic_send_dispatch,
+    elastic_send_smem_bytes,
+)
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.elastic import ElasticPlaces, ElasticShape
 from nbep.host.block_sizes import block_sizes
@@ -37,6 +45,7 @@ class Plan(NamedTuple):
     """What depends on the sizes and dtypes of the arrays, on the handle's, and on the options."""
 
     publish: PreparedLaunch
+    send: PreparedLaunch | None  # between nodes
     notify: PreparedLaunch
     fetch: PreparedLaunch
     call: Call
@@ -84,6 +93,8 @@ def dispatch(
             memory.counters.reset()
         copy = topk_idx if request.do_handle_copy else None
         plan.publish.launch(memory.stream, (*given((copy, slots)), *arguments[:4]), (request, topk_idx, slots))
+        if plan.send is not None:
+            plan.send.launch(memory.stream)
         counts = of_ranks, ends, counted, starts, request.stats
         counters = memory.counters.addresses(request.do_cpu_sync)[:2]
         plan.notify.launch(memory.stream, (*given(counts), *counters), (counts,))
@@ -92,6 +103,8 @@ def dispatch(
         of_ranks, starts = known.psum_num_recv_tokens_per_scaleup_rank, None
         ends = known.psum_num_recv_tokens_per_expert
         plan.publish.launch(memory.stream, (0, 0, *arguments[:4]), (request,))
+        if plan.send is not None:
+            plan.send.launch(memory.stream)
         plan.notify.launch(memory.stream, NO_ARRAYS)
         sizes = Sizes(known.num_recv_tokens, known.num_expanded_tokens, [])
     num_rows = sizes.num_expanded_tokens if request.do_expand else sizes.num_recv_tokens
@@ -152,6 +165,7 @@ def _find_plan(memory: Node, request: ElasticDispatchRequest) -> tuple[Plan, lis
 def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     """Check what does not change, and prepare the launches."""
     runtime, num_ranks, handle = memory.runtime, memory.num_ranks, request.handle
+    elastic = _elastic(memory)
     if handle is not None:
         checks.owned(memory, handle)
         if request.do_expand and not handle.do_expand:
@@ -160,7 +174,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     num_experts, most = request.num_experts, request.num_max_tokens_per_rank
     num_local_experts = num_experts // num_ranks
     shape = ElasticShape(most, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
-    places = _elastic(memory).place(shape)
+    places = elastic.place(shape)
     has_weights = request.topk_weights is not None
     call = dispatch_call(memory, tokens, num_experts, most, handle, has_weights)
     does_number = int(handle is None)
@@ -170,28 +184,40 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
         blocks_for(memory, request.num_sms, does_number * (num_experts + num_ranks) + tokens.num_tokens, threads),
         threads,
         publish_smem_bytes(threads, runtime.has_tma),
-        memory.peers,
+        elastic.peers,
         memory.bounds,
         places,
         shape,
         PublishSizes(tokens.num_tokens, num_experts, does_number, *tokens.scale_strides),
     )
-    notify = runtime.prepare(
-        elastic_notify_dispatch,
-        1,
-        block_sizes(runtime).notify,
-        0,
-        memory.peers,
-        memory.bounds,
-        ElasticCountSizes(num_local_experts, request.expert_alignment, int(request.do_expand)),
-        call,
-    )
+    counts = ElasticCountSizes(num_local_experts, request.expert_alignment, int(request.do_expand))
+    notify_threads = block_sizes(runtime).notify
+    send = None
+    if elastic.rdma is None:
+        meeting = elastic.peers, memory.bounds, counts, call
+        notify = runtime.prepare(elastic_notify_dispatch, 1, notify_threads, 0, *meeting)
+    else:
+        network, kernel = elastic.rdma.network, elastic.rdma.kernel
+        send = runtime.prepare(
+            kernel(elastic_send_dispatch),
+            blocks_for(memory, request.num_sms, num_ranks + tokens.num_tokens, threads),
+            min(threads, SEND_THREADS),
+            elastic_send_smem_bytes(min(threads, SEND_THREADS)),
+            network,
+            memory.bounds,
+            places,
+            shape,
+            elastic.nodes,
+            ElasticSendSizes(tokens.num_tokens, num_experts, int(has_weights), does_number),
+        )
+        among_all = network, memory.bounds, elastic.nodes, counts, call
+        notify = runtime.prepare(kernel(elastic_meet_dispatch), 1, notify_threads, 0, *among_all)
     fetch = runtime.prepare(
         elastic_dispatch,
         blocks_for(memory, request.num_sms, most * num_ranks, threads),
         threads,
         elastic_dispatch_smem_bytes(threads, runtime.has_tma),
-        memory.peers,
+        elastic.peers,
         memory.bounds,
         places,
         shape,
@@ -207,7 +233,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
             int(handle is not None),
         ),
     )
-    return Plan(publish, notify, fetch, call, places, shape, tokens, num_local_experts)
+    return Plan(publish, send, notify, fetch, call, places, shape, tokens, num_local_experts)
 
 
 def validate_expand(handle: EPHandle) -> None:

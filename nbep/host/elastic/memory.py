@@ -2,62 +2,138 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbep.device.alignment import align_up
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.elastic import (
     DATA,
+    ElasticNodes,
     ElasticPlaces,
     ElasticShape,
     ElasticSlots,
     describe_elastic,
+    describe_nodes,
+    half_bytes,
+    image_offset,
+    is_in_node,
     make_slots,
     num_combine_bytes,
     num_dispatch_bytes,
+    num_kept_bytes,
     place_arrays,
+    trailer_bytes,
 )
-from nbep.device.layout.intranode import MAX_NVL_PEERS, MAX_TOPK
+from nbep.device.layout.internode import cells_bytes
+from nbep.device.layout.intranode import MAX_TOPK
+from nbep.device.protocols.peers import Peers
 from nbep.host.arguments import integer, refuse
+from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.memory import SymmetricMemory
 
 BUFFER_ALIGNMENT = 2 << 20
 COLUMNS_OF_LEAST_SCALE = 32
+NO_NODES = ElasticNodes(0, 0, 0, 0)
+
+
+class Areas(NamedTuple):
+    """Bytes of each part of a buffer of num_bytes; see layout.elastic.
+
+    half: one of two; begin: of slots, from DATA on; slots: of the own area, kept: of an image
+    """
+
+    num_bytes: int
+    half: int
+    begin: int
+    slots: int
+    kept: int
+
+    @property
+    def own(self) -> int:
+        return DATA + self.begin + self.slots
+
+    @property
+    def image(self) -> int:
+        return DATA + self.begin + self.kept
+
+    def total(self, num_ranks: int, num_nvl_ranks: int) -> int:
+        """Bytes of the memory that a rank shares."""
+        num_images = num_ranks - num_nvl_ranks
+        return self.own + num_images * self.image + (trailer_bytes(num_ranks) if num_images else 0)
 
 
 class ElasticMemory:
-    """num_bytes: from DATA on."""
+    """A rank's buffer. nodes: where its images are; peers: its node, or between nodes all ranks and their images."""
 
-    def __init__(self, symmetric: SymmetricMemory, num_bytes: int, num_ranks: int):
-        self.num_bytes = num_bytes
-        self._num_ranks = num_ranks
+    nodes = NO_NODES
+    rdma: RdmaMemory | None = None
+
+    def __init__(self, symmetric: SymmetricMemory, areas: Areas, peers: Peers):
+        self.areas = areas
+        self.peers = peers
+        self.symmetric = symmetric
         self._dispatched: tuple[ElasticPlaces, ElasticShape] | None = None  # of the latest dispatch
         self._slots: ElasticSlots | None = None  # of the latest combine, if that came later
         symmetric.write(0, np.zeros(DATA // 4, np.int32))
+
+    @classmethod
+    def between_nodes(cls, rdma: RdmaMemory, areas: Areas, num_nvl_ranks: int) -> ElasticMemory:
+        """That of a buffer whose ranks are of several nodes: in the memory that the network reaches."""
+        network, num_ranks = rdma.network, rdma.num_ranks
+        cells = areas.own + (num_ranks - num_nvl_ranks) * areas.image
+        nodes = ElasticNodes(num_nvl_ranks, areas.own, areas.image, cells)
+        table = cells + cells_bytes(num_ranks)
+        pointers = rdma.pointers()
+        for peer in range(num_ranks):
+            if not is_in_node(nodes, network.rank, peer):
+                pointers[peer] = network.own_buffer + image_offset(nodes, network.rank, peer)
+        rdma.symmetric.write(cells, np.zeros(cells_bytes(num_ranks) // 4, np.int32))
+        rdma.symmetric.write(table, pointers)
+        at = network.own_buffer + table
+        made = cls(rdma.symmetric, areas, Peers(at, at, network.rank, num_ranks))
+        made.nodes, made.rdma, rdma.names = nodes, rdma, made.describe
+        return made
+
+    @property
+    def node(self) -> tuple[int, int]:
+        """The ranks of this one's node: the first, and the one behind the last."""
+        size = self.nodes.num_nvl_ranks or self.peers.num_ranks
+        first = self.peers.rank // size * size
+        return first, first + size
+
+    @property
+    def _num_ranks(self) -> int:
+        return self.peers.num_ranks
 
     def place(self, shape: ElasticShape) -> ElasticPlaces:
         """Where a dispatch lays out its tokens.
 
         Raises: ValueError if there is no room for them
         """
-        self._check(num_dispatch_bytes(shape, self._num_ranks), shape)
-        return place_arrays(self.num_bytes, shape, self._num_ranks)
+        self._check(num_dispatch_bytes(shape, self._num_ranks), 2 * self.areas.half, shape)
+        return place_arrays(self.areas.half, shape, self._num_ranks)
 
     def slots(self, num_max_tokens: int, hidden_bytes: int, num_topk: int, one_each: bool) -> ElasticSlots:
         """Where the rows of a combine go.
 
         Raises: ValueError if there is no room for them
         """
-        slots = make_slots(num_max_tokens, hidden_bytes, num_topk, self._num_ranks, one_each)
-        self._check(num_combine_bytes(slots), slots)
+        areas = self.areas
+        slots = make_slots(num_max_tokens, hidden_bytes, num_topk, self._num_ranks, one_each, areas.begin)
+        self._check(num_combine_bytes(slots), areas.slots, slots)
+        if self.rdma is not None:
+            self._check(num_kept_bytes(slots, one_each), areas.kept, slots)
         return slots
 
-    def _check(self, needed: int, shape: ElasticShape | ElasticSlots) -> None:
-        if needed > self.num_bytes:
+    def _check(self, needed: int, available: int, shape: ElasticShape | ElasticSlots) -> None:
+        if needed > available:
             tokens, row = shape.num_max_tokens, shape.hidden_bytes
             allowed = f"at least {needed} for num_max_tokens_per_rank={tokens} and rows of {row} bytes"
-            refuse("num_bytes", f"{self.num_bytes} at construction", f"{allowed}; see get_buffer_size_hint")
+            got = f"{self.areas.num_bytes} at construction"
+            if self.rdma is not None:  # whose parts were divided up there
+                got, allowed = f"{got}, of which {available} are for this", f"such that it is {allowed}"
+            refuse("num_bytes", got, f"{allowed}; see get_buffer_size_hint")
 
     def begin_dispatch(self, places: ElasticPlaces, shape: ElasticShape) -> None:
         self._dispatched, self._slots = (places, shape), None
@@ -67,6 +143,8 @@ class ElasticMemory:
 
     def describe(self, offset: int) -> str:
         """Name the cell at an offset of the symmetric memory."""
+        if self.rdma is not None:
+            return describe_nodes(self._dispatched, self._slots, self.nodes, self._num_ranks, offset)
         return describe_elastic(self._dispatched, self._slots, offset)
 
 
@@ -78,12 +156,13 @@ def size_of(group: Any) -> int:
 
 def size_hint(
     num_ranks: int,
+    num_nvl_ranks: int,
     num_max_tokens_per_rank: Any,
     hidden: Any,
     num_topk: Any,
     use_fp8_dispatch: bool,
     allow_multiple_reduction: bool,
-) -> int:
+) -> Areas:
     """See ElasticBuffer.get_buffer_size_hint."""
     tokens = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1)
     hidden = integer("hidden", hidden, 1)
@@ -92,7 +171,30 @@ def size_hint(
         refuse("num_topk", num_topk, f"at most {MAX_TOPK}")
     num_scales = -(-hidden // COLUMNS_OF_LEAST_SCALE) if use_fp8_dispatch else 0
     shape = ElasticShape(tokens, hidden if use_fp8_dispatch else 2 * hidden, num_topk, num_scales)
-    dispatch_bytes = num_dispatch_bytes(shape, min(num_ranks, MAX_NVL_PEERS))
+    dispatch_bytes = num_dispatch_bytes(shape, num_ranks)
     # With fewer choices than ranks a place is a choice's: never more of them than ranks.
-    slots = make_slots(tokens, 2 * hidden, num_topk, num_ranks, not allow_multiple_reduction)
-    return align_up(max(dispatch_bytes, num_combine_bytes(slots)), BUFFER_ALIGNMENT)
+    one_each = not allow_multiple_reduction
+    slots = make_slots(tokens, 2 * hidden, num_topk, num_ranks, one_each)
+    combine_bytes = num_combine_bytes(slots)
+    if num_ranks == num_nvl_ranks:
+        return in_node(align_up(max(dispatch_bytes, combine_bytes), BUFFER_ALIGNMENT))
+    areas = Areas(0, dispatch_bytes // 2, dispatch_bytes, combine_bytes, num_kept_bytes(slots, one_each))
+    num_images = num_ranks - num_nvl_ranks
+    used = areas.begin + areas.slots + num_images * (areas.begin + areas.kept)
+    return areas._replace(num_bytes=align_up(used, BUFFER_ALIGNMENT))
+
+
+def in_node(num_bytes: int) -> Areas:
+    """Inside a node the slots take the bytes of the halves."""
+    return Areas(num_bytes, half_bytes(num_bytes), 0, num_bytes, 0)
+
+
+def divide(num_bytes: int, hint: Areas) -> Areas:
+    """The areas of a buffer of num_bytes: as those of a hint, in proportion."""
+    if hint.begin == 0:
+        return in_node(num_bytes)
+    half, slots, kept = (
+        size * num_bytes // hint.num_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        for size in (hint.half, hint.slots, hint.kept)
+    )
+    return Areas(num_bytes, half, 2 * half, slots, kept)

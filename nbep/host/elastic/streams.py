@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.host.block_sizes import block_sizes
 from nbep.host.events import handle_of
 from nbep.host.node import Node
@@ -14,7 +15,7 @@ WARP = 32
 
 def num_threads(memory: Node) -> int:
     """Of a block."""
-    return block_sizes(memory.runtime).ring(memory.num_ranks)
+    return block_sizes(memory.runtime).ring(min(memory.num_ranks, MAX_NVL_PEERS))
 
 
 def blocks_for(memory: Node, num_sms: int, num_items: int, threads: int) -> int:

@@ -40,7 +40,7 @@ from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_sums
 from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
 from nbep.device.kernels.parts.sums import Listed, list_biases, sum_rows
-from nbep.device.layout.elastic import DATA, NEXT_TOKEN, ElasticSlots, landed_cell, slot_of, slot_stride
+from nbep.device.layout.elastic import NEXT_TOKEN, ElasticSlots, landed_cell, slot_offset
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES, Stage
@@ -88,6 +88,8 @@ class ElasticCombineSizes(NamedTuple):
     num_push_warps: I32  # of a block
     is_expanded: I32
     one_each: I32
+    node_begin: I32  # the ranks of the node: node_begin to node_end - 1
+    node_end: I32
 
 
 class Origin(NamedTuple):
@@ -116,16 +118,6 @@ def elastic_combine_smem_bytes(num_threads: int, has_tma: bool) -> int:
 def locate_list(num_warps, warp):
     """The list of a warp; they lie behind the stages, where there are any."""
     return ptx.smem_base() + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if ptx.has_tma() else 0) + LIST_BYTES * warp
-
-
-@device_function
-def locate_slot(shape, buffer, slot):
-    return buffer + DATA + ptx.s64(slot) * slot_stride(shape.hidden_bytes)
-
-
-@device_function
-def locate_weights(shape, buffer, slot):
-    return buffer + DATA + shape.topk_weights + 4 * ptx.s64(slot) * shape.num_topk
 
 
 @device_function
@@ -179,7 +171,7 @@ def announce(landed, lane):
 def push_row(ctx, inputs, row, goal, landed, stage, parities):
     """Copy a token that is one row to its slot; a warp. Returns the parities of the stage's next fills."""
     shape, lane = ctx.shape, ctx.team.lane
-    slot = slot_of(shape, goal.place, goal.token)
+    slot = goal.buffer + slot_offset(shape, goal.place, goal.token)
     copied = Row(inputs.x + ptx.s64(row) * shape.hidden_bytes, shape.hidden_bytes, 0)
     copies = Stage(stage.data, stage.full, STAGE_BYTES)
     begin_copy(copied, copies, lane)
@@ -189,20 +181,20 @@ def push_row(ctx, inputs, row, goal, landed, stage, parities):
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (ptx.s64(row) * shape.num_topk + lane))
     announce(landed, lane)
     if has_weight:
-        ptx.st_na_f32(locate_weights(shape, goal.buffer, slot) + 4 * lane, weight)
-    return end_copy(ptx.ld_nc_v4, locate_slot(shape, goal.buffer, slot), copied, copies, parities, lane)
+        ptx.st_na_f32(slot + shape.hidden_bytes + 4 * lane, weight)
+    return end_copy(ptx.ld_nc_v4, slot, copied, copies, parities, lane)
 
 
 @device_function
 def push_sum(ctx, inputs, row, goal, rows, stage, parities):
     """Add up the rows of a token into its slot; a warp. row: in lane k that of choice k, or -1. rows: of its list"""
     shape, lane = ctx.shape, ctx.team.lane
-    slot = slot_of(shape, goal.place, goal.token)
+    slot = goal.buffer + slot_offset(shape, goal.place, goal.token)
     number = list_row(rows, lane, inputs.x + ptx.s64(row) * shape.hidden_bytes, row >= 0)
-    parities = add_up(ctx, locate_slot(shape, goal.buffer, slot), Listed(rows, number), stage, parities)
+    parities = add_up(ctx, slot, Listed(rows, number), stage, parities)
     if inputs.topk_weights != 0 and lane < shape.num_topk:
         weight = ptx.ld_na_f32(inputs.topk_weights + 4 * ptx.s64(row)) if row >= 0 else ptx.f32(0)
-        ptx.st_na_f32(locate_weights(shape, goal.buffer, slot) + 4 * lane, weight)
+        ptx.st_na_f32(slot + shape.hidden_bytes + 4 * lane, weight)
     return parities
 
 
@@ -229,7 +221,10 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
     entry = inputs.recv_src_metadata + 4 * ptx.s64(index) * (2 + shape.num_topk)
     token = ptx.ld_nc_s32(entry) - origin.rank * shape.num_max_tokens
     last = ptx.ld_nc_s32(entry + 4) - origin.rank * shape.num_topk
-    goal = Goal(origin.buffer, token, ctx.peers.rank if shape.by_rank != 0 else last)
+    place = ctx.peers.rank if shape.by_rank != 0 else last
+    if not sizes.node_begin <= origin.rank < sizes.node_end:
+        place = 0  # of the rank's image, which has one slot a token, and with one_each those of choices
+    goal = Goal(origin.buffer, token, place)
     if not (0 <= token < shape.num_max_tokens and 0 <= last < shape.num_topk):
         return parities  # a handle that somebody has overwritten
     if sizes.is_expanded == 0:
@@ -318,9 +313,9 @@ def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
     if rank >= 0 and last == lane:
         index = ptx.ld_nc_s32(inputs.dst_buffer_slot_idx + 4 * (ptx.s64(token) * shape.num_topk + lane))
         wait_landed(own + landed_cell(rank, ptx.u32_div(index, shape.chunk)), ctx.bounds, rank, index)
-    slot = slot_of(shape, place, token)
+    slot = own + slot_offset(shape, place, token)
     num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), ptx.s64(token), shape.hidden_bytes, lane)
-    number = list_row(rows + 8 * num_biases, lane, locate_slot(shape, own, slot), is_row)
+    number = list_row(rows + 8 * num_biases, lane, slot, is_row)
     if ptx.has_tma():
         ptx.fence_proxy_async_global()  # what the peers have landed, before the bulk copies that read it
     dst = out.combined_x + ptx.s64(token) * shape.hidden_bytes
@@ -328,7 +323,7 @@ def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
     if out.combined_topk_weights != 0 and lane < shape.num_topk:
         weight = ptx.f32(0)
         if rank >= 0:
-            weight = ptx.ld_na_f32(locate_weights(shape, own, slot) + 4 * lane)
+            weight = ptx.ld_na_f32(slot + shape.hidden_bytes + 4 * lane)
         ptx.st_na_f32(out.combined_topk_weights + 4 * (ptx.s64(token) * shape.num_topk + lane), weight)
     return parities
 

@@ -131,6 +131,8 @@ def find_sources(ctx, inputs, offset):
 def most_tokens(of_lane):
     """The most tokens that come from one rank; a warp. of_lane: what each lane knows of its rank, see `Sources`"""
     most = of_lane.num_tokens
+    most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 16))
+    most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 8))
     most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 4))
     most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 2))
     most = max(most, ptx.shfl_xor_s32(ptx.FULL_MASK, most, 1))

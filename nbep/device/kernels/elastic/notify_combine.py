@@ -12,7 +12,7 @@ Source: DeepEP csrc/kernels/elastic/combine.hpp
 import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.parts.calls import Call, meet_block
-from nbep.device.layout.elastic import LANDED, LANDED_WORDS, NEXT_TOKEN
+from nbep.device.layout.elastic import NEXT_TOKEN, landed_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32
 
@@ -23,7 +23,7 @@ def elastic_notify_combine(num_chunks: I32, peers: Peers, bounds: Bounds, call: 
     buffer = buffer_of(peers, peers.rank)
     for rank in range(peers.num_ranks):
         for chunk in range(ptx.thread_idx(), num_chunks, ptx.block_dim()):
-            ptx.st_weak_s32(buffer + LANDED + 4 * (rank * LANDED_WORDS + chunk), 0)
+            ptx.st_weak_s32(buffer + landed_cell(rank, chunk), 0)
     if ptx.thread_idx() == 0:
         ptx.st_weak_s32(buffer + NEXT_TOKEN, 0)
     meet_block(peers, bounds, call)

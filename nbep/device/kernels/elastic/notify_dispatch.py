@@ -104,6 +104,24 @@ def count_nothing(out, num_ranks, sizes):
         ptx.st_weak_s32(out.psum_num_recv_tokens_per_expert + 4 * expert, 0)
 
 
+@device_function
+def count_tokens(out, buffer, number, num_ranks, sizes, has_met):
+    """Add up what comes to this rank, and count the dispatch; a block. has_met: all ranks, which called the same"""
+    counts = out.psum_num_recv_tokens_per_scaleup_rank != 0
+    if counts and has_met:
+        if ptx.thread_idx() == 0:
+            sum_rank_counts(out, buffer, number, num_ranks)
+        for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
+            sum_expert_counts(out, buffer, number, num_ranks, expert)
+        ptx.syncthreads()
+        for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
+            place_rows(out, buffer, number, num_ranks, expert, sizes)
+    elif counts:
+        count_nothing(out, num_ranks, sizes)
+    if ptx.thread_idx() == 0:
+        ptx.st_weak_s32(buffer + TURN, number + 1)
+
+
 @kernel(max_threads=128)
 def elastic_notify_dispatch(out: ElasticCounts, peers: Peers, bounds: Bounds, sizes: ElasticCountSizes, call: Call):
     """Grid: 1 block. Block: 128 threads, or any multiple of 32."""
@@ -111,16 +129,4 @@ def elastic_notify_dispatch(out: ElasticCounts, peers: Peers, bounds: Bounds, si
     number = ptx.ld_weak_s32(buffer + TURN)
     is_same = meet_block(peers, bounds, call)
     has_met = ptx.bar_red_and(0, ptx.block_dim(), is_same and not has_timed_out(bounds))
-    counts = out.psum_num_recv_tokens_per_scaleup_rank != 0
-    if counts and has_met:
-        if ptx.thread_idx() == 0:
-            sum_rank_counts(out, buffer, number, peers.num_ranks)
-        for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
-            sum_expert_counts(out, buffer, number, peers.num_ranks, expert)
-        ptx.syncthreads()
-        for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
-            place_rows(out, buffer, number, peers.num_ranks, expert, sizes)
-    elif counts:
-        count_nothing(out, peers.num_ranks, sizes)
-    if ptx.thread_idx() == 0:
-        ptx.st_weak_s32(buffer + TURN, number + 1)
+    count_tokens(out, buffer, number, peers.num_ranks, sizes, has_met)

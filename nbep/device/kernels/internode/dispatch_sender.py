@@ -38,8 +38,8 @@ from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
 from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
-from nbep.device.protocols.copies import Row, begin_copy
-from nbep.device.protocols.staging import STAGE_BYTES, VEC_BYTES, WARP_BYTES, wait_filled
+from nbep.device.protocols.copies import Row, begin_copy, end_fill
+from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.waits import Waiter, site
 
 RDMA_SENDER_HEAD = site(21, "internode dispatch RDMA sender", "head", "free slots in the peer's RDMA ring")
@@ -99,21 +99,6 @@ def source_meta(ctx, inputs, token):
         if lane == i:
             word = ptx.s32(bits)
     return word
-
-
-@device_function
-def end_fill(load, row, stage, parity, lane):
-    """Wait until what begin_copy has started to load is in the stage, where every lane may read it; a warp.
-
-    Without a copy engine the warp loads it here. Returns the parity of the next fill.
-    """
-    if ptx.has_tma():
-        parity = wait_filled(stage, parity)
-    else:
-        for at in range(lane * VEC_BYTES, min(row.num_bytes, stage.room - row.front), WARP_BYTES):
-            ptx.st_shared_v4(stage.data + row.front + at, load(row.src + at))
-    ptx.syncwarp(ptx.FULL_MASK)
-    return parity
 
 
 @device_function

@@ -1,0 +1,79 @@
+"""Meet dispatch: notify_dispatch between nodes. All ranks meet over the network, and each adds up what comes to it.
+
+ rank s: behind all that it has sent, arrived[s] += its call, at every rank
+ rank r: waits for arrived[s] of all s; sums of counts as in notify_dispatch.py
+
+ cell                        written by      with              read by             with
+ arrived[s]                  rank s          amo_add           thread s            ld_acquire_sys, see meet_nodes
+ called                      thread 0        st_weak           all threads         ld_weak
+ turn                        thread 0        st_weak           the owner's kernels ld_nc, ld_weak
+ rank_counts[half, s]        rank s          see send_dispatch.py all threads      ld_na, after the meeting
+ expert_counts[half, s]      rank s          see send_dispatch.py all threads      ld_na, after the meeting
+ num_unaligned_recv_         thread e        st_weak           all threads         ld_weak, after syncthreads
+ psum_ arrays, row_starts    thread e        st_weak           (dispatch)          -
+ moe_recv_counter            thread 0        st_relaxed_sys    the CPU             polls until >= 0
+ moe_recv_expert_counter[e]  thread e        st_relaxed_sys    the CPU             polls until >= 0
+ cumulative_local_expert_    thread e        st_weak           thread e            ld_weak
+
+An arrival goes to a rank on the queue of what was sent to it, and behind that. So who has met a rank has all that it
+has sent. It also frees memory: a rank comes to a meeting behind the kernels that read what the others had sent before
+the last one. See layout.elastic.
+
+The arrivals, and what is told where calls differ, are those of kernels.internode.meet_nodes: every rank counts as a
+node of its own, so each compares its call with those of all others.
+
+Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps)
+"""
+
+from typing import NamedTuple
+
+import nbep.device.primitives as ptx
+from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.elastic.notify_dispatch import ElasticCounts, ElasticCountSizes, count_tokens
+from nbep.device.kernels.internode.arguments import Here
+from nbep.device.kernels.internode.meet_nodes import meet_nodes
+from nbep.device.kernels.parts.calls import Call
+from nbep.device.layout.elastic import CALLED, TURN, ElasticNodes
+from nbep.device.layout.internode import arrived_offset
+from nbep.device.network.seam import Network, amo_add, own_ptr
+from nbep.device.protocols.peers import Bounds
+from nbep.device.protocols.waits import has_timed_out
+
+
+class Meeting(NamedTuple):
+    """What `meet_nodes` needs of a context."""
+
+    network: Network
+    bounds: Bounds
+    here: Here
+    sizes: ElasticNodes
+    call: Call
+
+
+@device_function
+def meet_ranks(network, bounds, nodes, call, may_meet):
+    """Wait for all ranks; a block. Returns to all threads whether they came, and called the same.
+
+    What a rank has sent before, on the queue of this one, is here then. may_meet: whether this rank has done its part
+    """
+    ptx.syncthreads()  # thread r speaks for the block
+    called = ptx.ld_weak_s32(own_ptr(network, CALLED))
+    if ptx.thread_idx() < network.num_ranks and may_meet:
+        amo_add(network, arrived_offset(nodes.cells, network.rank), call.signal, ptx.thread_idx(), 0, True)
+    here = Here(network.rank, 0, network.num_ranks, 1, 0, 1)
+    is_same = meet_nodes(Meeting(network, bounds, here, nodes, call), called)
+    has_met = ptx.bar_red_and(0, ptx.block_dim(), is_same and may_meet and not has_timed_out(bounds))
+    if ptx.thread_idx() == 0:
+        ptx.st_weak_s32(own_ptr(network, CALLED), ptx.s32(called + call.signal))
+    return has_met
+
+
+@kernel(max_threads=128)
+def elastic_meet_dispatch(
+    out: ElasticCounts, network: Network, bounds: Bounds, nodes: ElasticNodes, sizes: ElasticCountSizes, call: Call
+):
+    """Grid: 1 block. Block: 128 threads, or any multiple of 32."""
+    buffer = own_ptr(network, 0)
+    number = ptx.ld_weak_s32(buffer + TURN)
+    has_met = meet_ranks(network, bounds, nodes, call, not has_timed_out(bounds))
+    count_tokens(out, buffer, number, network.num_ranks, sizes, has_met)

@@ -1,0 +1,212 @@
+"""ElasticBuffer between nodes, against the reference: every form, over both transports of the emulator."""
+
+import re
+from dataclasses import replace
+
+import pytest
+from calls import hold_back
+from cases import make_case
+from elastic import ElasticOptions, Trip, check, dispatch_arguments, make_elastic_buffer, round_trip, run
+from parts import both_parts
+from target import MEMORY_MODELS, spawn
+
+import nbep
+from nbep import deep_ep
+from nbep.device.cards import SM80
+from nbep.host.ranks.call_log import CallLog
+
+pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks are of one node")
+
+FORMS = {
+    "compact": ElasticOptions(expert_alignment=3, num_nodes=2),
+    "expanded": ElasticOptions(do_expand=True, expert_alignment=3, num_nodes=2),
+    "one reduction": ElasticOptions(do_expand=True, allow_multiple_reduction=False, num_nodes=2),
+}
+form = pytest.mark.parametrize("form", FORMS)
+transport = pytest.mark.parametrize("transport", both_parts(["direct"], thorough=["ibgda"]))
+both_transports = pytest.mark.parametrize("transport", ["direct", "ibgda"])
+
+
+@form
+@both_transports
+@pytest.mark.parametrize("num_nodes", both_parts([2], thorough=[4]))
+def test_tokens_arrive_in_order_and_return(form, transport, num_nodes):
+    case = make_case(1, num_ranks=4, num_tokens=5, num_topk=3, experts_per_rank=3)
+    run(case, replace(FORMS[form], transport=transport, num_nodes=num_nodes))
+
+
+@form
+@transport
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
+@pytest.mark.parametrize("seed", both_parts([1], thorough=range(2, 6)))
+def test_any_schedule_without_cpu_sync_and_with_a_handle(form, transport, memory_model, seed):
+    case = make_case(seed, num_ranks=4, num_tokens=(4, 0, 3, 6), num_topk=5)
+    options = replace(FORMS[form], transport=transport, do_cpu_sync=False, is_cached=True, num_biases=2)
+    run(case, replace(options, own_weights=True, with_stats=True), seed=seed, memory_model=memory_model)
+
+
+@form
+@transport
+@pytest.mark.parametrize("num_tokens", both_parts([0], thorough=[[0, 7], 1, 13]))
+def test_any_number_of_tokens_including_none(form, transport, num_tokens):
+    run(make_case(2, num_tokens=num_tokens), replace(FORMS[form], transport=transport, do_cpu_sync=False))
+
+
+@transport
+@pytest.mark.parametrize("with_weights", both_parts([True], thorough=[False]))
+@pytest.mark.parametrize("do_expand", [False, True], ids=["compact", "expanded"])
+def test_fp8_with_scales_and_a_handle(do_expand, with_weights, transport):
+    case = make_case(3, num_ranks=4, num_tokens=5, hidden=256)
+    options = ElasticOptions(do_expand=do_expand, fp8="mixed", by_column=True, is_cached=True, expert_alignment=4)
+    run(case, replace(options, with_weights=with_weights, num_nodes=2, transport=transport))
+
+
+@transport
+@pytest.mark.parametrize(("hidden", "has_engine"), both_parts([(4608, True)], thorough=[(264, False), (4608, False)]))
+def test_rows_that_take_two_stages_and_cards_without_a_copy_engine(hidden, has_engine, transport):
+    def main(comm, case, options):
+        if not has_engine:
+            comm.runtime.world.compute_capability = SM80
+        return round_trip(comm, case, options)
+
+    run(make_case(6, num_tokens=3, hidden=hidden), replace(FORMS["compact"], transport=transport), fn=main)
+
+
+@transport
+def test_a_token_that_names_an_expert_twice_has_two_rows_there(transport):
+    case = make_case(8, num_tokens=5, num_topk=4)
+    for topk_idx in case.topk_idx:
+        topk_idx[::2, 1] = topk_idx[::2, 0]
+        topk_idx[1, :] = 3
+    run(case, replace(FORMS["one reduction"], transport=transport))
+
+
+@both_transports
+@pytest.mark.parametrize("memory_model", MEMORY_MODELS)
+def test_calls_one_behind_another_without_waiting(transport, memory_model):
+    """Three dispatches, whose handles are all in flight, then their combines; twice."""
+    options = replace(FORMS["expanded"], transport=transport, do_cpu_sync=False)
+    cases = [make_case(number, num_ranks=3, num_tokens=(3, 1, 4), num_topk=3) for number in range(3)]
+    options = replace(options, num_nodes=3)
+
+    def main(comm):
+        buffer = make_elastic_buffer(comm, [(case, options) for case in cases])
+        outcomes = []
+        for _ in range(2):
+            trips = [Trip(buffer, case, options, is_async=True) for case in cases]
+            for trip in trips:
+                trip.dispatch()
+            for trip in trips:
+                trip.receive()
+            for trip in trips:
+                trip.combine()
+            outcomes += [trip.end() for trip in trips]
+        buffer.destroy()
+        return outcomes
+
+    results = spawn(main, 3, seed=3, memory_model=memory_model)
+    for number, outcomes in enumerate(zip(*results, strict=True)):
+        check(cases[number % 3], options, list(outcomes), f"call {number}")
+
+
+def test_the_environment_says_what_a_node_is(monkeypatch):
+    monkeypatch.setenv("NBEP_NUM_NVL_PEERS", "2")
+    monkeypatch.setenv("NBEP_TRANSPORT", "ibgda")
+
+    def main(comm):
+        buffer = deep_ep.ElasticBuffer(comm, num_max_tokens_per_rank=8, hidden=16, num_topk=2)
+        hint = deep_ep.ElasticBuffer.get_buffer_size_hint(comm, 8, 16, 2)
+        of_group = deep_ep.get_physical_domain_size(comm), deep_ep.get_logical_domain_size(comm)
+        assert of_group == (buffer.get_physical_domain_size(), buffer.get_logical_domain_size())
+        assert hint == buffer.num_bytes
+        assert buffer.get_theoretical_num_sms(16, 4) % 2 == 0
+        buffer.destroy()
+        return buffer.num_scaleout_ranks, buffer.num_scaleup_ranks, buffer.num_rdma_ranks, buffer.num_nvlink_ranks
+
+    assert spawn(main, 4) == [(1, 4, 2, 2)] * 4
+
+
+def test_a_buffer_of_given_bytes_is_divided_alike_on_all_ranks_or_refused(monkeypatch):
+    monkeypatch.setenv("NBEP_NUM_NVL_PEERS", "1")
+    case = make_case(1, num_tokens=5)
+
+    def main(comm):
+        with pytest.raises(ValueError, match=r"num_max_tokens_per_rank, hidden, num_topk .*must be the same"):
+            nbep.ElasticBuffer(comm, num_bytes=4 << 20, hidden=16 + 16 * comm.rank, num_topk=1 + comm.rank)
+        buffer = nbep.ElasticBuffer(comm, num_bytes=2 << 20)
+        arguments = dispatch_arguments(case, ElasticOptions(), comm.rank)
+        buffer.dispatch(**arguments)
+        with pytest.raises(ValueError, match=r"num_bytes: got 2097152 at construction, of which \d+ are for this"):
+            buffer.dispatch(**{**arguments, "num_max_tokens_per_rank": 20_000})
+        buffer.destroy()
+
+    spawn(main, 2)
+
+
+def test_more_ranks_than_a_warp_has_lanes_are_refused():
+    def main(comm):
+        with pytest.raises(ValueError, match="group: got 40 ranks; must be at most 32 ranks"):
+            nbep.ElasticBuffer(comm, num_bytes=2 << 20)
+
+    spawn(main, 40)
+
+
+@transport
+def test_nobody_passes_a_barrier_before_all_have_come(transport):
+    came = []
+
+    def main(comm):
+        buffer = make_elastic_buffer(comm, [(make_case(1), replace(FORMS["compact"], transport=transport))])
+        buffer.barrier(with_cpu_sync=True)
+        came.append(comm.rank)
+        buffer.barrier(with_cpu_sync=True)
+        assert len(came) == 2
+        buffer.destroy()
+
+    spawn(main, 2)
+
+
+@transport
+@pytest.mark.parametrize("kernel", ["elastic_meet_dispatch", "elastic_meet_combine", "elastic_combine"])
+def test_a_rank_that_waits_too_long_says_for_whom(kernel, transport):
+    """Rank 1 launches a kernel only after rank 0 has given up."""
+    failed = []
+    case, options = make_case(1), replace(FORMS["compact"], do_cpu_sync=False, transport=transport)
+
+    def main(comm):
+        buffer = make_elastic_buffer(comm, [(case, options)])
+        trip = Trip(buffer, case, options)
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.rank == 1:
+                hold_back(patch, kernel, failed)
+            try:
+                trip.dispatch()
+                trip.receive()
+                trip.combine()
+                trip.end()
+            except nbep.PeerTimeout as error:
+                failed.append((error.rank, error.peer, str(error)))
+        buffer.destroy()
+
+    spawn(main, 2, on_deadlock="expire")
+    assert failed[0][:2] == (0, 1)
+
+
+@transport
+def test_what_a_rank_of_another_node_passes_differently_is_named_on_all(transport, monkeypatch):
+    monkeypatch.setattr(CallLog, "shared", classmethod(lambda cls, comm: None))
+    case, options = make_case(1, num_ranks=4), replace(FORMS["compact"], transport=transport)
+
+    def main(comm):
+        buffer = make_elastic_buffer(comm, [(case, options)])
+        arguments = dispatch_arguments(case, options, comm.rank)
+        if comm.rank == 3:
+            arguments["num_max_tokens_per_rank"] += 1
+        with pytest.raises(ValueError, match=r"^num_max_tokens_per_rank: got .*must be the same on all ranks") as error:
+            buffer.dispatch(**arguments)
+        return str(error.value)
+
+    most = max(case.num_tokens) + options.spare
+    for text in spawn(main, 4, on_deadlock="expire"):
+        assert re.search(rf"\b{most}\b", text), text
+        assert re.search(rf"\b{most + 1}\b", text), text
