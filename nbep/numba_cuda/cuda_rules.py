@@ -162,7 +162,8 @@ def constant_array(c: Any, array: np.ndarray, node: ast.AST) -> V:
 
     frozen = c.unit.frozen(array)
     layout = "C" if frozen.flags.c_contiguous else "F" if frozen.flags.f_contiguous else "A"
-    code = build(f"{c.keep(device.constant_array)}(_t, _w, {c.keep(frozen)})", node)
+    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else "constant array"
+    code = build(f"{c.keep(device.constant_array)}(_t, _w, {c.keep(frozen)}, {name!r})", node)
     return V(Arr(frozen.dtype, frozen.ndim, layout, True), code)
 
 

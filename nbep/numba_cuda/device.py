@@ -70,8 +70,8 @@ def local_array(t: Thread, w: Who, shape: tuple[int, ...], dtype: np.dtype, name
     return arrays.local_array(t.world, shape, dtype, name)
 
 
-def constant_array(t: Thread, w: Who, array: Any) -> arrays.KArray:
-    return w.run.constant(array)
+def constant_array(t: Thread, w: Who, array: Any, name: str) -> arrays.KArray:
+    return w.run.constant(array, name)
 
 
 # --- meetings ---------------------------------------------------------------------------------------------------------

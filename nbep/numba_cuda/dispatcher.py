@@ -184,6 +184,8 @@ class Dispatcher:
             )  # fmt: skip
         launch.by_ptx = True
         session.world.dims[launch.name, launch.number] = run.grid, run.block
+        if is_cooperative:
+            session.world.cooperative.add((launch.name, launch.number))
         if back or self.targetoptions.get("debug"):
             configured.stream.synchronize()
         for copy in back:

@@ -66,7 +66,10 @@ class Run:
         for begin, end, name, names in self.parts:
             if begin <= offset < end:
                 return name + names(offset)
-        return f"byte {offset} of dynamic shared memory"
+        views = (site for site in self.unit.sites if site.shape == (0,) and site.name)
+        elements = " or ".join(f"{site.name}[{offset // site.dtype.itemsize}]" for site in views)
+        byte = f"byte {offset} of dynamic shared memory"
+        return f"{elements} ({byte})" if elements else byte
 
     def shared_array(self, thread: Any, site: Any) -> KArray:
         """A block's array for one call of cuda.shared.array; of dynamic ones all lie at the same place."""
@@ -82,10 +85,10 @@ class Run:
             flags = np.ndarray(shape, flag_type(site.dtype), allocation.shadow if allocation.nbytes else b"", begin)
         return KArray(nd, flags, space, site.name or "shared array")
 
-    def constant(self, array: np.ndarray) -> KArray:
+    def constant(self, array: np.ndarray, name: str) -> KArray:
         found = self.constants.get(id(array))
         if found is None:
-            found = KArray(array, None, Space(self.session.world, None), "constant array", True)
+            found = KArray(array, None, Space(self.session.world, None), name, True)
             self.constants[id(array)] = found
         return found
 

@@ -23,6 +23,10 @@ from nbep.emulator.models.races import Race
 from nbep.emulator.reports.unwritten import _is_there, _who_writes
 from nbep.emulator.schedule.scheduler import Stuck
 
+BLOCKS = (
+    "two blocks of a launch run in any order: this needs an atomic, a flag or lock with cuda.threadfence() on both "
+    "sides, a second launch or grid.sync()"
+)
 CHANGED = "several threads change it at once: this needs an atomic, such as cuda.atomic.add"
 ASSIGNMENT = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])?=(?!=)")
 AUGMENTED = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])=")
@@ -110,7 +114,7 @@ def race(world: Any, fact: Race) -> errors.DataRace:
     _, allocation, access, earlier = fact
     name = cell(allocation, max(access.begin, earlier.begin))
     lines = [
-        f"data race on {name}: {_missing(world, access, earlier)}",
+        f"data race on {name}: {_missing(world, access, earlier, allocation.number == 0)}",
         f"  {line(earlier.site)}    <- {_done(earlier)} by {owner_name(world, earlier.owner)}",
         f"  {line(access.site)}    <- {_done(access)} by {owner_name(world, access.owner)}",
     ]
@@ -134,7 +138,7 @@ def _done(access: Any) -> str:
     return "changed by an atomic" if access.is_atomic else "stored" if access.verb == "store" else "loaded"
 
 
-def _missing(world: Any, access: Any, earlier: Any) -> str:
+def _missing(world: Any, access: Any, earlier: Any, is_shared: bool) -> str:
     """What would order the two."""
     a, b = earlier.owner, access.owner
     if a.is_cpu:
@@ -154,8 +158,10 @@ def _missing(world: Any, access: Any, earlier: Any) -> str:
     load, store = (access, earlier) if access.verb == "load" else (earlier, access)
     if load.verb == "load" and line(load.site) == line(store.site) and segment(load.site) == _target(store.site):
         return CHANGED
+    if (a.kernel, a.launch) in world.cooperative and not is_shared:
+        return "grid.sync() is missing between these two accesses"
     if a.block != b.block:
-        return "two blocks of a launch run in any order: this needs an atomic, a second launch or grid.sync()"
+        return BLOCKS
     return "cuda.syncthreads() is missing between these two accesses"
 
 
@@ -229,6 +235,19 @@ def tell_writer(error: errors.Uninitialized, world: Any) -> None:
     missing = "cuda.syncthreads() is missing" if near else "nothing makes this thread wait for that"
     by = f"  {line(writer.site)}    <- stored later by {describe(writer.thread)}"
     error.args = ("\n".join([f"{first} so far, but one does later: {missing}", by, *rest]),)
+
+
+def show_source(error: errors.EmulatorError) -> None:
+    """Put who has done it behind the line that has done it, as reports of races have it."""
+    end = f"  by {error.thread}\n  at {error.source}"
+    if error.source is None or end not in str(error):
+        return
+    where = error.source.rpartition(" (")[0]
+    filename, _, number = where.rpartition(":")
+    text = linecache.getline(filename, int(number)).strip() if number.isdecimal() else ""
+    done = "loaded by" if isinstance(error, errors.Uninitialized) else "by"
+    shown_there = f"  {where}: {text}    <- {done} {error.thread}" if text else end
+    error.args = (str(error).replace(end, shown_there), *error.args[1:])
 
 
 # --- meetings ---------------------------------------------------------------------------------------------------------

@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from nbep.emulator import World
 from nbep.emulator.machine import stream as machine
-from nbep.emulator.machine.errors import Uninitialized
+from nbep.emulator.machine.errors import EmulatorError, Uninitialized
 
-from .reports import describe, tell_writer, words_of
+from .reports import describe, show_source, tell_writer, words_of
 
 OPTIONS: dict[str, Any] = {
     "seed": 0,
@@ -38,6 +38,7 @@ class CudaWorld(World):
         super().__init__(1, seed, **given)
         self.thread_class: Any = named(self.thread_class)
         self.dims: dict[tuple[str, int], Any] = {}
+        self.cooperative: set[tuple[str, int]] = set()  # launches that may sync the grid
 
     def error_of(self, fact: Any) -> Any:
         return words_of(self, fact, super().error_of)
@@ -45,6 +46,8 @@ class CudaWorld(World):
     def explain(self, error: BaseException) -> None:
         if isinstance(error, Uninitialized):
             tell_writer(error, self)
+        if isinstance(error, EmulatorError):
+            show_source(error)
 
     def _find_endless_loops(self, what: Any) -> None:
         """Stop the run if all threads that can run have polled lately, and none has stored anything for long."""

@@ -169,7 +169,8 @@ class FunctionCompiler(Expressions):
         return [], {**env, node.name: Var(Known(LocalFunction(node, self)))}
 
     def do_Assign(self, node: ast.Assign, env: Env) -> Any:
-        self.target_name = node.targets[0].id if isinstance(node.targets[0], ast.Name) else None
+        is_named = isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Call)
+        self.target_name = node.targets[0].id if is_named else None  # type: ignore[attr-defined]
         value = self.value(node.value)
         self.target_name = None
         if len(node.targets) == 1:

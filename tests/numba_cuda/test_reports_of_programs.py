@@ -1,0 +1,97 @@
+"""What a newcomer reads first: the array and its index, both lines, both threads, and the call that is missing."""
+
+import numpy as np
+import pytest
+
+from nbep.emulator.machine.errors import DataRace, OutOfBounds, Uninitialized
+
+TABLE = np.arange(4)
+
+
+def report(kind, call):
+    with pytest.raises(kind) as caught:
+        call()
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.usefixtures("checked")
+def test_an_early_load_shows_the_line_of_the_load_too(cuda):
+    @cuda.jit
+    def kernel(a):
+        tile = cuda.shared.array(32, np.float32)
+        i = cuda.threadIdx.x
+        tile[i] = a[i]
+        a[i] = tile[31 - i]
+
+    first, store, load = report(Uninitialized, lambda: kernel[1, 32](np.zeros(32, np.float32)))[:3]
+    assert first.startswith("load of tile[")
+    assert "tile[i] = a[i]    <- stored later by threadIdx" in store
+    assert "a[i] = tile[31 - i]    <- loaded by threadIdx" in load
+
+
+@pytest.mark.usefixtures("checked")
+def test_dynamic_shared_memory_has_the_name_of_its_array(cuda):
+    @cuda.jit
+    def kernel(a):
+        buf = cuda.shared.array(0, np.int32)
+        order = cuda.shared.array(0, np.int32)[32:]
+        i = cuda.threadIdx.x
+        order[i] = 31 - i
+        buf[i] = 0
+        cuda.syncthreads()
+        buf[i] = a[i]
+        a[i] = buf[order[i]]
+
+    first = report(DataRace, lambda: kernel[1, 32, 0, 256](np.zeros(32, np.int32)))[0]
+    index = int(first.partition("buf[")[2].partition("]")[0])
+    assert first.startswith(f"data race on buf[{index}] (byte {4 * index} of dynamic shared memory): cuda.sync")
+
+
+def test_a_constant_array_has_its_name(cuda, memory_model):
+    @cuda.jit
+    def kernel(a):
+        values = cuda.const.array_like(TABLE)
+        a[0] = values[a.size]
+
+    first, where = report(OutOfBounds, lambda: kernel[1, 1](np.zeros(5)))[:2]
+    assert first == "load of TABLE[5]: out of bounds, the shape of `TABLE` is (4,)"
+    assert "a[0] = values[a.size]    <- by threadIdx 0, blockIdx 0" in where
+
+
+@pytest.mark.usefixtures("checked")
+def test_a_kernel_that_syncs_the_grid_lacks_a_sync_of_the_grid(cuda):
+    @cuda.jit
+    def kernel(a, b):
+        grid = cuda.cg.this_grid()
+        i = cuda.grid(1)
+        b[i] = a[i]
+        grid.sync()
+        a[i] = b[(i + 1) % b.size]
+        b[i] = a[i]
+
+    first = report(DataRace, lambda: kernel[2, 8](np.zeros(16), np.zeros(16)))[0]
+    assert first.endswith("grid.sync() is missing between these two accesses")
+
+
+@pytest.mark.usefixtures("checked")
+def test_a_lock_without_fences_is_told_of_them(cuda):
+    @cuda.jit
+    def kernel(lock, most, fenced):
+        if cuda.threadIdx.x == 0:
+            while cuda.atomic.cas(lock, 0, 0, 1) != 0:
+                pass
+            if fenced:
+                cuda.threadfence()
+            if cuda.blockIdx.x > most[0]:
+                most[0] = cuda.blockIdx.x
+            if fenced:
+                cuda.threadfence()
+            cuda.atomic.exch(lock, 0, 0)
+
+    def run(fenced):
+        most = np.zeros(1)
+        kernel[4, 8](np.zeros(1, np.int32), most, fenced)
+        return most[0]
+
+    assert run(True) == 3
+    assert "a flag or lock with cuda.threadfence() on both sides" in report(DataRace, lambda: run(False))[0]
