@@ -7,9 +7,11 @@ result; with several threads that of the last one.
 from typing import NamedTuple
 
 from nbep.emulator import DataRace, World
+from nbep.lang import device_function, wait_expired
 
 CELLS = {"value": 0, "value_2": 4, "flag": 64, "flag_2": 68}
 SEEDS = range(50)
+NEVER = 1 << 62
 
 
 class Cells(NamedTuple):
@@ -19,6 +21,13 @@ class Cells(NamedTuple):
     value_2: int
     flag: int
     flag_2: int
+
+
+@device_function
+def wait_for(load, cell):
+    """Poll a cell with this load until it is not 0. In a kernel of yours a wait has an end: `nbep.lang.wait_at_least`."""
+    while load(cell) == 0:
+        wait_expired(NEVER)  # the emulator lets others run
 
 
 def results(send, receive, threads=1):
