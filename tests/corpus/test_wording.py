@@ -29,8 +29,8 @@ SAID = {
     ),
     "both too weak": (
         "flag: both ends relaxed", 0,
-        """the store to and the load of `memory` of rank 1: flag (byte 512) are both too weak to order the store before
-        this load: with relaxed.sys order they release and acquire nothing, and no fence does it for them""",
+        """the store to and the load of `memory` of rank 1: flag (byte 512) are both too weak to order the store
+        before this load: with relaxed.sys order they release and acquire nothing, and no fence does it for them""",
     ),
     "store fence scope": (
         "flag: fence of the GPU before the store", 0,
@@ -39,13 +39,13 @@ SAID = {
     ),
     "load fence scope": (
         "flag: fence of the GPU after the load", 0,
-        """the scope of the fence after the load of `memory` of rank 1: flag (byte 512) is too small to order the store
-        before this load: gpu, but between ranks it takes sys""",
+        """the scope of the fence after the load of `memory` of rank 1: flag (byte 512) is too small to order the
+        store before this load: gpu, but between ranks it takes sys""",
     ),
     "racing store's scope": (
         "flag: release of the GPU between ranks", 0,
-        """the scope of this store to `memory` of rank 1: flag (byte 512) is too small: gpu, but between ranks it takes
-        sys""",
+        """the scope of this store to `memory` of rank 1: flag (byte 512) is too small: gpu, but between ranks it
+        takes sys""",
     ),
     "racing load's scope": (
         "flag: acquire of the GPU between ranks", 0,
@@ -54,13 +54,13 @@ SAID = {
     ),
     "weak store": (
         "flag: weak store", 0,
-        """this store to `memory` of rank 1: flag (byte 512) is too weak: weak, but another thread loads it with
-        acquire.sys order, as a cell that threads wait for""",
+        """this store to `memory` of rank 1: flag (byte 512) is too weak: it has weak order, but another thread loads
+        it with acquire.sys order, as a cell that threads wait for""",
     ),
     "weak load": (
         "flag: weak load", 0,
-        """the load of `memory` of rank 1: flag (byte 512) is too weak: weak, but another thread stores to it with
-        release.sys order, as a cell that threads wait for""",
+        """the load of `memory` of rank 1: flag (byte 512) is too weak: it has weak order, but another thread stores
+        to it with release.sys order, as a cell that threads wait for""",
     ),
     "shuffle": (
         "reduction: lanes, a shuffle in place of a syncwarp", 0,
@@ -74,33 +74,33 @@ SAID = {
     ),
     "no syncwarp": (
         "warp: no syncwarp before the loads", 0,
-        """no syncwarp is between the load and this store of `shared memory`: byte 64: two lanes of a warp that have
+        """no syncwarp is between the load and this store of `shared memory`: byte 64: the two lanes of a warp have
         not met since""",
     ),
     "no barrier": (
         "block: no barrier before the loads", 0,
-        """no barrier is between the load and this store of `shared memory`: byte 104: two warps of a block that have
+        """no barrier is between the load and this store of `shared memory`: byte 104: the two warps of a block have
         not met since""",
     ),
     "warps not met": (
         "reduction: a total is read while others add", 0,
-        """nothing orders the load and this store of `memory` of rank 0: other flag (byte 528): two warps of a block
-        that have not met since, and this thread has waited for nothing that the other one, or its warp, has stored
+        """nothing orders the load and this store of `memory` of rank 0: other flag (byte 528): the two warps of a
+        block have not met since, and this thread has waited for nothing that the other one, or its warp, has stored
         since""",
     ),
     "told by another lane": (
         "flag: lanes write, no syncwarp", 0,
-        """no syncwarp orders the store before the store to `memory` of rank 1: flag (byte 512): another thread of its
-        block does that, and nothing makes it wait""",
+        """no syncwarp orders the store before the store to `memory` of rank 1: flag (byte 512), which another thread
+        of its block makes without waiting for it""",
     ),
     "heard by another warp": (
         "block: no barrier behind the thread that waits", 2,
         """no barrier or syncwarp orders this load behind the load of `memory` of rank 1: flag (byte 512): another
-        thread of its block does that, and nothing makes it wait""",
+        thread of its block has made that load, and this thread has not waited for it""",
     ),
     "no proxy fence": (
         "double buffer: the copy engine is not told", 0,
-        """the copy engine does not know what this thread knows by `memory` of rank 1: tail (byte 544): no
+        """the copy engine does not know what this thread has learned from `memory` of rank 1: tail (byte 544): no
         fence.proxy.async.global comes before the bulk load of `memory` of rank 1: data[0] (byte 0)""",
     ),
     "copy reads": (
@@ -114,18 +114,19 @@ SAID = {
     ),
     "copy, mbarrier": (
         "double buffer: nobody waits on the mbarrier", 0,
-        """nobody has waited on the mbarrier at shared byte 256 of the bulk copy that writes `shared memory`: byte 0""",
+        """nobody has waited on the mbarrier at shared byte 256, which says when the bulk copy that writes `shared
+        memory`: byte 0 is done""",
     ),
     "copy, phase": (
         "double buffer: the parity of an mbarrier stays the same", 0,
-        """this thread has waited on the mbarrier at shared byte 256, but for an earlier phase than that of the
-        bulk copy that writes `shared memory`: byte 0""",
+        """this thread has waited on the mbarrier at shared byte 256, but for an earlier phase than that of the bulk
+        copy that writes `shared memory`: byte 0""",
     ),
     "promised": (
         "ring: the tail says one too much", 0,
-        """`memory` of rank 1: tail (byte 544) announces this store before it is made, or its reader goes too far: the
-        load of `memory` of rank 1: data[1] (byte 4) comes after the store to `memory` of rank 1: tail (byte 544),
-        though its block had already loaded these bytes once""",
+        """`memory` of rank 1: tail (byte 544) announces this store too early, or its reader goes beyond it: after the
+        store to `memory` of rank 1: tail (byte 544) the reader's block loads `memory` of rank 1: data[1] (byte 4) a
+        second time, before this store is made""",
     ),
     "loader told before": (
         "flag: raised before the data is written", 1,
@@ -135,7 +136,8 @@ SAID = {
     "told before": (
         "flag: raised before the data is written", 0,
         """nothing at all orders the store before this load of `memory` of rank 1: data[0] (byte 0): the last signal
-        that this thread has seen from the storing thread is `memory` of rank 1: flag (byte 512), stored before that""",
+        that this thread has seen from the storing thread is `memory` of rank 1: flag (byte 512), stored before that
+        store""",
     ),
     "two stores, not waited": (
         "all-to-all: two ranks put into one slot", 0,
@@ -156,7 +158,7 @@ SAID = {
     "neither waited": (
         "flag: a lane waits, the others do not", 0,
         """nothing at all orders the load and this store of `memory` of rank 1: data[14] (byte 56): neither of the two
-        threads has waited for the other, or for its block""",
+        threads has waited for anything that the other one, or its block, has stored after its access""",
     ),
     "overwritten": (
         "ring: the sender does not wait", 4,
@@ -166,18 +168,18 @@ SAID = {
     "overwritten, heard": (
         "ring: the sender takes it for larger than it is", 1,
         """`memory` of rank 1: data[1] (byte 4) was overwritten before this load: this thread knows only of the
-        earlier store, and the later one did not wait for this load: the last thing that its thread knew of this
-        block was `memory` of rank 1: head (byte 560)""",
+        earlier store, and the later one did not wait for this load: the last that its thread knew of this block was
+        `memory` of rank 1: head (byte 560)""",
     ),
     "unread": (
         "ring: the sender does not wait", 6,
         """`memory` of rank 1: data[1] (byte 4) is overwritten by this store, which may come before the other thread
-        has read the old value: its thread has waited for nothing that comes after the load""",
+        has read the old value: the storing thread has waited for nothing that comes after the load""",
     ),
     "unread, heard": (
         "ring: the head moves before the load", 0,
         """`memory` of rank 1: data[1] (byte 4) is overwritten by this store, which may come before the other thread
-        has read the old value: the last thing that its thread knows of the other block is `memory` of rank 1: head
+        has read the old value: the last that the storing thread knows of the other block is `memory` of rank 1: head
         (byte 560), stored before the load""",
     ),
 }  # fmt: skip
@@ -205,11 +207,11 @@ WORDED = [
     ("CPU under way", (A,), {"did": "polls", "needed": "a larger scope: sys"},
      """the CPU polls `a`: byte 0 while the kernel runs: this store needs a larger scope: sys"""),
     ("told by another warp", (A,), {"which": "this store", "telling": "store to `a`: byte 0"},
-     """no barrier or syncwarp orders this store before the store to `a`: byte 0: another thread of its block does
-     that, and nothing makes it wait"""),
+     """no barrier or syncwarp orders this store before the store to `a`: byte 0, which another thread of its block
+     makes without waiting for it"""),
     ("heard by another lane", (A,), {},
-     """no syncwarp orders this store behind the load of `a`: byte 0: another thread of its block does that, and
-     nothing makes it wait"""),
+     """no syncwarp orders this store behind the load of `a`: byte 0: another thread of its block has made that load,
+     and this thread has not waited for it"""),
     ("early proxy fence", (A, B), {"told": "has stored itself", "unmet": ""},
      """the copy engine does not know what this thread has stored itself: its fence.proxy.async.global before the bulk
      load of `a`: byte 0 comes too early"""),

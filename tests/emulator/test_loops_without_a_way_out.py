@@ -132,7 +132,7 @@ def test_a_loop_that_looks_weakly_races_with_the_store_that_ends_it():
         while t.load(flag, "s32", "weak", "sys") != 1:
             pass
 
-    with pytest.raises(DataRace, match="too weak: weak, but another thread stores to it"):
+    with pytest.raises(DataRace, match="too weak: it has weak order, but another thread stores to it"):
         run_all(message(weakly))
     assert run_all(message(weakly, is_sent=False))[1] == {((0, 0, 0), False)}
 

@@ -149,7 +149,7 @@ def flag_that_is_passed_on_without_a_release():
         wait_for(memory + FLAG_2)
         take(t, memory + FLAG)
 
-    return [(0, write, 1, 1), (1, pass_on, 1, 1), (2, read, 1, 1)], "weak, but another thread stores to it"
+    return [(0, write, 1, 1), (1, pass_on, 1, 1), (2, read, 1, 1)], "weak order, but another thread stores to it"
 
 
 def flag_that_is_passed_on_before_it_was_read():
@@ -255,7 +255,11 @@ def poll_below_a_flag():
         wait_for(memory + FLAG)
         put(t, memory + FLAG, 0)
 
-    return [(0, poll, 1, 1), (1, write, 1, 1), (2, reset, 1, 1)], "is too weak: weak, but another thread loads it"
+    return [
+        (0, poll, 1, 1),
+        (1, write, 1, 1),
+        (2, reset, 1, 1),
+    ], "is too weak: it has weak order, but another thread loads it"
 
 
 def copy_that_nobody_waits_for():
@@ -274,7 +278,7 @@ def copy_that_nobody_waits_for():
     return [
         (0, write_words, 1, 1),
         (1, read, 1, 1),
-    ], "nobody has waited on the mbarrier at shared byte 256 of the bulk copy that writes `shared memory`: byte 0"
+    ], "nobody has waited on the mbarrier at shared byte 256, which says when the bulk copy that writes "
 
 
 def copy_that_another_warp_waits_for():

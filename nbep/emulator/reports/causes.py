@@ -48,8 +48,17 @@ _OVERWRITTEN = "{0} was overwritten before this load: this thread knows only of 
 _TOO_SMALL = "is too small to order {order}: {name}, but {between}"
 _ENGINE = "the copy engine does not know what this thread {told}: "
 _RACING = "{ends} {are} too small: {scopes}, but {between}"
-_WEAK = "is too weak: {{weak}}, but another thread {does} it with {{strong}} order, as a cell that threads wait for"
-_ANOTHER = ": another thread of its block does that, and nothing makes it wait"
+_WEAK = (
+    "is too weak: it has {{weak}} order, but another thread {does} it with {{strong}} order, as a cell that threads "
+    "wait for"
+)
+_ANOTHER = (
+    "no {} orders {{which}} before the {{telling}}, which another thread of its block makes without waiting for it"
+)
+_LOADED = (
+    "no {} orders this {{noun}} behind the load of {{0}}: another thread of its block has made that load, and this "
+    "thread has not waited for it"
+)
 _TWO = "two threads store to {0}, and nothing at all orders one before the other"
 _SHUFFLE = "a {name} brings lanes together, but orders no memory"
 
@@ -95,29 +104,29 @@ SENTENCES = {
     # Threads of a block that do not meet.
     "shuffle": "no syncwarp is between {accesses} of {0}: " + _SHUFFLE,
     "shuffle passes on": "no syncwarp passes on to the other lanes what one has acquired by {0}: " + _SHUFFLE,
-    "no syncwarp": "no syncwarp is between {accesses} of {0}: two lanes of a warp that have not met since",
-    "no barrier": "no barrier is between {accesses} of {0}: two warps of a block that have not met since",
+    "no syncwarp": "no syncwarp is between {accesses} of {0}: the two lanes of a warp have not met since",
+    "no barrier": "no barrier is between {accesses} of {0}: the two warps of a block have not met since",
     "warps not met": (
-        "nothing orders {accesses} of {0}: two warps of a block that have not met since, and this thread has "
+        "nothing orders {accesses} of {0}: the two warps of a block have not met since, and this thread has "
         "waited for nothing that the other one, or its warp, has stored since{such}"
     ),
-    "told by another lane": "no syncwarp orders {which} before the {telling}" + _ANOTHER,
-    "told by another warp": "no barrier or syncwarp orders {which} before the {telling}" + _ANOTHER,
-    "heard by another lane": "no syncwarp orders this {noun} behind the load of {0}" + _ANOTHER,
-    "heard by another warp": "no barrier or syncwarp orders this {noun} behind the load of {0}" + _ANOTHER,
+    "told by another lane": _ANOTHER.format("syncwarp"),
+    "told by another warp": _ANOTHER.format("barrier or syncwarp"),
+    "heard by another lane": _LOADED.format("syncwarp"),
+    "heard by another warp": _LOADED.format("barrier or syncwarp"),
     # Bulk copies.
     "no proxy fence": _ENGINE + "no fence.proxy.async.global comes before the bulk load of {0}",
     "early proxy fence": (_ENGINE + "its fence.proxy.async.global before the bulk load of {0} comes too early{unmet}"),
     "copy reads": "the bulk copy that reads {0} has not been waited for: a wait_group.read is missing{where}",
     "copy writes": "the bulk copy that writes {0} has not been waited for: a wait_group is missing{where}",
-    "copy, mbarrier": "nobody has waited on {1} of the bulk copy that {done} {0}",
+    "copy, mbarrier": "nobody has waited on {1}, which says when the bulk copy that {done} {0} is done",
     "copy, phase": (
         "this thread has waited on {1}, but for an earlier phase than that of the bulk copy that {done} {0}"
     ),
     # Signals that say too much, or too little, or are not waited for.
     "promised": (
-        "{0} announces this {noun} before it is made, or its reader goes too far: the {before} of {1} comes after "
-        "the {store} to {0}, though its block had already loaded these bytes once"
+        "{0} announces this {noun} too early, or its reader goes beyond it: after the {store} to {0} the reader's "
+        "block loads {1} a second time, before this {noun} is made"
     ),
     "no wait": (
         "a wait is missing in kernel `{kernel}`: {who} has stored its signal to {0}, and has gone on without waiting "
@@ -127,7 +136,8 @@ SENTENCES = {
         "nothing orders the {before} of {0} behind this {noun}: the last signal that the loading thread has seen "
         "from this block is {1}, stored before this {noun}"
     ),
-    "told before": _NOTHING + "the last signal that this thread has seen from {who} is {1}, stored before that{teller}",
+    "told before": _NOTHING
+    + "the last signal that this thread has seen from {who} is {1}, stored before that store{teller}",
     "queue pairs": (
         _NOTHING
         + "the NIC has stored it for {wrote}; the last store of the NIC that this thread has seen is {1}, for {heard}, "
@@ -140,15 +150,19 @@ SENTENCES = {
     "gone on": _NOTHING + "this thread has gone on while {behind}",
     "not waited": _NOTHING + "this thread has waited for nothing that the other one, or its block, has stored{last}",
     "loader gone on": _NEITHER + "the thread that loads has gone on while {behind}",
-    "neither waited": _NEITHER + "neither of the two threads has waited for the other, or for its block{last}",
+    "neither waited": (
+        _NEITHER
+        + "neither of the two threads has waited for anything that the other one, or its block, has stored after its "
+        "access{last}"
+    ),
     # Bytes that are stored to again before they are loaded.
     "overwritten": _OVERWRITTEN + "the later one may come at any time",
     "overwritten, heard": (
-        _OVERWRITTEN
-        + "the later one did not wait for this load: the last thing that its thread knew of this block was {1}"
+        _OVERWRITTEN + "the later one did not wait for this load: the last that its thread knew of this block was {1}"
     ),
-    "unread": _UNREAD + "its thread has waited for nothing that comes after the load",
-    "unread, heard": _UNREAD + "the last thing that its thread knows of the other block is {1}, stored before the load",
+    "unread": _UNREAD + "the storing thread has waited for nothing that comes after the load",
+    "unread, heard": _UNREAD
+    + "the last that the storing thread knows of the other block is {1}, stored before the load",
     # Threads that are behind one that has gone on.
     "behind, polls": "thread {thread} of its block waits for {0}",
     "behind, waits": "thread {thread} of its block waits in {function}",

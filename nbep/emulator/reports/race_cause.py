@@ -197,7 +197,7 @@ def _proxy(race: Race, way: Way | None) -> Cause:
     owner = race.thread.owner
     links = way.links if way is not None else ()
     cells = (race.cell, links[-1].cell) if links else (race.cell,)
-    knows = f"knows by {links[-1].cell}" if links else "knows of"
+    knows = f"has learned from {links[-1].cell}" if links else "knows"
     told = "has stored itself" if race.earlier.owner is owner else knows
     if not any(isinstance(event, EngineTold) and event.owner is owner for event in race.since(race.earlier)):
         return race.cause("no proxy fence", *cells, lines=links, told=told)
