@@ -59,8 +59,6 @@ OF_NO_RUN = (
     "Two buffers whose calls are on two streams",
     "So where one lane waits for room",
     "What is wrong shows early",  # of the tests that it names
-    "Each sender warp reads which tokens go where",
-    "A ring at (d, k) brings tokens",
     "The order of both sums is fixed",
     "Rows of one source come in any order",
     "Measured: 204 and 377 GB/s",  # of the measured table, not of a run of the page

@@ -31,7 +31,7 @@ def six_tokens(comm):
     buffer = nbep.Buffer(comm, num_rdma_bytes=num_bytes, low_latency_mode=True)
     recv_x, recv_count, handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, NUM_TOKENS, NUM_EXPERTS)
     values, scales = recv_x
-    y = (values.astype(np.float32) * np.repeat(scales, HIDDEN // scales.shape[2], axis=2)).astype(x.dtype)  # the experts
+    y = (values.astype(np.float32) * np.repeat(scales, HIDDEN // scales.shape[2], axis=2)).astype(x.dtype)
     combined_x, _, _ = buffer.low_latency_combine(y, topk_idx, topk_weights, handle)
     buffer.destroy()
     return locals()

@@ -25,7 +25,7 @@ class Cells(NamedTuple):
 
 @device_function
 def wait_for(load, cell):
-    """Poll a cell with this load until it is not 0. In a kernel of yours a wait has an end: `nbep.lang.wait_at_least`."""
+    """Poll a cell with this load until it is not 0. A kernel of yours gives its waits an end, by `wait_at_least`."""
     while load(cell) == 0:
         wait_expired(NEVER)  # the emulator lets others run
 
