@@ -307,7 +307,7 @@ ALL_TO_ALLS = [
         (
             "rank 3, kernel `all_to_all_without_the_last`, block 0, warp 0, lane 0, waits for rank 0",
             "polls `nvl_buffer` of rank 3: slot 0 (byte 0), expects 1 or more and sees 0",
-            "The same byte of ranks 0-2 was stored to by rank 0",
+            "In the memory of ranks 0-2 the same byte was stored by rank 0",
             "Ranks 0-2 run no kernel",
         ),
         ("circle",),
@@ -320,7 +320,7 @@ ALL_TO_ALLS = [
         (
             "rank 0, kernel `all_to_all_that_skips_itself_once`, block 0, warp 0, lane 0, waits for rank 0",
             "polls `nvl_buffer` of rank 0: slot 0 (byte 0), expects 1 or more and sees 0",
-            "The same byte of ranks 1-3 was stored to by rank 0",
+            "In the memory of ranks 1-3 the same byte was stored by rank 0",
         ),
         cells=SLOTS,
         num_ranks=4,
@@ -391,7 +391,7 @@ REDUCTIONS = [
         (
             "polls `nvl_buffer` of rank 0: child 1 (byte 4), expects 1 or more and sees 0",
             "rank 0, kernel `reduction_tree_with_a_wrong_child`",
-            "The same byte of rank 1 was stored to by rank 2",
+            "In the memory of rank 1 the same byte was stored by rank 2",
         ),
         ("circle",),
         cells={"child 0": 0, "child 1": 4},
@@ -416,7 +416,7 @@ REDUCTIONS = [
             "rank 0, kernel `reduction_of_blocks`, block 0, warp 0, lane 0",
             "polls `nvl_buffer` of rank 0: parts (byte 0), expects 3 and sees 2",
             "The last store to it that is not weak is by rank 0, kernel `reduction_of_blocks`, block",
-            "`reduction_of_blocks` of rank 0 has been left by block 0, warp 0, lane 1-31; block 1-3, warp 0",
+            "kernel `reduction_of_blocks` of rank 0: block 0, warp 0, lane 1-31; block 1-3, warp 0",
         ),
         ("circle",),
         cells={"parts": 0},

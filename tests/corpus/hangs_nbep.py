@@ -226,7 +226,7 @@ INSIDE_A_NODE = [
         "+ 4 * peer, -signal)",
         (
             waits(NOTIFY, FOR_1, ARRIVAL, SIGNAL + "its value >> 24 <= 0 and sees "),
-            "The last store to it that is not weak is its own",
+            "The last store to it that is not weak is the waiting thread's own",
             "rank 0 notify -> rank 1 notify",
         ),
     ),
@@ -239,7 +239,7 @@ INSIDE_A_NODE = [
         (
             "the peer's arrival at the barrier\nIt polls",
             "expects its value >> 24 <= 0 and sees ",
-            "last store to it that is not weak is its own",
+            "last store to it that is not weak is the waiting thread's own",
         ),
         ("runs no kernel",),
     ),
@@ -442,7 +442,7 @@ BETWEEN_NODES = [
         (
             f"{RDMA_SENDER} waits for rank 2: free slots in the peer's RDMA ring",
             "It polls `rdma_buffer` of rank 0: head[channel 0, node 1] (byte 22412), expects 1 and sees 0",
-            "The same byte of rank 2 was stored to by rank 2",
+            "In the memory of rank 2 the same byte was stored by rank 2",
             "Next to it, `rdma_buffer` of rank 0: head[channel 0, node 0] (byte 22408) is",
         ),
     ),

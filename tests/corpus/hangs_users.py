@@ -148,7 +148,7 @@ FLAGS = [
         (
             "rank 1, kernel `flag_in_own_memory`, block 0, warp 0, lane 0, waits for rank 0",
             "`nvl_buffer` of rank 1: flag (byte 0), expects 1 or more and sees 0",
-            "The same byte of rank 0 was stored to by rank 0",
+            "In the memory of rank 0 the same byte was stored by rank 0",
         ),
         ("circle", "Next to it"),
         cells={"flag": 0},

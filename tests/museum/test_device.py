@@ -22,7 +22,7 @@ EXHIBITS = [
         "uccl_993", "deadlock",
         ("lane 0, waits\nIt polls", "flag (byte 0)",
          "It was 1, stored by rank ", "overwritten", "kernel `clean`"),
-        lines=("FLAG, 0)", "FLAG, 1)", "FLAG) == 0"),
+        lines=("FLAG, 0)", "FLAG, 1)", "FLAG, 1, bounds)"),
         seed=1,
     ),
     Exhibit(

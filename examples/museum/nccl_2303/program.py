@@ -16,27 +16,26 @@ import nbep
 from nbep.lang import (
     FULL_MASK,
     I32,
+    Bounds,
     Out,
     Peers,
     buffer_of,
     kernel,
     lane_id,
-    ld_acquire_sys_s32,
     ld_weak_s32,
     st_relaxed_sys_s32,
     st_release_sys_s32,
     st_weak_s32,
     syncwarp,
-    wait_expired,
+    wait_at_least,
 )
 
 NUM_RANKS = 2
 FLAG, ROW = 0, 128
-NEVER = 1 << 62
 
 
 @kernel(max_threads=32)
-def dispatch(out: Out, peers: Peers, half: I32, value: I32):
+def dispatch(out: Out, peers: Peers, bounds: Bounds, half: I32, value: I32):
     own, there = buffer_of(peers, peers.rank), buffer_of(peers, 1 - peers.rank)
     lane, row = lane_id(), ROW + 128 * half
     if lane == 0:
@@ -45,8 +44,7 @@ def dispatch(out: Out, peers: Peers, half: I32, value: I32):
     syncwarp(FULL_MASK)
     if lane == 0:
         st_release_sys_s32(there + FLAG + 4 * half, 1)
-        while ld_acquire_sys_s32(own + FLAG + 4 * half) == 0:
-            wait_expired(NEVER)
+        wait_at_least(own + FLAG + 4 * half, 1, bounds)
     syncwarp(FULL_MASK)
     st_weak_s32(out + 4 * lane, ld_weak_s32(own + row + 4 * lane))
 
@@ -59,7 +57,8 @@ class Handle:
 
     def dispatch(self, value):
         memory, out = self.memory, np.zeros(32, np.int32)
-        memory.runtime.launch(memory.comm_stream, dispatch, 1, 32, 0, out, memory.peers, next(self.halves), value)
+        arguments = out, memory.peers, memory.bounds, next(self.halves), value
+        memory.runtime.launch(memory.comm_stream, dispatch, 1, 32, 0, *arguments)
         memory.wait()
         return int(out[0])
 

@@ -5,18 +5,17 @@ nbep check examples/museum/uccl_993/program.py
 
 import nbep
 from nbep.lang import (
+    Bounds,
     Peers,
     buffer_of,
     kernel,
-    ld_acquire_sys_s32,
     st_relaxed_sys_s32,
     st_release_sys_s32,
-    wait_expired,
+    wait_at_least,
 )
 
 NUM_RANKS = 2
 FLAG = 0
-NEVER = 1 << 62
 
 
 @kernel(max_threads=1)
@@ -25,17 +24,16 @@ def clean(peers: Peers):
 
 
 @kernel(max_threads=1)
-def dispatch(peers: Peers):
+def dispatch(peers: Peers, bounds: Bounds):
     peer = (peers.rank + 1) % peers.num_ranks
     st_release_sys_s32(buffer_of(peers, peer) + FLAG, 1)
-    while ld_acquire_sys_s32(buffer_of(peers, peers.rank) + FLAG) == 0:
-        wait_expired(NEVER)
+    wait_at_least(buffer_of(peers, peers.rank) + FLAG, 1, bounds)
 
 
 def main(comm):
     memory = nbep.SharedMemory.create(comm, 128, timeout_ms=5000, cells={"flag": FLAG})
     comm.barrier()
     memory.runtime.launch(memory.comm_stream, clean, 1, 1, 0, memory.peers)
-    memory.runtime.launch(memory.comm_stream, dispatch, 1, 1, 0, memory.peers)
+    memory.runtime.launch(memory.comm_stream, dispatch, 1, 1, 0, memory.peers, memory.bounds)
     memory.wait()
     memory.close()

@@ -20,6 +20,7 @@ _MOST_NEAR = 2
 _MOST_CELLS = 2  # besides the one that a wait is about
 _LONGEST = 120  # characters of a list of threads
 _MOST_HOPS = 4  # of a circle, in words
+_NAMELESS = "kernel"  # the role of a wait that does not say who waits, for what: SOME_WAIT of nbep.lang
 
 
 def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
@@ -76,7 +77,7 @@ def sentence(group: Group, rank: int | None) -> str:
     if told is not None and told.peer != rank:
         rank = None  # it polls several cells, and tells of another one
     for_whom = "" if rank is None else f" for {name_of(rank)}"
-    if told is not None:
+    if told is not None and told.role != _NAMELESS:
         for_what = f"{for_whom}: {told.awaited}" if for_whom else f" for {told.awaited}"
         text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_what}"
         text += "\nIt" if cell is not None else ""
@@ -96,7 +97,7 @@ def sentence(group: Group, rank: int | None) -> str:
 
 def label(group: Group, is_one_kernel: bool = False) -> str:
     """A group in few words. is_one_kernel: its kernel need not be named"""
-    if group.told is not None:
+    if group.told is not None and group.told.role != _NAMELESS:
         return f"{name_of(group.rank)} {group.told.role}"
     kernel = "" if is_one_kernel else f" `{group.launch.name}`"
     return f"{name_of(group.rank)}{kernel} {who(group.threads)}"
@@ -133,9 +134,9 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
         for rank, other in waits.same_cell(allocation, offset).items():
             sources.setdefault(rank_of(other[0]), []).append(rank)
         for source, ranks in list(sources.items())[:_MOST_NEAR]:
-            lines.append(f"The same byte of {_ranks(ranks).lower()} was stored to by {name_of(source)}")
+            lines.append(f"In the memory of {_ranks(ranks).lower()} the same byte was stored by {name_of(source)}")
     elif any((t.block.name, t.thread_idx) == writer[:2] for t in group.threads):
-        lines = [f"{last} its own, at {describe_site(writer[2])}"]
+        lines = [f"{last} the waiting thread's own, at {describe_site(writer[2])}"]
     else:
         lines = [f"{last} by {_by(writer)}" + (", which has ended" if waits.thread_of(writer) is None else "")]
     lines += _wrapped(group, cell) or _lost(group, cell)
@@ -177,8 +178,11 @@ def _lost(group: Group, cell: Cell) -> list[str]:
     expected = group.expected.get((allocation, offset), "" if group.told is None else str(group.told.expected))
     wanted = re.fullmatch(r"(-?\d+)( or more)?", expected)
     launch = f", {group.launch.title}, block "
-    if lost is not None and expected == f"anything but {lost.new}" != f"anything but {lost.value}":
-        if launch in lost.writer[0] and lost.by[0] != lost.writer[0]:
+    if lost is not None and launch in lost.writer[0] and lost.by[0] != lost.writer[0]:
+        was_enough = expected == f"anything but {lost.new}" != f"anything but {lost.value}"
+        if wanted is not None and wanted[2] is not None and launch not in lost.by[0]:
+            was_enough = lost.new < int(wanted[1]) <= lost.value
+        if was_enough:
             return [f"It was {lost.value}, stored by {_by(lost.writer)}; {_by(lost.by)}, has overwritten that"]
     if lost is None or wanted is None or launch not in lost.by[0] or launch not in lost.writer[0]:
         return []  # what was before this launch is another story
@@ -262,7 +266,7 @@ def _left(waits: Waits, group: Group, rank: int) -> list[str]:
         if launch.rank == rank and launch.name == group.launch.name:
             gone = [thread for block in launch.blocks for thread in block.threads if thread.exited]
             if gone and len(text := who(gone)) <= _LONGEST:
-                lines.append(f"Kernel `{launch.name}` of {name_of(rank)} has been left by {text}")
+                lines.append(f"Threads that have left kernel `{launch.name}` of {name_of(rank)}: {text}")
     return list(dict.fromkeys(lines))  # launches that run at the same time may say the same
 
 
