@@ -91,7 +91,7 @@ def advice(clue):
     if clue.kind == "wrong result" and np.array_equal(clue.got, clue.expected - 1):
         return "The row has come through as it was: what was added did not reach the stage before the engine read it."
     if clue.kind == "wrong result":
-        return "Steps 1 to 5 have one order; which one is too early?"
+        return "What comes out is not the row plus 1: each lane adds 1, once, to its own word, at stage + 4 * lane."
     return ""
 
 

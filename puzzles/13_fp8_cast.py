@@ -77,7 +77,7 @@ def advice(clue):
                 "More than one number became 448: each lane has a scale of its own, or the maximum is not that of all "
                 "32 lanes. One shuffle brings the value of one other lane."
             )
-        return "The range is right, but not all bits are: divide 448 by amax with f32_div_rn."
+        return "The largest number became 448, but others have wrong bits: multiply by 448 / amax, by f32_div_rn."
     return ""
 
 

@@ -14,7 +14,7 @@ own number in its first word, because slots are taken in any order.
 import numpy as np
 
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
+from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 
 ROWS, ROW_BYTES = 9, 128
 NEXT, COUNT, SLOTS = 0, 64, 128
@@ -55,7 +55,7 @@ def advice(clue):
             "One lane takes the slot, with an atomic, and the 31 others have to learn its number: "
             "shfl_idx_s32(FULL_MASK, value, 0) gives all lanes that of lane 0."
         )
-    if not clue.calls("atom_add"):
+    if stores_to(clue, "next_slot", ("st_",)):
         return "Four warps take slots at once: a load and a store give two warps the same one. Take an atomic."
     if not clue.calls("st_release", "atom_add_release", "atom_add_acq_rel", "fence_acq_rel"):
         return order_advice(clue, "count")

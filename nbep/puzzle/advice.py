@@ -69,12 +69,12 @@ def order_advice(clue: Clue, cell: str, writer: str = "", reader: str = "", poll
     return ""
 
 
-def stores_to(clue: Clue, address: str) -> bool:
-    """Whether the code in the holes stores to this parameter, or makes an atomic there."""
+def stores_to(clue: Clue, address: str, how: tuple[str, ...] = ("st_", "atom_")) -> bool:
+    """Whether the code in the holes stores to this parameter, or makes an atomic there; how: one of these alone."""
     for name in clue.puzzle.holes:
         for node in ast.walk(tree_of(clue.puzzle.scope[name])):
             if isinstance(node, ast.Call) and node.args and has_name(node.args[0], address):
-                if ast.unparse(node.func).startswith(("st_", "atom_")):
+                if ast.unparse(node.func).startswith(how):
                     return True
     return False
 

@@ -3,6 +3,18 @@
 WRONG = {
     1: [
         (
+            "the number once more",
+            [
+                (
+                    "send",
+                    "    st_release_sys_s32(flag, 1)",
+                    "    st_release_sys_s32(flag, 1)\n    st_weak_s32(data, value)",
+                )
+            ],
+            "race",
+            "Store the number before the flag, and load it after the loop",
+        ),
+        (
             "subscript",
             [("send", "st_weak_s32(data, value)", "data[0] = value")],
             "error",

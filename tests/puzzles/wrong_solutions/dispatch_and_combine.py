@@ -3,6 +3,18 @@
 WRONG = {
     7: [
         (
+            "a look at the count",
+            [
+                (
+                    "count_token",
+                    "            atom_add",
+                    "            if ld_weak_s32(per_rank + 4 * rank) >= 0:\n                atom_add",
+                )
+            ],
+            "race",
+            "All threads count into the same cells",
+        ),
+        (
             "marks with the rank",
             [("count_token", "st_weak_s32(in_rank + 4 * rank, 1)", "st_weak_s32(in_rank + 4 * rank, rank)")],
             "wrong result",
@@ -178,6 +190,12 @@ WRONG = {
     ],
     10: [
         (
+            "the row once more",
+            [("send", "(tail, i + 1)", "(tail, i + 1)\n    st_weak_s32(slot + 4 * lane, value)")],
+            "race",
+            "Either the tail moves before all lanes have stored",
+        ),
+        (
             "no 4",
             [("send", "slot + 4 * lane", "slot + lane")],
             "memory",
@@ -246,6 +264,12 @@ WRONG = {
     ],
     11: [
         (
+            "half a vector too far",
+            [("copy_row", "dst + 16 * i", "dst + 16 * i + 8")],
+            "memory",
+            "Vector i begins 16 * i bytes behind the first one",
+        ),
+        (
             "subscripts",
             [("copy_row", "st_na_v4(dst + 16 * i, ld_nc_v4(src + 16 * i))", "dst[i] = src[i]")],
             "error",
@@ -279,6 +303,12 @@ WRONG = {
         ),
     ],
     12: [
+        (
+            "2 in place of 1",
+            [("add_one", "(stage + 4 * lane) + 1", "(stage + 4 * lane) + 2")],
+            "wrong result",
+            "each lane adds 1, once, to its own word",
+        ),
         (
             "adds nothing",
             [("add_one", "st_shared_s32(stage + 4 * lane, ld_shared_s32(stage + 4 * lane) + 1)", "pass")],

@@ -3,6 +3,12 @@
 WRONG = {
     22: [
         (
+            "too few turns",
+            [("exclusive_sum", "while delta < 32", "while delta < 16")],
+            "wrong result",
+            "Each group begins at the sum of all rounded counts before it",
+        ),
+        (
             "no gaps",
             [("find_start", "exclusive_sum(padded, lane)", "exclusive_sum(count, lane)")],
             "wrong result",

@@ -3,6 +3,12 @@
 WRONG = {
     13: [
         (
+            "449 in place of 448",
+            [("scales_of", "f32_div_rn(f32(448), amax)", "f32_div_rn(f32(449), amax)")],
+            "wrong result",
+            "multiply by 448 / amax",
+        ),
+        (
             "half of the lanes shuffle",
             [
                 (
@@ -78,6 +84,18 @@ WRONG = {
     ],
     14: [
         (
+            "a load and a store take the slot",
+            [
+                (
+                    "put_row",
+                    "slot = atom_add_relaxed_gpu_s32(next_slot, 1)",
+                    "slot = ld_weak_s32(next_slot)\n        st_weak_s32(next_slot, slot + 1)",
+                )
+            ],
+            "wrong result",
+            "a load and a store give two warps the same one",
+        ),
+        (
             "subscripts",
             [("put_row", "st_weak_s32(slots + ROW_BYTES * slot + 4 * lane, value)", "slots[slot][lane] = value")],
             "error",
@@ -138,6 +156,12 @@ WRONG = {
     ],
     15: [
         (
+            "lane 0 alone waits",
+            [("send_call", "    wait_at_least(", "    if lane == 0:\n        wait_at_least(")],
+            "wrong result",
+            "A half is written while it is still in use",
+        ),
+        (
             "subscript",
             [("send_call", "st_weak_s32(half + DATA + 4 * lane, value)", "half[lane] = value")],
             "error",
@@ -197,6 +221,12 @@ WRONG = {
     ],
     16: [
         (
+            "row 0 for an expert that is not there",
+            [("combine_word", "        if index >= 0:", "        index = max(index, 0)\n        if True:")],
+            "wrong result",
+            "A -1 adds nothing",
+        ),
+        (
             "subscript",
             [("combine_word", "ld_nc_s32(indices + 4 * k)", "indices[k]")],
             "error",
@@ -243,6 +273,18 @@ WRONG = {
         ("backwards", [("combine_word", "range(NUM_TOPK)", "(2, 1, 0)")], "wrong result", "Add in order"),
     ],
     17: [
+        (
+            "the row once more",
+            [
+                (
+                    "send_tokens",
+                    "(tail, n + 1)",
+                    "(tail, n + 1)\n            st_weak_s32(slot_of(peers, me, dst, n) + 4 * lane, ld_nc_s32(x + ROW_BYTES * token + 4 * lane))",
+                )
+            ],
+            "race",
+            "Is the tail behind the stores of all lanes",
+        ),
         (
             "slot by token",
             [("send_tokens", "slot_of(peers, me, dst, n)", "slot_of(peers, me, dst, token)")],
