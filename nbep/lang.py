@@ -78,8 +78,12 @@ SOME_WAIT = own_site("kernel", "a cell", "a value that never came")  # of a wait
 def wait_at_least(cell, wanted, bounds, site=SOME_WAIT, peer=-1):
     """Wait until a counter of 32 bits has come to `wanted`, with acquire order at scope sys.
 
-    site: by `own_site`, and the rank that is waited for: what a report of the wait says
-    Returns: what the cell holds. It is less than wanted if the wait has timed out; that is reported
+    Args:
+        site: by `own_site`: who waits and for what, for the report of a wait that times out
+        peer: the rank that is waited for, for the report
+
+    Returns:
+        What the cell holds. It is less than wanted if the wait has timed out; that is reported
     """
     seen, _ = wait_or_report(ld_acquire_sys_s32, cell, is_at_least, wanted, bounds, Waiter(site, peer, -1))
     return seen
@@ -95,7 +99,8 @@ def give_up(bounds, deadline, site=SOME_WAIT, peer=-1, expected=-1, seen=-1):
         if give_up(bounds, deadline):
             return
 
-    site, peer, expected, seen: what a report of the wait says
+    Args:
+        site, peer, expected, seen: what a report of the wait says
     """
     if wait_expired(deadline):
         report_fault(bounds, site, peer, -1, expected, seen)

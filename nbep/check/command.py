@@ -34,8 +34,11 @@ SHORT_RUN = 20_000  # primitive calls; other processes are no help with such run
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Exit status: 0 nothing was found, 1 something was, 2 bad arguments, 130 after Ctrl-C.
 
-    Args:     argv without the program's name; None takes sys.argv
-    Raises:   SystemExit as argparse does
+    Args:
+        argv: without the program's name; None takes sys.argv
+
+    Raises:
+        SystemExit: as argparse does
     """
     parser = parser_of_check()
     options, rest = parser.parse_known_args(argv)

@@ -64,11 +64,12 @@ WORDS = (NOTHING, OPINION, TRUE, FALSE, ONCE, ENDLESS, UNORDERED, ONE_MORE, ONE_
 class Fault:
     """One step of one function, and what comes in its place.
 
-    name: the place and the step, as `broken` takes it
-    kind: see the table above
-    step: the name of what is called there, or num_slots, or turns
-    number: which of the steps of that name in the function it is, counted from 0
-    instead: one of the constants above, or an order or a scope
+    Attributes:
+        name: the place and the step, as `broken` takes it
+        kind: see the table above
+        step: the name of what is called there, or num_slots, or turns
+        number: which of the steps of that name in the function it is, counted from 0
+        instead: one of the constants above, or an order or a scope
     """
 
     name: str

@@ -41,9 +41,10 @@ ERROR = "error"
 class Run:
     """All that a run depends on.
 
-    parameters: those of the scenario that are not as it says
-    strategy: see nbep.emulator.schedule.strategies
-    faults: names of what is broken in it
+    Attributes:
+        parameters: those of the scenario that are not as it says
+        strategy: see nbep.emulator.schedule.strategies
+        faults: names of what is broken in it
     """
 
     scenario: str
@@ -80,9 +81,10 @@ class Run:
 class Finding:
     """What a run has found.
 
-    kind: one of the words above
-    message: what was raised
-    calls: primitive calls up to there
+    Attributes:
+        kind: one of the words above
+        message: what was raised
+        calls: primitive calls up to there
     """
 
     run: Run

@@ -263,14 +263,17 @@ def kernel(
 ) -> Callable[[F], F]:
     """Record an entry point.
 
-    Args:    max_threads  most threads a block that it is launched with; fewer leave the compiler more registers
-             max_threads_before_sm90  the same for cards without the copy engine, if it is less
-             min_blocks   blocks that an SM should hold at once, which bounds the registers
-             clusters     sizes of 2 to 8 blocks: with n, blocks 0 to n - 1, n to 2 n - 1, and so on run side by side. A
-                          launch takes the first size that divides its grid and for which there is room, or none. It
-                          is about speed alone; the emulator places nothing.
-    Raises:  TypeError if it is written without parentheses; ValueError for another size, or if two modules of nbep
-             have a kernel of one name
+    Args:
+        max_threads: most threads a block that it is launched with; fewer leave the compiler more registers
+        min_blocks: blocks that an SM should hold at once, which bounds the registers
+        clusters: sizes of 2 to 8 blocks: with n, blocks 0 to n - 1, n to 2 n - 1, and so on run side by side. A launch
+            takes the first size that divides its grid and for which there is room, or none. It is about speed alone;
+            the emulator places nothing.
+        max_threads_before_sm90: the same as max_threads for cards without the copy engine, if it is less
+
+    Raises:
+        TypeError: if it is written without parentheses
+        ValueError: for another size, or if two modules of nbep have a kernel of one name
     """
     if bare:
         raise TypeError("kernel: write @kernel() or @kernel(max_threads=...), with parentheses")
@@ -307,7 +310,9 @@ def spec_of(function: Callable) -> KernelSpec:
 def over(function: Callable, kind: type, parameter: str = "network") -> Callable:
     """A kernel with a parameter of another type: a `network`, if no other is named. On a GPU it is compiled anew.
 
-    Raises: TypeError if the function is no kernel; ValueError if it has no such parameter
+    Raises:
+        TypeError: if the function is no kernel
+        ValueError: if it has no such parameter
     """
     spec = spec_of(function)
     if parameter not in spec.hints:

@@ -40,7 +40,8 @@ class World(Run):
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run one host function per rank to the end, and all they launched; their results by rank.
 
-        Raises: the first exception of a host or a kernel, with its own traceback and a note that names the rank
+        Raises:
+            Exception: the first one of a host or a kernel, with its own traceback and a note that names the rank
         """
         if len(functions) != self.num_ranks:
             raise ValueError(f"functions: {len(functions)} for {self.num_ranks} ranks")

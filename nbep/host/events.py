@@ -18,9 +18,12 @@ class EventHandle(OfThisProcess):
     """A point in a stream. `EventHandle()` is the present end of the caller's current stream.
 
     It may be made before the first Buffer, too: the rank of a process has a runtime from then on only.
-    checks: what raises the report of a buffer whose kernels come before that point
-    stream: of the caller, on which a blocking call ran. Its later work comes behind the call anyway, and most programs
-            never ask for the event: it is recorded when somebody does
+
+    Args:
+        event: the emulator's or CUDA's; without it the end of the current stream is recorded
+        checks: what raises the report of a buffer whose kernels come before that point
+        stream: of the caller, on which a blocking call ran. Its later work comes behind the call anyway, and most
+            programs never ask for the event: it is recorded when somebody does
     """
 
     def __init__(

@@ -170,8 +170,12 @@ atexit.register(finish)
 def options(**given: Any) -> Iterator[None]:
     """How kernels run meanwhile, on a new device. Arrays stay what they are.
 
-    Args:   seed, memory_model ("sc", "checked" or "delayed"), strategy, num_sms, tracer, on_failure: see `World`
-    Raises: TypeError for others; at the end, what kernels that were not waited for have failed with
+    Args:
+        given: seed, memory_model ("sc", "checked" or "delayed"), strategy, num_sms, tracer, on_failure: see `World`
+
+    Raises:
+        TypeError: for others
+        Exception: at the end, what kernels that were not waited for have failed with
     """
     unknown = set(given) - set(OPTIONS)
     if unknown:

@@ -29,9 +29,12 @@ NEAR = re.compile(r"(release|acquire|acq_rel)_(gpu|cta)")
 def order_advice(clue: Clue, cell: str, writer: str = "", reader: str = "", polled: str = "") -> str:
     """For a race: which end of a cell's order is missing, or too near, in the holes.
 
-    Args: writer, reader  the holes that store to the cell and that poll it; "": any
-          polled  the cell that the holes poll, if it is another one
-    Returns: "" if the code there has both ends, or something else is wrong
+    Args:
+        writer, reader: the holes that store to the cell and that poll it; "": any
+        polled: the cell that the holes poll, if it is another one
+
+    Returns:
+        "" if the code there has both ends, or something else is wrong
     """
     if clue.kind != "race":
         return ""

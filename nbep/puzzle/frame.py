@@ -185,7 +185,10 @@ class Puzzle:
     def run(self, target: str = "emulator", rounds: int = 1, **options: Any) -> list[list[Arrays]]:
         """Run it so often, each time with new memory: for each round the outputs of every rank.
 
-        options: seed, memory_model, strategy, tracer of nbep.spawn. A GPU compiles the kernel once for all rounds.
+        A GPU compiles the kernel once for all rounds.
+
+        Args:
+            options: seed, memory_model, strategy, tracer of nbep.spawn
         """
         by_rank = spawn(self._main, self.num_ranks, target, (rounds,), **options)
         return [list(results) for results in zip(*by_rank, strict=True)]

@@ -101,10 +101,12 @@ class Trace(Recorder):
         kernel: str | None = None,
         limit: int | None = 60,
     ) -> Text:
-        """Events as text, a line each.
+        """Events as text, a line each. It takes what `events` takes.
 
-        Args: as in `events`; without `what` and `cell`, what polls see and what happens in shared memory is left out
-              limit: lines at most, None for all
+        Without `what` and `cell`, what polls see and what happens in shared memory is left out.
+
+        Args:
+            limit: lines at most, None for all
         """
         events = self.events(SHOWN if what is None and cell is None else what, cell=cell, rank=rank, kernel=kernel)
         if what is None and cell is None:
@@ -122,8 +124,12 @@ class Trace(Recorder):
 
         Cells are found by their names: `tail[src 0]`, `head[src 0]`, `x[slot 1, src 0]`, with or without a channel.
 
-        Args:   follow: the row of each ring that has a colour, counted from 0; None: all
-        Raises: ValueError if no slot of such a ring was filled
+        Args:
+            dst, channel, kernel, call: which rings
+            follow: the row of each ring that has a colour, counted from 0; None: all
+
+        Raises:
+            ValueError: if no slot of such a ring was filled
         """
         from nbep.trace.slot_picture import slot_picture
 
@@ -132,8 +138,11 @@ class Trace(Recorder):
     def plot_cells(self, cell: str, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
         """Who writes the cells whose names begin with `cell`, who sees it and who waits for it: a lane for each rank.
 
-        Args:   ranks: what these do alone, where there are many
-        Raises: ValueError if nothing happened at such a cell
+        Args:
+            ranks: what these do alone, where there are many
+
+        Raises:
+            ValueError: if nothing happened at such a cell
         """
         from nbep.trace.space_time import cell_picture
 
@@ -142,14 +151,16 @@ class Trace(Recorder):
     def queue(self, rank: int = 0, peer: int = 1, queue: int = 0) -> Text:
         """The entries of a rank's send queue to a peer, a line each: when it was reserved, ready, rung for and done.
 
-        Raises: ValueError if the trace has no entries of that queue
+        Raises:
+            ValueError: if the trace has no entries of that queue
         """
         return queue_table(self, rank, peer, queue)
 
     def plot_queue(self, rank: int = 0, peer: int = 1, queue: int = 0) -> Picture:
         """The same as a picture: a bar for each entry.
 
-        Raises: ValueError if the trace has no entries of that queue
+        Raises:
+            ValueError: if the trace has no entries of that queue
         """
         from nbep.trace.queue_picture import queue_picture
 

@@ -79,9 +79,10 @@ class Recorder:
     ) -> list[Event]:
         """Events in the order of their steps.
 
-        Args: what: "store", "fill", "atomic", "see" or "wait", or several of them
-              cell: how the cell's name begins: "tail", "tail[channel 0", "barrier_signal"
-              rank, kernel: of the thread
+        Args:
+            what: "store", "fill", "atomic", "see" or "wait", or several of them
+            cell: how the cell's name begins: "tail", "tail[channel 0", "barrier_signal"
+            rank, kernel: of the thread
         """
         kinds = None if what is None else {what} if isinstance(what, str) else set(what)
         chosen = [

@@ -1,5 +1,6 @@
 """The site's navigation has every page once, and the API reference every public name. No Sphinx is needed here."""
 
+import importlib
 import importlib.util
 import inspect
 import json
@@ -121,19 +122,39 @@ def test_the_front_page_shows_the_picture_of_a_run():
 SECTIONS_OF_DOCSTRINGS = ("Args", "Returns", "Raises", "Blocks", "Source", "Attributes")
 
 
-def documented() -> list[tuple[str, object]]:
-    """What docs/api.md lists: classes with their public methods, and functions."""
-    import nbep.check
-    import nbep.debug
+EXPORTING = ("nbep", "nbep.lang", "nbep.emulator", "nbep.check", "nbep.trace", "nbep.puzzle", "nbep.numba_cuda")
 
+
+def with_members(name: str, obj: object) -> list[tuple[str, object]]:
+    """A function; or a class with its public methods."""
+    members = inspect.getmembers(obj, callable) if isinstance(obj, type) else []
+    return [(name, obj), *((f"{name}.{n}", member) for n, member in members if n[0] != "_")]
+
+
+def documented() -> list[tuple[str, object]]:
+    """What docs/api.md lists, and what nbep's packages export."""
+    packages = [importlib.import_module(package) for package in (*EXPORTING, "nbep.debug")]
     found = []
     for name in re.findall(r"auto(?:class|function|exception):: (nbep[\w.]+)", (DOCS / "api.md").read_text()):
         obj = nbep
         for part in name.split(".")[1:]:
             obj = getattr(obj, part)
-        members = [(f"{name}.{n}", m) for n, m in inspect.getmembers(obj, callable) if n[0] != "_"]
-        found += [(name, obj), *(members if isinstance(obj, type) else [])]
-    return found
+        found += with_members(name, obj)
+    for package in packages:
+        for name in getattr(package, "__all__", [name for name in vars(package) if name[0] != "_"]):
+            obj = getattr(package, name)
+            if callable(obj) and (getattr(obj, "__module__", "") or "").startswith("nbep"):
+                found += with_members(f"{package.__name__}.{name}", obj)
+    return list({id(obj): (name, obj) for name, obj in reversed(found)}.values())
+
+
+def arguments_of(obj: object) -> set[str]:
+    """Of a function, or of what makes an object of a class."""
+    try:
+        called = obj.__init__ if isinstance(obj, type) else obj
+        return set(inspect.signature(called).parameters) | set(getattr(obj, "__annotations__", {}))
+    except ValueError:  # of C
+        return set()
 
 
 @pytest.mark.parametrize(("name", "obj"), documented(), ids=lambda value: value if isinstance(value, str) else "")
@@ -142,10 +163,11 @@ def test_public_docstrings_have_sections_of_googles_form(name, obj):
     text = inspect.getdoc(obj) or ""
     beside = [line for line in text.splitlines() if re.match(rf"({'|'.join(SECTIONS_OF_DOCSTRINGS)}): *\S", line)]
     assert beside == []
+    known = arguments_of(obj)
+    names = [line.partition(":")[0].split(", ") for line in text.splitlines() if re.match(r"\w+(, \w+)*: ", line)]
+    assert not [one for one in names if known & set(one)], "belongs into Args, or Attributes"
     args = re.search(r"^Args:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
     if args:
-        called = obj.__init__ if isinstance(obj, type) else obj
-        known = set(inspect.signature(called).parameters)
         entries = re.findall(r"^    (\w+(?:, \w+)*):", args[1], re.MULTILINE)
         assert entries
         assert {part for entry in entries for part in entry.split(", ")} <= known

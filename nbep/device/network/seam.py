@@ -56,8 +56,10 @@ def peer_ptr(network, offset, peer):
 def keep_message(network, src_offset, stage, num_bytes, lane):
     """Tell of a message in shared memory that this warp puts next, once or to several peers. All lanes of a warp.
 
-    stage: shared address of the message, which all lanes may read. num_bytes, stage and the offset are multiples of 16.
-    src_offset: where a transport that sends from global memory keeps the message in this rank's buffer.
+    Args:
+        src_offset: where a transport that sends from global memory keeps the message in this rank's buffer; a multiple
+            of 16, as `stage` and `num_bytes`
+        stage: shared address of the message, which all lanes may read
     """
 
 
@@ -65,10 +67,12 @@ def keep_message(network, src_offset, stage, num_bytes, lane):
 def put_nbi_warp(network, place, stage, num_bytes, lane):
     """Start to put a message, or a part of it, into a peer's buffer. All lanes of a warp.
 
-    stage: as for keep_message; the copy engine may read it, too (a proxy fence and a syncwarp come before). It may be
-    written again after tma_store_wait_read_all, or after quiet.
     It is on its way at the latest with the next amo_add on the same queue. How many bytes may be put at once, the host
     checks: Transport.check_message.
+
+    Args:
+        stage: as for keep_message; the copy engine may read it, too (a proxy fence and a syncwarp come before). It may
+            be written again after tma_store_wait_read_all, or after quiet
     """
 
 
@@ -84,7 +88,10 @@ def quiet(network, lane):
 def amo_add(network, offset, value, peer, queue, is_behind):
     """Add to an s32 cell in a peer's buffer. One thread.
 
-    is_behind: who sees it also sees what was quiet on the queue before. Otherwise the number is all that it tells.
+    Args:
+        offset: of the cell, the same in each buffer
+        queue: on which it comes behind what was put there before
+        is_behind: who sees it also sees what was quiet on the queue before. Otherwise the number is all that it tells
     """
 
 

@@ -46,7 +46,8 @@ def own_site(role: str, cell: str, awaited: str) -> int:
 
     Its number comes from the words. So it is the same in all processes, and in kernels that were compiled before.
 
-    Raises: ValueError if other words have the number
+    Raises:
+        ValueError: if other words have the number
     """
     words = role, cell, awaited
     number = OWN_SITES + zlib.crc32("\n".join(words).encode()) % (1 << 24)

@@ -197,9 +197,11 @@ class Stream:
         describe_shared: Describe | None = None,
         starts_together: bool = False,
     ) -> Launch:
-        """Queue `function(*args)` for `grid` blocks of `block` threads; describe_shared names their shared memory.
+        """Queue `function(*args)` for `grid` blocks of `block` threads.
 
-        starts_together: none of the blocks starts before there are SMs for all, as with a cooperative launch
+        Args:
+            describe_shared: names what is in their shared memory
+            starts_together: none of the blocks starts before there are SMs for all, as with a cooperative launch
         """
         if grid < 1 or not 1 <= block <= MAX_BLOCK:
             raise ValueError(f"grid: {grid}, block: {block}; allowed: grid >= 1, block 1 .. {MAX_BLOCK}")

@@ -165,8 +165,11 @@ class Scheduler:
     def host_wait(self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None) -> bool:
         """Block the calling host until `predicate()` holds; kernels and other hosts run meanwhile.
 
-        Args:    describe: what the host waits for, in the deadlock report
-        Returns: False if timeout_ns have passed first, as a thread sees time
+        Args:
+            describe: what the host waits for, in the deadlock report
+
+        Returns:
+            False if timeout_ns have passed first, as a thread sees time
         """
         host = getcurrent()
         if self.failure is not None:
