@@ -16,7 +16,7 @@ EXHIBITS = [
     ),
     Exhibit(
         "mooncake_3637", "deadlock",
-        ("kernel `work`", "head (byte 16)", "in a circle", "`submit`", "The last store", "its own"),
+        ("kernel `work`", "head (byte 16)", "in a circle", "`submit`", "The last store", "the waiting thread's own"),
         "starved", 2,
     ),
     Exhibit(
