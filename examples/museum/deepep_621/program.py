@@ -8,6 +8,7 @@ import numpy as np
 import nbep
 from nbep.lang import (
     FULL_MASK,
+    Bounds,
     Out,
     Peers,
     buffer_of,
@@ -15,7 +16,6 @@ from nbep.lang import (
     fence_proxy_async_shared,
     kernel,
     lane_id,
-    ld_acquire_sys_s32,
     ld_shared_s32,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
@@ -25,17 +25,16 @@ from nbep.lang import (
     st_weak_s32,
     syncwarp,
     tma_load_1d,
-    wait_expired,
+    wait_at_least,
 )
 
 NUM_RANKS = 2
 ROW_BYTES = 128
 FLAG, ROW = 0, 128
-NEVER = 1 << 62
 
 
 @kernel(max_threads=32)
-def combine(out: Out, peers: Peers):
+def combine(out: Out, peers: Peers, bounds: Bounds):
     lane = lane_id()
     there = buffer_of(peers, 1)
     if peers.rank == 0:
@@ -50,13 +49,12 @@ def combine(out: Out, peers: Peers):
         mbarrier_init(full, 1)
         fence_mbarrier_init()
         fence_proxy_async_shared()
-        while ld_acquire_sys_s32(there + FLAG) == 0:
-            wait_expired(NEVER)
+        wait_at_least(there + FLAG, 1, bounds)
         tma_load_1d(stage, there + ROW, ROW_BYTES, full)
         mbarrier_arrive_expect_tx(full, ROW_BYTES)
     syncwarp(FULL_MASK)
     while not mbarrier_try_wait_parity(full, 0):
-        wait_expired(NEVER)
+        pass
     st_weak_s32(out + 4 * lane, ld_shared_s32(stage + 4 * lane))
 
 
@@ -64,7 +62,7 @@ def main(comm):
     memory = nbep.SharedMemory.create(comm, 256, timeout_ms=5000, cells={"flag": FLAG, "row": ROW})
     out = np.full(32, -1, np.int32)
     comm.barrier()
-    memory.runtime.launch(memory.comm_stream, combine, 1, 32, ROW_BYTES + 16, out, memory.peers)
+    memory.runtime.launch(memory.comm_stream, combine, 1, 32, ROW_BYTES + 16, out, memory.peers, memory.bounds)
     memory.wait()
     memory.close()
     return out.tolist()
