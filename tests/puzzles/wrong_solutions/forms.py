@@ -51,10 +51,10 @@ WRONG = {
             "Two tokens have the same row",
         ),
         (
-            "another lane",
-            [("find_row", "start, max(expert, 0)", "start, 5 - max(expert, 0)")],
+            "lanes above",
+            [("find_row", "same & ((1 << lane) - 1)", "same & ~((2 << lane) - 1)")],
             "wrong result",
-            "Take the start of the lane",
+            "count only lanes below with the same expert",
         ),
         (
             "itself as well",
