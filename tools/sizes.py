@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (77_850, 533),
-    "nbep/emulator": (13_960, 81),
+    "nbep": (78_000, 533),
+    "nbep/emulator": (14_100, 81),
     "nbep/device": (17_750, 136),
     "nbep/host": (17_300, 126),
     "nbep/check": (2_200, 15),

@@ -31,61 +31,67 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..machine.access import AccessingThread
 from ..machine.kinds import KINDS
 from ..machine.memory import Allocation
 from ..machine.orders import POLLED
 from .copies import CopyCheckingThread
 from .knowledge import GRANULE_BITS, last_to
 
+SIZES = {name: kind.size for name, kind in KINDS.items()}
+
 
 class CheckedThread(CopyCheckingThread):
-    """A thread whose accesses are checked against those of others: see `signals`, `races` and `copies`."""
+    """A thread whose accesses are checked against those of others: see `signals`, `races` and `copies`.
+
+    Each is made as with `sc`, which no class in between changes, and then noted.
+    """
 
     __slots__ = ()
 
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
-        value = super().load(address, kind, order, scope)
-        allocation, offset = self.locate(address)
-        load = self.note_load(allocation, offset, KINDS[kind].size, order, scope)
+        value = AccessingThread.load(self, address, kind, order, scope)
+        allocation, offset = self.segments[address >> 32], address & 0xFFFFFFFF
+        load = self.note_load(allocation, offset, SIZES[kind], order, scope)
         if order in POLLED:
-            self.receive(allocation, offset, KINDS[kind].size, order, scope)
+            self.receive(allocation, offset, SIZES[kind], order, scope)
             self.remember_polled(allocation, load)
         return value
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
-        super().store(address, kind, value, order, scope)
-        allocation, offset = self.locate(address)
-        store = self.note_store(allocation, offset, KINDS[kind].size, order, scope)
+        AccessingThread.store(self, address, kind, value, order, scope)
+        allocation, offset = self.segments[address >> 32], address & 0xFFFFFFFF
+        store = self.note_store(allocation, offset, SIZES[kind], order, scope)
         self.send(allocation, store, modifies=False)
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
     ) -> Any:
-        old = super().atomic(op, address, kind, operand, order, scope, compare)
+        old = AccessingThread.atomic(self, op, address, kind, operand, order, scope, compare)
         allocation, offset = self.locate(address)
         self._modified(allocation, offset, kind, order, scope)
         return old
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
-        value = super().load_shared(address, kind, order)
-        load = self.note_load(self.shared, address, KINDS[kind].size, order, "cta")
+        value = AccessingThread.load_shared(self, address, kind, order)
+        load = self.note_load(self.shared, address, SIZES[kind], order, "cta")
         if order in POLLED:
-            self.receive(self.shared, address, KINDS[kind].size, order, "cta")
+            self.receive(self.shared, address, SIZES[kind], order, "cta")
             self.remember_polled(self.shared, load)
         return value
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
-        super().store_shared(address, kind, value, order)
-        store = self.note_store(self.shared, address, KINDS[kind].size, order, "cta")
+        AccessingThread.store_shared(self, address, kind, value, order)
+        store = self.note_store(self.shared, address, SIZES[kind], order, "cta")
         self.send(self.shared, store, modifies=False)
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
-        old = super().atomic_shared(op, address, kind, operand, order, compare)
+        old = AccessingThread.atomic_shared(self, op, address, kind, operand, order, compare)
         self._modified(self.shared, address, kind, order, "cta")
         return old
 
     def _modified(self, allocation: Allocation, offset: int, kind: str, order: str, scope: str) -> None:
-        nbytes = KINDS[kind].size
+        nbytes = SIZES[kind]
         before = last_to(allocation.last_stores.get(offset >> GRANULE_BITS, ()), offset, offset + nbytes)
         self.receive(allocation, offset, nbytes, order, scope)
         store = self.note_store(allocation, offset, nbytes, order, scope, is_atomic=True)

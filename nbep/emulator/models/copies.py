@@ -17,9 +17,9 @@ from ..machine.warp import Warp
 from .history import Waited
 from .knowledge import (
     NOT_WAITED,
-    NOT_YET,
     NOTHING,
     Access,
+    Epoch,
     Owner,
     join,
     join_two,
@@ -86,7 +86,7 @@ class CopyCheckingThread(CheckingThread):
         self.world.signals += 1
         number = self.world.signals
         for access in mbarrier.done:
-            access.number = number
+            access.epoch.number = number
         signals = {access.owner.clock: number for access in mbarrier.done}
         self.world.history.add(Waited(self.owner, address, tuple(mbarrier.done)))
         mbarrier.done = []
@@ -109,15 +109,16 @@ class CopyCheckingThread(CheckingThread):
         """A copy starts: check what it will do, and remember it, as the copy engine's until somebody waits for it."""
         site = site_of(sys._getframe(2))
         (read, begin), (written, to) = source, target
-        load = Access(self.owner, "load", begin, begin + nbytes, "bulk", "cta", site)
-        store = Access(self.owner, "store", to, to + nbytes, "bulk", "cta", site)
-        self.check(read, load)
-        self.check(written, store)
+        now = self.world.history.now
+        load = Access(self.owner, Epoch(NOT_WAITED), "load", begin, begin + nbytes, "bulk", "cta", site, now)
+        store = Access(self.owner, Epoch(NOT_WAITED), "store", to, to + nbytes, "bulk", "cta", site, now)
+        self.check_copy(read, load)
+        self.check_copy(written, store)
         if self.engine is None:
             self.engine = replace(self.owner, clock=-self.owner.clock, own=0)
-        for access in (load, store):
-            access.owner, access.number, access.time = self.engine, NOT_WAITED, self.world.history.now
-        self.remember_load(read, load)
+        load.owner = store.owner = self.engine
+        for granule in load.granules:
+            self.remember_load(read, load, granule)
         remember_store(written, store, self.is_new)
         return load, store
 
@@ -148,9 +149,8 @@ class CopyCheckingThread(CheckingThread):
         """What the copy engine has done is as if this thread had done it."""
         for access in copies:
             access.owner = self.owner
-            access.number = NOT_YET
+            access.epoch = self.loading if access.verb == "load" else self.storing
             access.time = self.world.history.now
-            (self.loads if access.verb == "load" else self.stores).append(access)
 
     def leave(self) -> None:
         groups = [self.open_group, *self.groups]
@@ -160,8 +160,7 @@ class CopyCheckingThread(CheckingThread):
         copies = [access for group in groups for access in group]
         if copies:  # nobody has waited until they are written: the end of the kernel does
             self.block.launch.callbacks.append(partial(self.end_copies, copies))
-        for access in self.stores:
-            access.at_exit = True
+        self.storing.at_exit = True
         self.signal(True)
         launch = self.block.launch
         launch.learned = join_two(launch.learned, self.knowledge)

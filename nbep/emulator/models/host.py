@@ -29,6 +29,7 @@ from .knowledge import (
     GRANULE_BITS,
     NOTHING,
     Access,
+    Epoch,
     Knowledge,
     Message,
     Owner,
@@ -70,8 +71,7 @@ class CheckedHost(Cpu):
         """
         site, now = site_of(sys._getframe(2)), self.world.history.now
         end, order = offset + nbytes, "acquire" if polls else "weak"
-        load = Access(self.owner, "load", offset, end, order, "sys", site, time=now)
-        load.number = self._signal()
+        load = Access(self.owner, Epoch(self._signal()), "load", offset, end, order, "sys", site, now)
         self._meet_stores(allocation, load)
         for granule in load.granules:
             loads = allocation.last_loads.setdefault(granule, {})
@@ -84,12 +84,12 @@ class CheckedHost(Cpu):
         """Stop the run if the CPU writes bytes that kernels may still access; else they must know of the store."""
         order = "release" if nbytes <= WORD_BYTES else "weak"
         site, history = site_of(sys._getframe(2)), self.world.history
-        store = Access(self.owner, "store", offset, offset + nbytes, order, "sys", site, time=history.now)
+        store = Access(self.owner, Epoch(), "store", offset, offset + nbytes, order, "sys", site, history.now)
         self._meet_stores(allocation, store)
         for granule in store.granules:
             for load in allocation.last_loads.get(granule, {}).values():
                 self._meet(allocation, store, load)
-        store.number = self.last_store = self._signal()
+        store.epoch.number = self.last_store = self._signal()
         remember_store(allocation, store, lambda load: load.is_beyond(self.knowledge.loads))
         for cell in [cell for cell in allocation.messages if store.begin <= cell < store.end]:
             del allocation.messages[cell]
@@ -117,9 +117,7 @@ class CheckedHost(Cpu):
 
     def _observe(self, store: Access) -> None:
         """It has read the value of a strong store, and so have those kernels that it queues from now on."""
-        observation = Signalled(self.owner)
-        observation.number = self._signal()
-        store.observed_by += (observation,)
+        store.observed_by += (Signalled(self.owner, Epoch(self._signal())),)
 
     def _signal(self) -> int:
         """What it does now is known to all that it queues or stores from now on."""

@@ -106,24 +106,50 @@ class Message(NamedTuple):
         return join(part for reach, part in self.parts.items() if reach >= needed)
 
 
+class Epoch:
+    """What one thread does between two of its signals: the same one tells of all of it. Loads have epochs of their own.
+
+    number: of the first signal that tells of it; at_exit: that was the end of the kernel
+    A bulk copy is an epoch by itself until somebody has waited for it.
+    """
+
+    __slots__ = ("number", "at_exit")
+
+    def __init__(self, number: int = NOT_YET):
+        self.number = number
+        self.at_exit = False
+
+
 class Signalled:
     """What the signals of a thread tell of.
 
-    number: of the first signal of its thread that tells of it
     proxy_fences: the signals at its thread's proxy fences for this kind of memory; of a load, if that is shared
     """
 
-    __slots__ = ("owner", "number", "proxy_fences")
+    proxy_fences: Sequence[int] = ()
 
-    def __init__(self, owner: Owner, proxy_fences: Sequence[int] = ()):
+    def __init__(self, owner: Owner, epoch: Epoch, proxy_fences: Sequence[int] = ()):
         self.owner = owner
-        self.number = NOT_YET
+        self.epoch = epoch
         self.proxy_fences = proxy_fences
+
+    @property
+    def number(self) -> int:
+        return self.epoch.number
+
+    @property
+    def at_exit(self) -> bool:
+        return self.epoch.at_exit
 
     def is_beyond(self, known: Numbers) -> bool:
         """Whether no signal with a known number tells of it."""
-        owner, number = self.owner, self.number
-        if number <= latest(known, owner.clock):
+        owner, number = self.owner, self.epoch.number
+        if number >= NOT_YET:
+            return True
+        clock = owner.clock
+        if number <= known.get(clock, 0) or number <= known.get(ALL_CLOCKS, 0):
+            return False
+        if number <= known.get(stream_of(clock), 0):
             return False
         return owner.own == 0 or number > known.get(owner.own, 0)
 
@@ -131,9 +157,7 @@ class Signalled:
 class Access(Signalled):
     """A store or a load of some bytes.
 
-    granules: in which its bytes lie: one, but for bulk copies and the CPU
     reach: of its scope; 0 for a weak one, which may meet no other access unordered
-    at_exit: the signal that tells of it was the end of the kernel
     serving: the queue pair and the entry that a NIC did it for
     observed_by: of a strong store, the threads that have read its value with strong loads, and when they released next
     successor: of a strong store, the atomic that has read its value and stored after it
@@ -142,32 +166,32 @@ class Access(Signalled):
     thread to these bytes since they were stored.
     """
 
-    __slots__ = (
-        "verb", "begin", "end", "granules", "order", "scope", "reach", "site", "at_exit",
-        "serving", "time", "is_atomic", "before", "observed_by", "successor",
-    )  # fmt: skip
+    # What few accesses have otherwise; there is one for each load and store of a run.
+    serving: tuple[int, int] | None = None
+    is_atomic = False
+    before: tuple[Access, ...] = ()
+    observed_by: tuple[Signalled, ...] = ()
+    successor: Access | None = None
 
     def __init__(
-        self, owner: Owner, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None, *, time: int = 0
-    ):
-        super().__init__(owner)
+        self, owner: Owner, epoch: Epoch, verb: str, begin: int, end: int, order: str, scope: str, site: Site | None,
+        time: int = 0,
+    ):  # fmt: skip
+        self.owner = owner
+        self.epoch = epoch
         self.verb = verb
         self.begin = begin
         self.end = end
-        self.granules: Iterable[int] = (begin >> GRANULE_BITS,)
-        if end - begin > 1 << GRANULE_BITS:
-            self.granules = range(begin >> GRANULE_BITS, (end - 1 >> GRANULE_BITS) + 1)
         self.order = order
         self.scope = scope
         self.reach = 0 if order in WEAK else SCOPES[scope]
         self.site = site
-        self.at_exit = False
-        self.serving: tuple[int, int] | None = None
         self.time = time
-        self.is_atomic = False
-        self.before: tuple[Access, ...] = ()
-        self.observed_by: tuple[Signalled, ...] = ()
-        self.successor: Access | None = None
+
+    @property
+    def granules(self) -> range:
+        """In which its bytes lie: one, but for bulk copies and the CPU."""
+        return range(self.begin >> GRANULE_BITS, (self.end - 1 >> GRANULE_BITS) + 1)
 
     def observations(self) -> Iterator[Signalled]:
         """Who comes behind it in PTX's observation order: readers of its value, or of what atomics have made of that.
@@ -265,14 +289,16 @@ def remember_store(allocation: Allocation, store: Access, is_new: Callable[[Acce
     Who races with what is there before races with a weak store, too. With a strong one it may do what it may not do
     with others: so those stay, and loads that its thread does not know of, or whose scope is smaller.
     """
-    for granule in store.granules:
+    alone = [store]  # of all granules that have no other, since no list is changed once it is there
+    first, last = store.begin >> GRANULE_BITS, store.end - 1 >> GRANULE_BITS
+    for granule in range(first, last + 1) if first < last else (first,):
         stores = allocation.last_stores.get(granule)
         loads = allocation.last_loads.pop(granule, None)
         if not store.reach and granule in allocation.overwritten:
             if not allocation.overwritten[granule].keep(store, granule):
                 del allocation.overwritten[granule]
         if not stores and not loads:
-            allocation.last_stores[granule] = [store]
+            allocation.last_stores[granule] = alone
             continue
         stores, loads = stores or [], loads or {}
         left, remaining, is_read = [], {}, False
@@ -284,14 +310,13 @@ def remember_store(allocation: Allocation, store: Access, is_new: Callable[[Acce
         for key, load in loads.items():
             is_left = _is_left(load, store, granule)
             is_read |= not is_left
-            if is_left or (store.reach and (is_new(load) or not is_covered(load, store))):
+            if is_left or (store.reach and (not is_covered(load, store) or is_new(load))):
                 remaining[key] = load
         if len(left) < len(stores) and not is_read:
             old = next(old for old in stores if old not in left)
             store.before = old, *old.before[: MAX_BEFORE - 1]
             old.before = ()
-        left.append(store)
-        allocation.last_stores[granule] = left
+        allocation.last_stores[granule] = [*left, store] if left else alone
         if remaining:
             allocation.last_loads[granule] = remaining
 
@@ -342,11 +367,15 @@ def join_two(a: Knowledge, b: Knowledge) -> Knowledge:
         return b
     if b is NOTHING:
         return a
-    both = Knowledge(*(later(one, other) for one, other in zip(a, b, strict=True)))
-    for same in (a, b):
-        if all(one is other for one, other in zip(both, same, strict=True)):
-            return same
-    return both
+    a_stores, a_engine, a_loads, a_shared, a_read = a
+    b_stores, b_engine, b_loads, b_shared, b_read = b
+    stores, engine, loads = later(a_stores, b_stores), later(a_engine, b_engine), later(a_loads, b_loads)
+    shared, read = later(a_shared, b_shared), later(a_read, b_read)
+    if stores is a_stores and engine is a_engine and loads is a_loads and shared is a_shared and read is a_read:
+        return a
+    if stores is b_stores and engine is b_engine and loads is b_loads and shared is b_shared and read is b_read:
+        return b
+    return Knowledge(stores, engine, loads, shared, read)
 
 
 def with_signals(knowledge: Knowledge, signals: Numbers) -> Knowledge:

@@ -15,6 +15,7 @@ from .knowledge import (
     MAX_WARPS,
     NOTHING,
     Access,
+    Epoch,
     Knowledge,
     Message,
     Numbers,
@@ -36,12 +37,13 @@ if TYPE_CHECKING:
     from ..machine.block import Block, NamedBarrier
 
 Cell = tuple[Allocation, int, int]  # its first byte, and the one behind it
+MANY_MET = 1 << 12
 
 
 class SignallingThread(ProxyThread):
     """A thread whose releases, fences and meetings pass on what it knows."""
 
-    __slots__ = ("owner", "fences", "released", "heard", "observations", "stores", "loads")
+    __slots__ = ("owner", "fences", "released", "heard", "loading", "storing", "met", "polled_last")
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
@@ -58,22 +60,26 @@ class SignallingThread(ProxyThread):
         self.released: dict[Cell, dict[int, Knowledge]] = {}
         # What relaxed loads have met, for a later acquire or fence that reaches as far.
         self.heard: dict[tuple[Cell, int], Knowledge] = {}
-        self.observations: list[Signalled] = []  # of strong stores by others, that no release tells of yet
-        self.stores: list[Access] = []  # those that no release tells of yet
-        self.loads: list[Access] = []  # those that no signal tells of yet
+        self.loading = Epoch()  # of the loads that no signal tells of yet
+        self.storing = Epoch()  # of the stores, and of observed ones by others, that no release tells of yet
+        # Of others, epochs that it knows, and stores that it has observed: what is known once stays known.
+        self.met: set[Epoch | Access] = set()
+        self.polled_last: tuple[Any, ...] = ()  # what its last strong access has read, and how
 
     def signal(self, releases: bool) -> None:
         """Number the loads since the last signal, and the stores since the last release."""
         self.world.signals += 1
-        number = self.world.signals
-        for load in self.loads:
-            load.number = number
-        self.loads.clear()
+        self.loading.number = self.world.signals
+        self.loading = Epoch()
         if releases:
-            for one in (*self.stores, *self.observations):
-                one.number = number
-            self.stores.clear()
-            self.observations.clear()
+            self.storing.number = self.world.signals
+            self.storing = Epoch()
+
+    def forget_met(self) -> None:
+        """It knows less than before, or remembers too much."""
+        self.met.clear()
+        self.polled_last = ()
+        self.world.observed = None, set()
 
     def with_latest(self, knowledge: Knowledge) -> Knowledge:
         """The knowledge, and all that the warp has signalled."""
@@ -109,7 +115,12 @@ class SignallingThread(ProxyThread):
     def receive(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> None:
         """A strong access has read a cell."""
         stores = allocation.last_stores.get(offset >> GRANULE_BITS, ())
-        self.hear((allocation, offset, offset + nbytes), stores, allocation.messages.get(offset), order, scope)
+        message = allocation.messages.get(offset)
+        last = self.polled_last
+        if last and last[0] is stores and last[1] is message and last[2:] == (allocation, offset, nbytes, order, scope):
+            return  # a poll that finds what the last one has found
+        self.polled_last = stores, message, allocation, offset, nbytes, order, scope
+        self.hear((allocation, offset, offset + nbytes), stores, message, order, scope)
 
     def hear(self, cell: Cell, stores: Iterable[Access], message: Message | None, order: str, scope: str) -> None:
         """A strong access has read what these stores have left in a cell, and this is what it tells.
@@ -135,22 +146,31 @@ class SignallingThread(ProxyThread):
 
     def observe(self, allocation: Allocation, store: Access) -> Signalled:
         """It has read the value of a strong store: from its next release on it tells of that store, too."""
-        observation = Signalled(self.owner, self.proxy_fences_of(allocation))
+        observation = Signalled(self.owner, self.storing, self.proxy_fences_of(allocation))
         store.observed_by += (observation,)
-        self.observations.append(observation)
         return observation
 
     def is_new(self, access: Access) -> bool:
         """Whether this thread cannot know of an access."""
-        owner, own = access.owner, self.owner
-        if owner is own:
+        met = self.met
+        if access.owner is self.owner or access.epoch in met or access in met:
             return False
-        is_store = access.verb == "store"
-        if owner.clock == own.clock and self.has_met(owner, access.number):
-            return False
-        if is_store:
-            return access.is_beyond(self.knowledge.stores) and not self.has_observed(access)
-        return access.is_beyond(self.knowledge.loads)
+        if len(met) > MANY_MET:
+            met.clear()
+        return not self.meets(access)
+
+    def meets(self, access: Access) -> bool:
+        """Whether it knows of an access by another thread. If so, it knows of the whole epoch, or has observed it."""
+        is_store, owner = access.verb == "store", access.owner
+        known = self.knowledge.stores if is_store else self.knowledge.loads
+        of_warp = owner.clock == self.owner.clock and self.has_met(owner, access.epoch.number)
+        if of_warp or not access.is_beyond(known):
+            self.met.add(access.epoch)
+            return True
+        if is_store and access.reach and self.has_observed(access):
+            self.met.add(access)
+            return True
+        return False
 
     def has_observed(self, store: Access) -> bool:
         """Whether one who has read the value of a strong store is this thread, or is known to it."""
@@ -184,9 +204,10 @@ class SignallingThread(ProxyThread):
             self.signal(True)
         signal = self.world.signals
         collective = super().converge(name, mask, value, site)
-        collective.signals[self.thread_idx] = signal
-        if not collective.knowledge or collective.knowledge[-1] is not self.knowledge:
-            collective.knowledge.append(self.knowledge)
+        if name == "syncwarp":  # a vote or a shuffle orders no memory
+            collective.signals[self.thread_idx] = signal
+            if not collective.knowledge or collective.knowledge[-1] is not self.knowledge:
+                collective.knowledge.append(self.knowledge)
         if not collective.missing:
             self.conclude(collective)
         return collective
@@ -194,7 +215,8 @@ class SignallingThread(ProxyThread):
     def conclude(self, collective: Collective) -> None:
         """All are there that a collective waits for: what they know."""
         self.remember_collective(collective)
-        collective.known = join(collective.knowledge), *self.known_of_lanes(collective)
+        is_told = collective.name == "syncwarp"
+        collective.known = (join(collective.knowledge), *self.known_of_lanes(collective)) if is_told else ()
 
     def known_of_lanes(self, collective: Collective) -> tuple[int, Numbers]:
         """What lanes that meet know of their warp: of all threads, and besides of single ones."""
@@ -212,7 +234,7 @@ class SignallingThread(ProxyThread):
         collective = super().collect(name, mask, value, site)
         if collective.known is None:  # the last for whom it waited has left
             self.conclude(collective)
-        if name == "syncwarp":  # a vote or a shuffle orders no memory
+        if name == "syncwarp":
             self.knowledge, self.warp_known, self.lanes_known = collective.known
         return collective
 

@@ -210,9 +210,9 @@ class TurningThread(LoopingThread):
             if self.changed([polled]):  # since an earlier wait that has succeeded
                 del self.polled[cell]
         self.knowledge, self.heard = self.before_load
+        self.forget_met()
         for store, observation in self.observed:
             store.observed_by = tuple(one for one in store.observed_by if one is not observation)
-            self.observations = [one for one in self.observations if one is not observation]
 
 
 def turns_in(looks: list[Polled]) -> list[list[Polled]]:
