@@ -6,7 +6,7 @@
  cell                        written by      with              read by             with
  arrived[s]                  rank s          amo_add           thread s            ld_acquire_sys, see meet_nodes
  called                      thread 0        st_weak           all threads         ld_weak
- turn                        thread 0        st_weak           the owner's kernels ld_nc, ld_weak
+ turn                        thread 0        st_weak           all threads         ld_weak
  rank_counts[half, s]        rank s          see send_dispatch.py all threads      ld_na, after the meeting
  expert_counts[half, s]      rank s          see send_dispatch.py all threads      ld_na, after the meeting
  num_unaligned_recv_         thread e        st_weak           all threads         ld_weak, after syncthreads

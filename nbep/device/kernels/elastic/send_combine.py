@@ -3,12 +3,15 @@
  rank d, its image of s: slot of token t --put--> slot (place, t) of rank s
 
  cell                written by        with             read by           with
- x, topk_weights of  an earlier kernel, see combine.py  network, see send_dispatch.py (2)  ld_na, bulk copy
+ x, topk_weights of  combine.py        -                network           bulk copy, see send_dispatch.py (2)
+   an image's slots
+ x, topk_weights of  combine.py        -                lanes             ld_na, no copy engine
    an image's slots
  x, topk_weights of  warps of rank d   put_nbi_warp     warps of rank s   see combine.py, after the meeting
    slots at s
- stage of a warp     copy engine,      bulk copy,       network           after full, or syncwarp
-                     or lanes          st_shared
+ recv_src_metadata   nobody            -                warps             ld_nc
+ stage of a warp     copy engine       bulk copy        network           after full
+ stage, no copy engine  lanes          st_shared        network           after syncwarp
 
 Warps take tokens in turn, beginning with those of the rank behind their own: otherwise all would send to rank 0 first.
 All that goes to a rank is on one queue, and the next kernel's arrival there comes behind it.

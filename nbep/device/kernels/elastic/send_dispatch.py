@@ -6,15 +6,19 @@
  its image of r:   rank_counts, expert_counts ------------put--> those of rank r
 
  cell                    written by       with            read by             with
- x, scales, topk_idx,    publish.py, (1)  -               network (2)         ld_na, bulk copy; topk_idx ld_nc
+ x, scales, topk_idx,    publish.py (1)   -               network (2)         bulk copy; topk_idx ld_nc
    topk_weights, numbers,
    lists of a half
    of an image, at r     warps of rank s  put_nbi_warp    all warps of r      see dispatch.py, after the meeting
  rank_counts[half, s],   warps of rank s  put_nbi_warp    rank r              see meet_dispatch.py
    expert_counts, at r
-   of an image, here     publish.py       -               network (2)         ld_na, bulk copy; rank_counts ld_nc
- stage of a warp         copy engine,     bulk copy,      network             after full, or syncwarp
-                         or lanes         st_shared
+   of an image, here     publish.py       -               network (2)         bulk copy; rank_counts ld_nc
+ x, scales, topk_idx,    publish.py (1)   -               lanes               ld_na, no copy engine
+   topk_weights, lists,
+   numbers, rank_counts,
+   expert_counts
+ stage of a warp         copy engine      bulk copy       network             after full
+ stage, no copy engine   lanes            st_shared       network             after syncwarp
 
  (1) The kernel before: see its ledger.
  (2) Where it goes to mapped memory: the warp that fills its stage. Else the NIC, or NVSHMEM.
