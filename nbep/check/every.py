@@ -24,6 +24,7 @@ from nbep.device.terminal import progress, write_json
 from nbep.emulator.schedule.every import Every, OutOfTime, Redundant, Tree
 from nbep.emulator.schedule.every_loops import Endless
 from nbep.emulator.schedule.every_step import Replay
+from nbep.emulator.schedule.scheduler import few_collections
 
 Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
@@ -63,7 +64,7 @@ def check_all(
     failing: Failing | None = None
     first_kind = endless = ""
     number = 0
-    with progress(base.scenario, 1000) as show:
+    with few_collections(), progress(base.scenario, 1000) as show:  # else each run would end with one
         try:
             while failing is None and tree.schedules + tree.redundant < limit and tree.begin():
                 if finding := one(tree, base):

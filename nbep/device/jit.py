@@ -193,8 +193,8 @@ def _with_stand_in(spec: PrimitiveSpec) -> Callable:
 
     @wraps(body)
     def chosen(*args):
-        world = getattr(current_thread(), "world", None)  # there is none outside of kernels
-        return body(*args) if world is None or world.compute_capability >= since else stand_in(*args)
+        thread = current_thread()  # there is none outside of kernels
+        return body(*args) if thread is None or thread.world.compute_capability >= since else stand_in(*args)
 
     return chosen
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import nbep
 from nbep.check.scenario import accepted
 from nbep.emulator.schedule.every import Every, Redundant, Tree
+from nbep.emulator.schedule.scheduler import few_collections
 from nbep.lang import (
     FULL_MASK,
     I32,
@@ -135,10 +136,11 @@ def rate_of(name: str, repeats: int) -> Rate:
 def run_all(main: Main) -> tuple[int, float]:
     """Every schedule of a program: how many runs, and their CPU seconds."""
     tree, start = Tree(), time.process_time()
-    while tree.begin():
-        is_redundant = True
-        with suppress(Redundant):
-            nbep.spawn(main, 2, "emulator", memory_model="checked", strategy=Every(tree))
-            is_redundant = False
-        tree.end(is_redundant=is_redundant)
+    with few_collections():
+        while tree.begin():
+            is_redundant = True
+            with suppress(Redundant):
+                nbep.spawn(main, 2, "emulator", memory_model="checked", strategy=Every(tree))
+                is_redundant = False
+            tree.end(is_redundant=is_redundant)
     return tree.schedules + tree.redundant, time.process_time() - start

@@ -101,9 +101,13 @@ def f32_div_rn(a, b):
 @primitive("max.f32 $0, $1, $2;", "f32", ("f32", "f32"), effect="pure")
 def f32_max(a, b):
     """The larger one; the other one if one is NaN; +0 of two zeros."""
+    if a > b:
+        return a
+    if b > a:
+        return b
     if a == b:
         return b if math.copysign(1.0, a) < 0 else a
-    return a if a > b or b != b else b
+    return a if b != b else b
 
 
 @primitive("abs.f32 $0, $1;", "f32", "f32", effect="pure")

@@ -111,8 +111,10 @@ def f32x2_to_bf16x2_software(low, high):
 )
 def f32x2_to_bf16x2(low, high):
     """Two float32 as BF16."""
-    low_bits, high_bits = _unpack_u32x2(_pack_f32x2(low, high))
-    return bf16_bits(low_bits) | bf16_bits(high_bits) << 16
+    a, b = _unpack_u32x2(_pack_f32x2(low, high))
+    if a & 0x7FFFFFFF <= 0x7F800000 and b & 0x7FFFFFFF <= 0x7F800000:  # no NaN: to the nearest, ties to even
+        return (a + 0x7FFF + (a >> 16 & 1)) >> 16 | (b + 0x7FFF + (b >> 16 & 1)) & 0xFFFF0000
+    return bf16_bits(a) | bf16_bits(b) << 16
 
 
 @device_function
@@ -146,10 +148,11 @@ def f32x4_to_e4m3x4_software(a, b, c, d):
 
 
 def _e4m3_byte(x):
-    if x != x:
-        return 0x7F
-    code = bisect_right(_E4M3_THRESHOLDS, abs(x))
-    return code | 0x80 if copysign(1.0, x) < 0 else code
+    if x > 0.0:
+        return bisect_right(_E4M3_THRESHOLDS, x)
+    if x < 0.0:
+        return bisect_right(_E4M3_THRESHOLDS, -x) | 0x80
+    return 0x7F if x != x else 0x80 if copysign(1.0, x) < 0 else 0
 
 
 @primitive(

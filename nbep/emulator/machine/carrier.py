@@ -45,6 +45,9 @@ class Carrier(greenlet):
             park()
 
 
+OF_CARRIERS = Carrier.run.__code__  # below all kernels
+
+
 class _Idle(threading.local):
     """Carriers without a thread. A greenlet stays in the thread of Python's that has made it."""
 
@@ -67,4 +70,4 @@ def carrier_for(thread: Any, hub: greenlet) -> Carrier:
 
 def is_under_way(frame: Any) -> bool:
     """Whether a carrier's frame is that of a thread which has started."""
-    return frame is not None and frame.f_code is not Carrier.run.__code__
+    return frame is not None and frame.f_code is not OF_CARRIERS

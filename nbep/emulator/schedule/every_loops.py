@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..machine.access import AccessingThread
-from ..machine.carrier import is_under_way
+from ..machine.carrier import OF_CARRIERS
 from ..machine.memory import Allocation
 from ..machine.source import describe_site, frames_of_kernel, site_of
 from .every_seen import Seen
@@ -220,7 +220,7 @@ def frames_above(frame: FrameType | None) -> Frames:
     The carrier below has a loop, too, which is none of the kernel's.
     """
     frames = []
-    while frame is not None and is_under_way(frame):
+    while frame is not None and frame.f_code is not OF_CARRIERS:
         frames.append((frame, frame.f_lasti))
         frame = frame.f_back
     return frames[::-1]
@@ -228,9 +228,8 @@ def frames_above(frame: FrameType | None) -> Frames:
 
 def let_go(before: Frames, here: Frames) -> None:
     """Clear the functions that have returned since a thread stood elsewhere: what they held asks nothing any more."""
-    live = {id(frame) for frame, _ in here}
-    for frame, _ in before:
-        if id(frame) not in live:
+    for depth, (frame, _) in enumerate(before):
+        if depth >= len(here) or here[depth][0] is not frame:  # whoever has returned stands nowhere else
             frame.clear()
 
 
