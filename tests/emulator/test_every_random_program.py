@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from every_schedule import run_all, run_threads
+from every_schedule import interleavings, run_all, run_threads
 from parts import both_parts
 
 NEVER_NS = 1 << 62
@@ -21,60 +21,6 @@ def draw(seed, polls):
         for length in lengths
     ]
     return threads, num_cells
-
-
-def interleavings(threads, num_cells):
-    """The outcomes of all interleavings: cells, what each thread has read, whether all came to their end."""
-    begin = ((0,) * num_cells, tuple((0, None, ()) for _ in threads))  # number of the access, half of it, reads
-    seen, left, outcomes = {begin}, [begin], set()
-    while left:
-        cells, states = left.pop()
-        is_stuck = True
-        for i in range(len(threads)):
-            for after in step_of(threads[i], cells, states[i]):
-                new_cells, state = after
-                new = (new_cells, (*states[:i], state, *states[i + 1 :]))
-                is_stuck = False
-                if new not in seen:
-                    seen.add(new)
-                    left.append(new)
-        if is_stuck:
-            is_over = all(states[i][0] == len(threads[i]) for i in range(len(threads)))
-            outcomes.add((cells, tuple(reads for _, _, reads in states), is_over))
-    return outcomes
-
-
-def step_of(thread, cells, state):
-    """The step of a thread, if it can make one that changes something: ((cells, state),) or ()"""
-    at, half, reads = state
-    if at == len(thread):
-        return ()
-    name, cell, number = thread[at]
-    value, other = cells[cell], (cell + 1) % len(cells)
-    stored = {"store": number, "add": value + number, "bump": value + number, "swap": number}.get(name, value)
-    after = (*cells[:cell], stored, *cells[cell + 1 :])
-    if name in ("poll", "at_least"):
-        is_there = value == number if name == "poll" else value >= number
-        return ((cells, (at + 1, None, (*reads, number))),) if is_there else ()
-    if name == "late":
-        if half is None:
-            return ((cells, (at, value, reads)),)
-        return ((cells, (at + 1, None, (*reads, cells[other], half >= number))),)
-    if name == "poll_either":
-        if half is None:
-            return ((cells, (at, value, reads)),)
-        if half or cells[other]:
-            return ((cells, (at + 1, None, (*reads, half, cells[other]))),)
-        return ((cells, (at, None, reads)),) if value else ()
-    told = {
-        "store": (),
-        "bump": (),
-        "swap": (),
-        "is_least": (value >= number,),
-        "is_near": (1 - (value + 1) >= -number,),
-        "bit": (value & 1 == 1,),
-    }.get(name, (value,))
-    return ((after, (at + 1, None, (*reads, *told))),)
 
 
 def wait_for_either(t, here, other, order, end_turn):
