@@ -28,7 +28,7 @@ class EPHandle(OfThisProcess):
             each choice if expanded, else -1. -1 past the last token
         dst_buffer_slot_idx: [num_tokens, num_topk] int32: the token's index among those that go to the rank of a
             choice; -1 for choices that are unused
-        token_metadata_at_forward, channel_linked_list: None: there are no forwarding ranks inside a node
+        token_metadata_at_forward, channel_linked_list: None: no rank forwards, between nodes neither
 
     Source:
         DeepEP deep_ep/buffers/elastic.py, EPHandle
