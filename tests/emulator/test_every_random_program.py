@@ -142,3 +142,10 @@ def test_loops_without_a_way_out_have_the_same_outcomes(polls, seeds):
 )
 def test_a_poll_that_fails_to_the_end_has_succeeded_in_other_schedules(seed, polls):
     compare(seed, polls)
+
+
+@pytest.mark.parametrize("last", ["store", "swap"])
+def test_a_poll_may_come_before_adds_that_a_store_has_overwritten(last):
+    threads = [[("bump", 0, 1)], [("bump", 0, 2), (last, 0, 2)], [("bump", 0, 1), ("poll", 0, 1)]]
+    _, outcomes = explore(threads, 1, 1, ("relaxed", "relaxed"), spin)
+    assert outcomes == interleavings(threads, 1)

@@ -280,8 +280,9 @@ def where_it_succeeds(steps: list[Step], poll: Step, last: int, known: Clock) ->
         before, _ = commuting_since(steps, entries, last)
         numbers = [steps[one].number or 0 for one in before if known.get(steps[one].who, -1) < one]
         if not poll.fails(values_without(entries[last].value, numbers)):
-            yield stored
-            return
+            if not poll.fails({entries[last].value}):
+                yield stored
+                return  # else it has to come before some of the adds, too
 
 
 def where_phase_is_over(steps: list[Step], poll: Step, last: int, known: Clock) -> Iterator[int]:
