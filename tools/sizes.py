@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (78_000, 533),
+    "nbep": (78_000, 534),
     "nbep/emulator": (14_100, 81),
     "nbep/device": (17_750, 136),
     "nbep/host": (17_300, 126),

@@ -11,6 +11,7 @@ those would never free what this warp waits for.
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.waits import has_timed_out, report_fault
 
 RETIRED = 1 << 30  # the warp has no more items
@@ -21,7 +22,7 @@ NOT_THERE = -RETIRED - 1  # what stands for an entry of heads behind the last it
 def load_expected(heads, item, is_item, num_places, lane):
     """The entry for an item and place `lane` of heads [items, num_places], as a combine has them."""
     if is_item and lane < num_places:
-        return ptx.ld_nc_s32(heads + 4 * (item * num_places + lane))
+        return ptx.ld_nc_s32(matrix_cell(heads, item, lane, num_places))
     return NOT_THERE
 
 

@@ -7,6 +7,7 @@ from nbep.device.jit import device_function
 from nbep.device.layout.internode import MAX_RDMA_RANKS
 from nbep.device.layout.intranode import MAX_NVL_PEERS, RingShape
 from nbep.device.network.seam import Network
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.types import Sym
 
@@ -97,7 +98,7 @@ def neighbor_at(ctx, place):
 @device_function
 def tokens_to_node(ctx, prefix_matrix, node):
     """How many tokens of this channel there are for a node, or from it; prefix_matrix is inclusive."""
-    cell = prefix_matrix + 4 * (node * ctx.here.num_channels + ctx.here.channel)
+    cell = matrix_cell(prefix_matrix, node, ctx.here.channel, ctx.here.num_channels)
     return ptx.ld_nc_s32(cell) - (ptx.ld_nc_s32(cell - 4) if ctx.here.channel > 0 else 0)
 
 
@@ -114,7 +115,7 @@ def first_passing_row(ctx, inputs, node):
 @device_function
 def rows_from(ctx, inputs, rank):
     """Where the rows of a source rank's channel begin in recv_x, and where those behind them."""
-    begins = inputs.recv_gbl_channel_prefix_matrix + 4 * (rank * ctx.here.num_channels + ctx.here.channel)
+    begins = matrix_cell(inputs.recv_gbl_channel_prefix_matrix, rank, ctx.here.channel, ctx.here.num_channels)
     if ctx.here.channel == ctx.here.num_channels - 1:
         return ptx.ld_nc_s32(begins), ptx.ld_nc_s32(inputs.recv_gbl_rank_prefix_sum + 4 * rank)
     return ptx.ld_nc_s32(begins), ptx.ld_nc_s32(begins + 4)

@@ -62,6 +62,7 @@ from nbep.device.protocols.board import (
     load_expected,
     note_progress,
 )
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.teams import wait_tail_past
@@ -139,7 +140,7 @@ def forward_sums(ctx, inputs, group, lists, stage):
     total = ptx.s32(tokens_to_node(ctx, inputs.recv_rdma_channel_prefix_matrix, node))
     first = first_passing_row(ctx, inputs, node)
     heads = inputs.send_nvl_head + 4 * first * here.num_nvl_ranks
-    base = ptx.ld_weak_s32(ctx.progress.sent + 4 * (here.channel * here.num_rdma_ranks + node))
+    base = ptx.ld_weak_s32(matrix_cell(ctx.progress.sent, here.channel, node, here.num_rdma_ranks))
     room = own_ptr(ctx.network, head_offset(ctx.sizes.cells, here.num_rdma_ranks, here.channel, node))
     ring = own_ring(ctx, node, lane if lane < here.num_nvl_ranks else 0)
     source = locate_source(ctx, inputs, ring, node, lane)

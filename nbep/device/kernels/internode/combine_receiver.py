@@ -29,6 +29,7 @@ from nbep.device.layout.internode import recv_row, tail_offset
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
 from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.waits import Waiter, site
 
 RDMA_RECEIVER_TAIL = site(30, "internode combine RDMA receiver", "tail", "the peer's next sums")
@@ -43,7 +44,7 @@ def receive_sums(ctx, out, inputs, receiver, lists):
     is_node = lane < here.num_rdma_ranks
     base = 0
     if is_node:
-        base = ptx.ld_weak_s32(ctx.progress.received + 4 * (here.channel * here.num_rdma_ranks + lane))
+        base = ptx.ld_weak_s32(matrix_cell(ctx.progress.received, here.channel, lane, here.num_rdma_ranks))
     tail = own_ptr(ctx.network, tail_offset(ctx.sizes.cells, here.num_rdma_ranks, here.channel, lane))
     source = rows_of_ring(own_ptr(ctx.network, recv_row(shape, here.channel, lane, 0)), shape)
     cell = board_row(receiver) + 4 * lane
@@ -66,7 +67,7 @@ def receive_sums(ctx, out, inputs, receiver, lists):
         sum_rows_or_two(ptx.st_na_v4, dst, Listed(rows, num_biases + num_nodes), 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_nodes, lane)
-            ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+            ptx.st_weak_f32(matrix_cell(out.combined_topk_weights, token, lane, shape.num_topk), total)
         ptx.syncwarp(ptx.FULL_MASK)
         token = after
     if is_node:

@@ -27,6 +27,7 @@ from nbep.device.kernels.internode.coordinator import NOTHING, load_batch, next_
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_expired_together
@@ -106,7 +107,7 @@ def send_row(ctx, inputs, dst, row, stage, parity):
     src = Row(inputs.x + row * shape.hidden_bytes, shape.hidden_bytes, 0)
     begin_copy(src, stage, ctx.lane)
     if ctx.lane < shape.num_topk:
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + ctx.lane))
+        weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, row, ctx.lane, shape.num_topk))
         ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * ctx.lane, weight)
     return end_copy(ptx.ld_nc_v4, dst, src, stage, parity, ctx.lane)
 

@@ -33,6 +33,7 @@ from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, M
 from nbep.device.layout.internode import head_offset, tail_offset
 from nbep.device.network.seam import amo_add
 from nbep.device.protocols.board import has_stalled, least_progress, reset_board
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.waits import (
     Waiter,
     has_timed_out,
@@ -95,7 +96,7 @@ def publish_slots(ctx, counter, cell, total, column, site):
 @device_function
 def publish_tails(ctx, total, column, site):
     """Coordinator, lane d: let node d have the slots of it that a column of the board has filled."""
-    sent = ctx.progress.sent + 4 * (ctx.here.channel * ctx.here.num_rdma_ranks + ctx.lane)
+    sent = matrix_cell(ctx.progress.sent, ctx.here.channel, ctx.lane, ctx.here.num_rdma_ranks)
     tail = tail_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.here.channel, ctx.here.rdma_rank)
     publish_slots(ctx, sent, tail, total, column, site)
 
@@ -103,7 +104,7 @@ def publish_tails(ctx, total, column, site):
 @device_function
 def publish_heads(ctx, total, num_warps, site):
     """Coordinator, lane n: let node n have the slots that the first warps of the board have freed."""
-    received = ctx.progress.received + 4 * (ctx.here.channel * ctx.here.num_rdma_ranks + ctx.lane)
+    received = matrix_cell(ctx.progress.received, ctx.here.channel, ctx.lane, ctx.here.num_rdma_ranks)
     head = head_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.here.channel, ctx.here.rdma_rank)
     publish_slots(ctx, received, head, total, Column(board_row(0) + 4 * ctx.lane, num_warps), site)
 

@@ -51,6 +51,7 @@ from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, 
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.teams import publish_tail, team_barrier, wait_expired_together, wait_free_slots
 from nbep.device.protocols.waits import (
@@ -184,7 +185,7 @@ def check_passing(ctx, inputs, team):
 def find_incoming(ctx, out, inputs, team):
     base = total = row = 0
     if ctx.lane < ctx.here.num_rdma_ranks:
-        base = ptx.ld_weak_s32(ctx.progress.received + 4 * (ctx.here.channel * ctx.here.num_rdma_ranks + ctx.lane))
+        base = ptx.ld_weak_s32(matrix_cell(ctx.progress.received, ctx.here.channel, ctx.lane, ctx.here.num_rdma_ranks))
         total = tokens_to_node(ctx, inputs.recv_rdma_channel_prefix_matrix, ctx.lane)
         row = first_passing_row(ctx, inputs, ctx.lane)
     if out.send_nvl_head != 0:
@@ -220,7 +221,7 @@ def choose_tokens(ctx, out, incoming, batch, index, team):
         before = ptx.shfl_idx_s32(ptx.FULL_MASK, index, batch.node)
         if ctx.lane < batch.end - batch.first and row < ctx.sizes.num_rdma_recv_tokens:
             head = before + ptx.popc_u32(chosen & ((1 << ctx.lane) - 1)) if (chosen >> ctx.lane) & 1 != 0 else -1
-            ptx.st_weak_s32(out.send_nvl_head + 4 * (row * ctx.here.num_nvl_ranks + team.peer), head)
+            ptx.st_weak_s32(matrix_cell(out.send_nvl_head, row, team.peer, ctx.here.num_nvl_ranks), head)
     return chosen
 
 

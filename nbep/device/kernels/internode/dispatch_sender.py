@@ -39,6 +39,7 @@ from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp,
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.copies import Row, begin_copy, end_fill
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.waits import Waiter, site
 
@@ -80,7 +81,7 @@ def note_rdma_heads(ctx, out, chosen, index, token, end):
         if token + ctx.lane < end:
             before = ptx.popc_u32(to_node & ((1 << ctx.lane) - 1))
             head = first + before if (to_node >> ctx.lane) & 1 != 0 else -1
-            ptx.st_weak_s32(out.send_rdma_head + 4 * ((token + ctx.lane) * ctx.here.num_rdma_ranks + node), head)
+            ptx.st_weak_s32(matrix_cell(out.send_rdma_head, token + ctx.lane, node, ctx.here.num_rdma_ranks), head)
 
 
 @device_function
@@ -157,7 +158,7 @@ def send_tokens(ctx, out, inputs, sender, num_senders, stage):
     is_node = lane < here.num_rdma_ranks
     base = 0
     if is_node:
-        base = ptx.ld_weak_s32(ctx.progress.sent + 4 * (here.channel * here.num_rdma_ranks + lane))
+        base = ptx.ld_weak_s32(matrix_cell(ctx.progress.sent, here.channel, lane, here.num_rdma_ranks))
     head = own_ptr(ctx.network, head_offset(ctx.sizes.cells, here.num_rdma_ranks, here.channel, lane))
     cell = board_row(sender) + 4 * lane
     clear_padding(stage.data + note_bytes(ctx.rdma), ctx.rdma, lane)

@@ -54,6 +54,7 @@ from nbep.device.layout.internode import (
 from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.grid_barrier import barrier_grid
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, I64, In, Out, Sym
@@ -140,7 +141,7 @@ def send_message(ctx, out, inputs, round_, node):
     fill_words(to_node, out.rdma_channel_prefix_matrix + 4 * node * num_channels, num_channels, ctx.lane)
     to_experts = to_node + 4 * num_channels
     for i in range(ctx.lane, num_experts, 32):
-        count = ptx.ld_nc_s32(inputs.num_tokens_per_expert + 4 * (node * num_experts + i))
+        count = ptx.ld_nc_s32(matrix_cell(inputs.num_tokens_per_expert, node, i, num_experts))
         ptx.st_shared_s32(to_experts + 4 * i, count)
     num_words = message_words(num_nvl_ranks, num_channels, local_experts(ctx))
     if ctx.lane < (-num_words) & 3:  # up to a multiple of 16 bytes
@@ -184,7 +185,7 @@ def hand_on_counts(ctx, round_):
         for e in range(ptx.thread_idx(), num_local_experts, ptx.block_dim()):
             total = 0
             for node in range(num_rdma_ranks):
-                total += ptx.ld_weak_s32(experts + node * COUNT_MESSAGE_BYTES + 4 * (k * num_local_experts + e))
+                total += ptx.ld_weak_s32(matrix_cell(experts + node * COUNT_MESSAGE_BYTES, k, e, num_local_experts))
             ptx.st_weak_s32(counts + 4 * e, total)
 
 

@@ -26,6 +26,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32, InOut
 
@@ -35,7 +36,7 @@ NO_MORE = 1 << 25  # larger than any ring index
 @device_function
 def load_head(send_head, token, begin, rank, num_ranks):
     """A token's index in the ring of a rank; -1 before the first token."""
-    return ptx.ld_weak_s32(send_head + 4 * (token * num_ranks + rank)) if token >= begin else -1
+    return ptx.ld_weak_s32(matrix_cell(send_head, token, rank, num_ranks)) if token >= begin else -1
 
 
 @device_function
@@ -51,7 +52,7 @@ def encode_absent_tokens(send_head, begin, end, rank, num_ranks, lane):
         head_behind = ptx.shfl_idx_s32(ptx.FULL_MASK, head, ptx.ffs_u32(behind) - 1 if behind != 0 else lane)
         if head < 0 and token >= begin:
             ptx.st_weak_s32(
-                send_head + 4 * (token * num_ranks + rank), -(head_behind if behind != 0 else next_head) - 1
+                matrix_cell(send_head, token, rank, num_ranks), -(head_behind if behind != 0 else next_head) - 1
             )
         if present != 0:
             next_head = ptx.shfl_idx_s32(ptx.FULL_MASK, head, ptx.ffs_u32(present) - 1)

@@ -43,6 +43,7 @@ from nbep.device.layout.intranode import RingShape, locate_notes, locate_ring, s
 from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.teams import Team, wait_free_slots
 from nbep.device.protocols.waits import Waiter, has_fault, is_at_least, site, start_wait, wait_or_report
@@ -108,7 +109,7 @@ def reset_board(board, warp, lane):
     if lane < MAX_RANKS:
         if warp == 0:
             ptx.st_shared_s32(board.tails + 4 * lane, 0)
-        ptx.st_shared_s32(board.heads + 4 * (MAX_RANKS * warp + lane), 0)
+        ptx.st_shared_s32(matrix_cell(board.heads, warp, lane, MAX_RANKS), 0)
 
 
 @device_function
@@ -117,11 +118,11 @@ def token_range_to_send(ctx, inputs, dst_rank):
     peers, shape, channel = ctx.peers, ctx.shape, ctx.team.channel
     rank_begin = 0
     if dst_rank > 0:
-        rank_begin = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((dst_rank - 1) * shape.num_ranks + peers.rank))
-    prefix = inputs.channel_prefix_matrix + 4 * (dst_rank * shape.num_channels + channel)
+        rank_begin = ptx.ld_nc_s32(matrix_cell(inputs.rank_prefix_matrix, dst_rank - 1, peers.rank, shape.num_ranks))
+    prefix = matrix_cell(inputs.channel_prefix_matrix, dst_rank, channel, shape.num_channels)
     begin = rank_begin + ptx.ld_nc_s32(prefix)
     if channel == shape.num_channels - 1:
-        return begin, ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * (dst_rank * shape.num_ranks + peers.rank))
+        return begin, ptx.ld_nc_s32(matrix_cell(inputs.rank_prefix_matrix, dst_rank, peers.rank, shape.num_ranks))
     return begin, rank_begin + ptx.ld_nc_s32(prefix + 4)
 
 
@@ -168,7 +169,7 @@ def send_tokens(ctx, inputs):
             dst = ring.x + ptx.u32_mod(i, shape.num_slots) * slot_bytes(shape)
             copy_row(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, lane)
             if lane < shape.num_topk:
-                weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+                weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, row, lane, shape.num_topk))
                 ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
             i += team.num_warps
         tail = next_tail
@@ -183,7 +184,7 @@ def minimum_head(board, num_warps, peer):
     """The head that all receiving warps have passed, RETIRED if they have no more tokens."""
     head = RETIRED
     for warp in range(1, num_warps):
-        head = min(head, ptx.ld_relaxed_cta_shared_s32(board.heads + 4 * (MAX_RANKS * warp + peer)))
+        head = min(head, ptx.ld_relaxed_cta_shared_s32(matrix_cell(board.heads, warp, peer, MAX_RANKS)))
     return head
 
 
@@ -249,7 +250,7 @@ def receive_tokens(ctx, out, inputs, board):
     has_rows = lane != peers.rank or not has_fault(bounds)
     rows = board.rows + 8 * MAX_ROWS * warp
     weights = board.weights + 8 * MAX_RANKS * warp
-    head = board.heads + 4 * (MAX_RANKS * warp + lane)
+    head = matrix_cell(board.heads, warp, lane, MAX_RANKS)
     token, end = channel_task_range(sizes.num_combined_tokens, shape.num_channels, channel)
     token += warp - 1
     expected = load_expected(inputs.send_head, token, token < end, shape.num_ranks, lane)
@@ -268,7 +269,7 @@ def receive_tokens(ctx, out, inputs, board):
         sum_rows(ptx.st_na_v4, row, Listed(rows, num_biases + num_ranks), 0, shape.hidden_bytes, lane)
         if lane < shape.num_topk:
             total = sum_weights(weights, num_ranks, lane)
-            ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+            ptx.st_weak_f32(matrix_cell(out.combined_topk_weights, token, lane, shape.num_topk), total)
         ptx.syncwarp(ptx.FULL_MASK)
         token = after
     if lane < MAX_RANKS:

@@ -44,6 +44,7 @@ from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, o
 from nbep.device.kernels.parts.sums import ENDLESS, Listed, Source, list_biases, list_rows, sum_rows, sum_weights
 from nbep.device.layout.direct import NEXT_TOKEN, SlotPlaces, SlotShape, locate_landed, slot_stride
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES, Stage
 from nbep.device.protocols.teams import Team
@@ -130,7 +131,7 @@ def locate_lists(num_warps, warp):
 @device_function
 def tokens_between(inputs, src, dst, num_ranks):
     """How many tokens a rank sends to another."""
-    up_to = inputs.rank_prefix_matrix + 4 * (src * num_ranks + dst)
+    up_to = matrix_cell(inputs.rank_prefix_matrix, src, dst, num_ranks)
     before = ptx.ld_nc_s32(up_to - 4 * num_ranks) if src > 0 else 0
     return ptx.ld_nc_s32(up_to) - before
 
@@ -150,7 +151,7 @@ def find_rows(inputs, peers, lane):
     """In lane i the rows for the (rank + 1 + i)-th source, counted around."""
     source = ptx.u32_mod(peers.rank + 1 + lane, peers.num_ranks)
     num_rows = tokens_between(inputs, source, peers.rank, peers.num_ranks)
-    begin = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * (source * peers.num_ranks + peers.rank)) - num_rows
+    begin = ptx.ld_nc_s32(matrix_cell(inputs.rank_prefix_matrix, source, peers.rank, peers.num_ranks)) - num_rows
     first_slot = first_slot_of(inputs, source, peers.rank, peers.num_ranks)
     return Rows(buffer_of(peers, source), begin, num_rows, first_slot)
 
@@ -188,10 +189,10 @@ def send_row(ctx, inputs, way, landed, stage, parity):
     begin_copy(copied, stage, lane)
     weight = ptx.f32(0)
     if lane < shape.num_topk:
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (row * shape.num_topk + lane))
+        weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, row, lane, shape.num_topk))
     announce(landed, lane)
     if lane < shape.num_topk:
-        ptx.st_na_f32(area + places.topk_weights + 4 * (slot * shape.num_topk + lane), weight)
+        ptx.st_na_f32(matrix_cell(area + places.topk_weights, slot, lane, shape.num_topk), weight)
     dst = area + places.x + slot * slot_stride(shape.hidden_bytes)
     return end_copy(ptx.ld_nc_v4, dst, copied, stage, parity, lane)
 
@@ -242,7 +243,7 @@ def find_source(ctx, inputs, area, first_slot, rank):
     if rank == peers.rank:
         first = 0
         if rank > 0:
-            first = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((rank - 1) * peers.num_ranks + rank))
+            first = ptx.ld_nc_s32(matrix_cell(inputs.rank_prefix_matrix, rank - 1, rank, peers.num_ranks))
         x = inputs.x + first * shape.hidden_bytes
         weights = inputs.topk_weights + 4 * first * shape.num_topk
         x_stride = shape.hidden_bytes
@@ -256,8 +257,8 @@ def load_index(ctx, inputs, token):
     if token >= num_tokens or lane >= peers.num_ranks:
         return -1
     channel = ptx.u32_div(token, ptx.u32_div(num_tokens + shape.num_channels - 1, shape.num_channels))
-    head = ptx.ld_nc_s32(inputs.send_head + 4 * (token * peers.num_ranks + lane))
-    before = inputs.channel_prefix_matrix + 4 * (lane * shape.num_channels + channel - 1)
+    head = ptx.ld_nc_s32(matrix_cell(inputs.send_head, token, lane, peers.num_ranks))
+    before = matrix_cell(inputs.channel_prefix_matrix, lane, channel - 1, shape.num_channels)
     start = ptx.ld_nc_s32(before) if channel > 0 else 0
     return start + head if head >= 0 else -1
 
@@ -278,7 +279,7 @@ def sum_token(ctx, out, inputs, sum_, stage, parities):
         sum_rows(ptx.st_na_v4, dst, rows, 0, shape.hidden_bytes, lane)
     if lane < shape.num_topk:
         total = sum_weights(lists.weights, num_ranks, lane)
-        ptx.st_weak_f32(out.combined_topk_weights + 4 * (token * shape.num_topk + lane), total)
+        ptx.st_weak_f32(matrix_cell(out.combined_topk_weights, token, lane, shape.num_topk), total)
     ptx.syncwarp(ptx.FULL_MASK)
     return parities
 

@@ -45,6 +45,7 @@ from nbep.device.kernels.parts.notes import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil, spoil_s64
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
@@ -133,7 +134,7 @@ def find_goal(inputs, peers, lane):
     peer = peer_of(peers, lane)
     first_row = 0
     if peers.rank > 0:
-        first_row = ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * ((peers.rank - 1) * peers.num_ranks + peer))
+        first_row = ptx.ld_nc_s32(matrix_cell(inputs.rank_prefix_matrix, peers.rank - 1, peer, peers.num_ranks))
     return Goal(peer, buffer_of(peers, peer), first_row)
 
 
@@ -142,8 +143,8 @@ def load_row(ctx, inputs, peer, first_row, token):
     """The row of a token at a peer; -1 if it does not go there, or if the peer has no such row."""
     num_channels = ctx.shape.num_channels
     channel = ptx.u32_div(token, ptx.u32_div(ctx.sizes.num_tokens + num_channels - 1, num_channels))
-    head = ptx.ld_nc_s32(inputs.send_head + 4 * (token * ctx.peers.num_ranks + peer))
-    before = inputs.channel_prefix_matrix + 4 * (peer * num_channels + channel - 1)
+    head = ptx.ld_nc_s32(matrix_cell(inputs.send_head, token, peer, ctx.peers.num_ranks))
+    before = matrix_cell(inputs.channel_prefix_matrix, peer, channel - 1, num_channels)
     start = ptx.ld_nc_s32(before) if channel > 0 else 0
     row = first_row + start + head
     return row if head >= 0 and 0 <= row < ctx.places.num_rows else -1
@@ -166,7 +167,7 @@ def store_notes(ctx, area, row, token, choice, first_expert):
     if lane < shape.num_topk:
         expert, weight = keep_in_range(choice[0], choice[1], Experts(first_expert, ctx.sizes.num_local_experts))
         ptx.st_na_s64(area + places.topk_idx + 8 * (row * shape.num_topk + lane), expert)
-        ptx.st_na_f32(area + places.topk_weights + 4 * (row * shape.num_topk + lane), weight)
+        ptx.st_na_f32(matrix_cell(area + places.topk_weights, row, lane, shape.num_topk), weight)
 
 
 @device_function
@@ -324,7 +325,7 @@ def send_token(ctx, inputs, there, token, stage, parity):
     expert = ptx.ld_na_s64(inputs.topk_idx + 8 * (token * shape.num_topk + lane)) if lane < shape.num_topk else 0
     weight = ptx.f32(0)
     if lane < shape.num_topk:
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (token * shape.num_topk + lane))
+        weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, token, lane, shape.num_topk))
     if ptx.has_tma():
         if lane == 0:
             while not ptx.mbarrier_try_wait_parity(stage.full, parity):
@@ -390,7 +391,7 @@ def tell_channel_starts(ctx, inputs):
         channel = ptx.u32_mod(i, shape.num_channels)
         start = ptx.ld_nc_s32(inputs.channel_prefix_matrix + 4 * (i - 1)) if channel > 0 else 0
         starts = buffer_of(peers, peer) + ctx.places.channel_starts
-        ptx.st_na_s32(starts + 4 * (peers.rank * shape.num_channels + channel), start)
+        ptx.st_na_s32(matrix_cell(starts, peers.rank, channel, shape.num_channels), start)
 
 
 @device_function

@@ -50,6 +50,7 @@ from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, 
 from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_free_slots, wait_tail_past
@@ -141,7 +142,7 @@ def join_team(num_ranks, mix_roles):
 def channel_range(ctx, inputs):
     """Where this channel's tokens start and end among those that this rank sends to the peer."""
     team = ctx.team
-    prefix = inputs.channel_prefix_matrix + 4 * (team.peer * ctx.shape.num_channels + team.channel)
+    prefix = matrix_cell(inputs.channel_prefix_matrix, team.peer, team.channel, ctx.shape.num_channels)
     return ptx.ld_nc_s32(prefix - 4) if team.channel > 0 else 0, ptx.ld_nc_s32(prefix)
 
 
@@ -208,7 +209,7 @@ def note_send_heads(ctx, out, chosen, tail, token, end):
     if token + team.lane < end:
         before = ptx.popc_u32(chosen & ((1 << team.lane) - 1))
         head = tail + before if (chosen >> team.lane) & 1 != 0 else -1
-        ptx.st_weak_s32(out.send_head + 4 * ((token + team.lane) * ctx.shape.num_ranks + team.peer), head)
+        ptx.st_weak_s32(matrix_cell(out.send_head, token + team.lane, team.peer, ctx.shape.num_ranks), head)
 
 
 @device_function
@@ -260,7 +261,7 @@ def send_tokens(ctx, out, inputs):
 @device_function
 def tokens_up_to(ctx, inputs, src_rank):
     """How many tokens the ranks from 0 to src_rank send to this rank."""
-    return ptx.ld_nc_s32(inputs.rank_prefix_matrix + 4 * (src_rank * ctx.shape.num_ranks + ctx.peers.rank))
+    return ptx.ld_nc_s32(matrix_cell(inputs.rank_prefix_matrix, src_rank, ctx.peers.rank, ctx.shape.num_ranks))
 
 
 @device_function
@@ -284,7 +285,9 @@ def note_channel_start(ctx, out, start):
     """What combine needs to know of this channel of the peer."""
     team = ctx.team
     if team.warp == 0 and team.lane == 0 and out.recv_channel_prefix_matrix != 0:
-        ptx.st_weak_s32(out.recv_channel_prefix_matrix + 4 * (team.peer * ctx.shape.num_channels + team.channel), start)
+        ptx.st_weak_s32(
+            matrix_cell(out.recv_channel_prefix_matrix, team.peer, team.channel, ctx.shape.num_channels), start
+        )
 
 
 @device_function

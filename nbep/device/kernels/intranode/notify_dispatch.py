@@ -38,6 +38,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.layout.intranode import EXPERT_COUNTS, RINGS
 from nbep.device.protocols.channels import count_channel_tokens
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, In, Out, Sym
@@ -75,7 +76,7 @@ def send_counts(inputs, peers, num_local_experts):
             ptx.st_weak_s32(row + 4 * dst, ptx.ld_nc_s32(inputs.num_tokens_per_rank + 4 * dst))
         experts = buffer + EXPERT_COUNTS + 4 * peers.rank * num_local_experts
         for e in range(num_local_experts):
-            count = ptx.ld_nc_s32(inputs.num_tokens_per_expert + 4 * (peer * num_local_experts + e))
+            count = ptx.ld_nc_s32(matrix_cell(inputs.num_tokens_per_expert, peer, e, num_local_experts))
             ptx.st_weak_s32(experts + 4 * e, count)
 
 
@@ -94,7 +95,7 @@ def sum_counts(out, buffer, peers, num_local_experts, expert_alignment):
     for e in range(ptx.thread_idx(), num_local_experts, ptx.block_dim()):
         total = 0
         for src in range(peers.num_ranks):
-            total += ptx.ld_weak_s32(buffer + EXPERT_COUNTS + 4 * (src * num_local_experts + e))
+            total += ptx.ld_weak_s32(matrix_cell(buffer + EXPERT_COUNTS, src, e, num_local_experts))
         total = ptx.u32_div(total + expert_alignment - 1, expert_alignment) * expert_alignment
         ptx.st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * e, total)
 

@@ -14,6 +14,7 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch ("send_head")
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.protocols.channels import channel_task_range
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.types import I32, In, Out
 
 
@@ -28,7 +29,7 @@ def number_channel(send_head, is_token_in_rank, tokens, rank, num_ranks, lane):
         chosen = ptx.vote_ballot(ptx.FULL_MASK, goes_there)
         if token < end:
             before = ptx.popc_u32(chosen & ((1 << lane) - 1))
-            ptx.st_weak_s32(send_head + 4 * (token * num_ranks + rank), number + before if goes_there else -1)
+            ptx.st_weak_s32(matrix_cell(send_head, token, rank, num_ranks), number + before if goes_there else -1)
         number += ptx.popc_u32(chosen)
         token += 32
 

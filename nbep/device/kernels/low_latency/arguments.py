@@ -7,6 +7,7 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.parts.arrivals import tell
 from nbep.device.layout.low_latency import MAX_EXPERTS, arrival_offset, count_offset
 from nbep.device.network.seam import Place, own_ptr
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.types import I32, I64, Sym
 
 NO_PHASE = 0  # it only ends the launch before: see coordinator.py
@@ -58,13 +59,13 @@ def slot_words(num_ranks):
 @device_function
 def slot_counter(ctx, unit):
     """The slot counter of an expert, or of rank r as unit MAX_EXPERTS + r."""
-    return ctx.work.slots + 4 * (ctx.call.half * slot_words(ctx.network.num_ranks) + unit)
+    return matrix_cell(ctx.work.slots, ctx.call.half, unit, slot_words(ctx.network.num_ranks))
 
 
 @device_function
 def sum_cell(ctx, unit):
     """Where the parts of what this rank tells a count are added up; unit as in `slot_counter`."""
-    return ctx.work.sums + 4 * (ctx.call.half * slot_words(ctx.network.num_ranks) + unit)
+    return matrix_cell(ctx.work.sums, ctx.call.half, unit, slot_words(ctx.network.num_ranks))
 
 
 @device_function

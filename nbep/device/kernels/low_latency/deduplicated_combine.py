@@ -27,6 +27,7 @@ from nbep.device.kernels.low_latency.combine_receiver import add_weighted_bf16x8
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
 from nbep.device.kernels.parts.arrivals import TAG, completion
 from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.reduce import to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE
 
@@ -94,8 +95,8 @@ def send_part(ctx, inputs, stage, peer, message, first):
     row = -1
     weight = ptx.f32(0)
     if ctx.lane < ctx.shape.num_topk:
-        row = ptx.ld_nc_s32(inputs.message_rows + 4 * (cell * ctx.shape.num_topk + ctx.lane))
-        weight = ptx.ld_nc_f32(inputs.message_weights + 4 * (cell * ctx.shape.num_topk + ctx.lane))
+        row = ptx.ld_nc_s32(matrix_cell(inputs.message_rows, cell, ctx.lane, ctx.shape.num_topk))
+        weight = ptx.ld_nc_f32(matrix_cell(inputs.message_weights, cell, ctx.lane, ctx.shape.num_topk))
     is_free = may_warp_send(ctx, peer)
     sums = add_part(ctx, inputs, row, weight, first)
     store_part(stage + 16 * ctx.lane, sums, ctx.shape.hidden - first - 8 * ctx.lane)

@@ -62,6 +62,7 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
 )
 from nbep.device.kernels.parts.arrivals import TAG, announced, completion, note_wait, wait_arrival, wait_number
 from nbep.device.network.seam import Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
@@ -99,7 +100,7 @@ def take_places(ctx, inputs, token):
     expert = -1
     weight = ptx.f32(0)
     if ctx.lane < ctx.shape.num_topk:
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (token * ctx.shape.num_topk + ctx.lane))
+        weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, token, ctx.lane, ctx.shape.num_topk))
         expert = expert_of(ctx, inputs, token, ctx.lane)
     peer = NOBODY
     place = local_expert = 0
@@ -313,7 +314,7 @@ def count_of(shape, table, local_expert, src):
     """How many tokens a source has for an expert: none if it is absent, whatever had come of it."""
     if ptx.ld_shared_s32(messages_at(shape, table, src)) <= 0:
         return 0
-    return max(ptx.ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + src)), 0)
+    return max(ptx.ld_shared_s32(matrix_cell(table, local_expert, src, shape.num_ranks)), 0)
 
 
 @device_function
@@ -322,7 +323,7 @@ def has_lost(shape, table, local_expert):
     least = 0
     for src in range(shape.num_ranks):
         least = min(least, ptx.ld_shared_s32(messages_at(shape, table, src)))
-        least = min(least, ptx.ld_shared_s32(table + 4 * (local_expert * shape.num_ranks + src)))
+        least = min(least, ptx.ld_shared_s32(matrix_cell(table, local_expert, src, shape.num_ranks)))
     return least < 0
 
 

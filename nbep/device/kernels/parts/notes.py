@@ -13,6 +13,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, note_bytes
+from nbep.device.protocols.matrices import matrix_cell
 
 
 class Stores(NamedTuple):
@@ -105,7 +106,7 @@ def write_notes(store, notes, token, word, shape, lane):
         store.s32(notes.src_idx + 4 * lane, word)
     if lane < num_topk:
         expert = ptx.ld_na_s64(inputs.topk_idx + 8 * (token.row * num_topk + lane))
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (token.row * num_topk + lane))
+        weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, token.row, lane, num_topk))
         expert, weight = keep_in_range(expert, weight, token.experts)
         store.s64(notes.topk_idx + 8 * lane, expert)
         store.f32(notes.topk_weights + 4 * lane, weight)
