@@ -3,6 +3,8 @@
     python tests/numba_cuda/theirs.py                       all modules about what kernels mean
     python tests/numba_cuda/theirs.py test_atomics test_sm  these
     python tests/numba_cuda/theirs.py --failures            with the last line of each failure
+    python tests/numba_cuda/theirs.py --save FILE [...]     add what comes out to a file of JSON
+    python tests/numba_cuda/theirs.py --page FILE           write it into docs/numba_programs.md, with REASONS
 
 A test fails if it fails, and is skipped if its own decorators say so. What their `testing` and `support` take from the
 driver is replaced by the little that tests about kernels need.
@@ -14,6 +16,8 @@ import builtins
 import contextlib
 import importlib
 import io
+import json
+import re
 import signal
 import subprocess
 import sys
@@ -21,16 +25,18 @@ import time
 import unittest
 import warnings
 from collections.abc import Iterator
-from types import ModuleType
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
 import nbep.numba_cuda
+from nbep.numba_cuda import session
 from nbep.numba_cuda.code import exec_with_source
 
-LIMIT_S = 200
-AS_FOR_SIMULATOR = ("test_laplace",)  # modules whose sizes for Numba's simulator are taken
+LIMIT_S = 60  # of CPU
+AS_FOR_SIMULATOR = ("test_laplace", "test_matmul")  # modules whose sizes for Numba's simulator are taken
 # Atomics, sync, math, arrays, records, indexing, warps, cooperative groups, random numbers: what kernels mean.
 SEMANTICS = """
 test_alignment test_array test_array_args test_array_methods test_array_reductions test_atomics test_blackscholes
@@ -43,6 +49,39 @@ test_optimization test_powi test_print test_py2_div_issue test_random test_recor
 test_reduction test_retrieve_autoconverted_arrays test_slicing test_sm test_sm_creation test_ssa test_sync
 test_transpose test_ufuncs test_userexc test_vector_type test_warp_ops
 """.split()  # noqa: SIM905
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "numba_programs.md"
+UNWRITTEN = "finding: it reads shared memory that no thread has written"
+MODEL = "types with a data model of their own, of Numba's extension API, are not supported"
+# module, its tests, why they fail
+REASONS = (
+    ("test_array", "test_carray test_farray", "pointers as arguments (`CPointer`) are not supported"),
+    ("test_array_methods", "test_array_copy", "memory that a kernel allocates is not supported"),
+    ("test_const_string", "test_assign_const_byte_string test_assign_const_unicode_string",
+     "text in arrays is not supported"),
+    ("test_const_string", "test_assign_const_bytes_in_record test_assign_const_string_in_record",
+     "text in records is not supported"),
+    ("test_const_string", "test_const_string", "it asks for LLVM's code"),
+    ("test_cuda_array_interface", "test_ownership", "it looks into the driver's queue of deallocations"),
+    ("test_cuda_array_interface", "test_from_dtype_caching_distiguish_custom_dtypes",
+     "records of one layout have one type, aligned or not"),
+    ("test_enums", "test_compare", "`is` of members of two IntEnums compares their numbers"),
+    ("test_enums", "test_return_from_device_func", "a variable cannot be one of several members of an Enum"),
+    ("test_enums", "test_int_enum_no_conversion", "it asks Numba's typing context"),
+    ("test_exception", "test_exception", "finding: an index out of range, which without `debug=True` goes unnoticed"),
+    ("test_freevar", "test_freevar", UNWRITTEN),
+    ("test_intrinsics", "test_issue_9229", "5.7 billion threads"),
+    ("test_localmem", "test_struct_model_type_arr test_type_with_struct_data_model", MODEL),
+    ("test_multithreads", "test_spawn_concurrent_compilation", "it starts processes, which find no GPU"),
+    ("test_print", "test_bfloat16", "`bfloat16` is not supported"),
+    ("test_sm", "test_issue_2393", UNWRITTEN),
+    ("test_sm_creation", "test_global_build_tuple test_global_constant_tuple test_global_constants", UNWRITTEN),
+    ("test_sm_creation", "test_type_with_struct_data_model", MODEL),
+    ("test_ssa", "test_undefined_var", "it expects a warning; who comes there gets an error"),
+    ("test_ssa", "test_issue3976 test_issue5219", "`@overload` is not supported"),
+    ("test_ssa", "test_unhandled_undefined", "a function that returns None or an integer is not supported"),
+)  # fmt: skip
 
 
 def _module(name: str, **names: Any) -> ModuleType:
@@ -128,9 +167,10 @@ def override_config(name: str, value: Any) -> Iterator[None]:
         setattr(config, name, before)
 
 
-def install() -> None:
-    """Their modules can be imported from now on."""
-    nbep.numba_cuda.install()
+def install(simulator: bool = False) -> None:
+    """Their modules can be imported from now on. simulator: on Numba's, which NUMBA_ENABLE_CUDASIM=1 chooses"""
+    if not simulator:
+        nbep.numba_cuda.install()
     builtins.exec = exec_with_source  # type: ignore[assignment]
     keep = lambda test: test  # noqa: E731
     for_reason = lambda reason=None: keep  # noqa: E731
@@ -169,11 +209,11 @@ class Result(unittest.TestResult):
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)
-        nbep.numba_cuda.session.reset()  # what an earlier one has left
-        signal.alarm(LIMIT_S)
+        session.reset()  # what an earlier one has left
+        signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
 
     def stopTest(self, test: Any) -> None:
-        signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         super().stopTest(test)
 
     def addError(self, test: Any, error: Any) -> None:
@@ -218,7 +258,7 @@ class InProcess:
 
 
 def _late(*_: Any) -> None:
-    raise TimeoutError(f"took longer than {LIMIT_S} s")
+    raise TimeoutError(f"took more than {LIMIT_S} s of CPU")
 
 
 def run(name: str, folder: str = "cudapy") -> Result:
@@ -241,6 +281,8 @@ def _run(name: str, folder: str, result: Result) -> None:
     if hasattr(module, "subprocess"):
         module.subprocess = InProcess
     suite = unittest.defaultTestLoader.loadTestsFromModule(module)
+    functions = [one for one in vars(module).items() if one[0].startswith("test_") and isinstance(one[1], FunctionType)]
+    suite.addTests(unittest.FunctionTestCase(function, description=name) for name, function in functions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         suite.run(result)
@@ -248,8 +290,11 @@ def _run(name: str, folder: str, result: Result) -> None:
 
 def main() -> int:
     arguments = [one for one in sys.argv[1:] if not one.startswith("--")]
+    saved = Path(arguments.pop(0)) if {"--save", "--page"} & set(sys.argv) else None
+    if saved is not None and "--page" in sys.argv:
+        return write_page(json.loads(saved.read_text()))
     install()
-    signal.signal(signal.SIGALRM, _late)
+    signal.signal(signal.SIGPROF, _late)
     total = [0, 0, 0]
     for name in arguments or SEMANTICS:
         folder, _, module = name.rpartition("/")
@@ -258,6 +303,10 @@ def main() -> int:
         bad = [*result.failures, *result.errors]
         counts = len(result.passed) + len(result.expectedFailures), len(bad), len(result.skipped)
         total = [a + b for a, b in zip(total, counts, strict=True)]
+        if saved is not None:
+            before = json.loads(saved.read_text()) if saved.exists() else {}
+            names = sorted({str(test).split()[0] for test, _ in bad})
+            saved.write_text(json.dumps({**before, name: [counts[0], len(bad), names, counts[2]]}))
         print(
             f"{name:40} {counts[0]:4} pass {counts[1]:4} fail {counts[2]:4} skip {time.process_time() - begin:7.1f} s",
             flush=True,
@@ -270,6 +319,27 @@ def main() -> int:
                 print(f"--- {test}\n{text}")
     rate = 100 * total[0] / max(1, total[0] + total[1])
     print(f"{'all':40} {total[0]:4} pass {total[1]:4} fail {total[2]:4} skip; {rate:.1f} % of those that ran")
+    return 0
+
+
+def write_page(results: dict[str, Any]) -> int:
+    """What came out, and the reason of each failure. Raises: KeyError for a failure without one, and the reverse"""
+    failing = {(module, test) for module, (_, _, tests, _) in results.items() for test in tests}
+    told = {(module, test) for module, tests, _ in REASONS for test in tests.split()}
+    if failing != told:
+        raise KeyError(
+            f"without a reason: {sorted(failing - told)}; reasons of tests that pass: {sorted(told - failing)}"
+        )
+    passed, failed, skipped = (sum(one[i] for one in results.values()) for i in (0, 1, 3))
+    rows = [
+        f"{passed} tests pass, {failed} fail: {100 * passed / (passed + failed):.1f} % of those that ran.",
+        f"{skipped} others ask for machine code, link C, C++ or PTX, or need another package.",
+        "", "| tests | why they fail |", "| --- | --- |",
+    ]  # fmt: skip
+    rows += [f"| {module}: {', '.join(tests.split())} | {reason} |" for module, tests, reason in REASONS]
+    text = "<!-- theirs -->\n" + "\n".join(rows) + "\n<!-- /theirs -->"
+    page = PAGE.read_text()
+    PAGE.write_text(re.sub(r"<!-- theirs -->.*<!-- /theirs -->", lambda _: text, page, flags=re.DOTALL))
     return 0
 
 
