@@ -8,6 +8,7 @@ import textwrap
 from types import FunctionType
 
 from nbep.device.jit import PRIMITIVES
+from nbep.device.protocols.matrices import matrix_cell
 
 POLLS = ("ld_acquire_", "ld_relaxed_", "ld_volatile_")  # what a wait polls with
 LOOPS = ("wait_until", "wait_or_report")  # the loop of all waits: what is left out is the wait that calls it
@@ -109,7 +110,9 @@ def _is_constant(node: ast.AST) -> bool:
 
 
 def _terms(node: ast.expr) -> list[ast.expr]:
-    """What is added up."""
+    """What is added up; of an entry of a matrix, where the matrix begins."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return [*_terms(node.left), *_terms(node.right)]
+    if isinstance(node, ast.Call) and ast.unparse(node.func) == matrix_cell.__name__:
+        return _terms(node.args[0])
     return [node]

@@ -25,10 +25,12 @@ from nbep.device.kernels.network_push import (
     network_push,
     smem_bytes,
 )
+from nbep.device.layout.elastic import CALLED, TURN
 from nbep.device.layout.internode import MAX_CHANNELS, arrived_offset, head_offset, tail_offset
 from nbep.device.layout.low_latency import NUM_HALVES, credit_offset, signal_offset
 from nbep.scenarios.low_latency import two_at_a_time
-from nbep.workloads import internode, intranode, low_latency
+from nbep.workloads import elastic, internode, intranode, low_latency
+from nbep.workloads.elastic import ElasticOptions, make_elastic_buffer
 
 pytestmark = pytest.mark.emulator_only("the tests write into the cells")
 
@@ -71,6 +73,27 @@ def between_nodes(wrap: int) -> None:
 
     for outcomes in zip(*nbep.spawn(main, case.num_ranks, "emulator", memory_model="checked"), strict=True):
         intranode.check(case, options, list(outcomes), 0)
+
+
+def elastic_between_nodes(wrap: int) -> None:
+    """Arrivals of ranks of several nodes, what each rank remembers of them, and its turns."""
+    case = make_case(1, num_ranks=2, num_tokens=3)
+    options = ElasticOptions(num_nodes=2)
+
+    def main(comm: Any) -> list[Any]:
+        buffer = make_elastic_buffer(comm, [(case, options)])
+        memory = buffer._memory.elastic
+        memory.symmetric.write(arrived_offset(memory.nodes.cells, 0), words(wrap - 3, case.num_ranks))
+        for offset in (CALLED, TURN):
+            memory.symmetric.write(offset, words(wrap - 3, 1))
+        comm.barrier()
+        outcomes = [elastic.call(buffer, case, options) for _ in range(4)]
+        assert all(have_passed(memory.symmetric.read(offset, 1, np.int32), wrap) for offset in (CALLED, TURN))
+        buffer.destroy()
+        return outcomes
+
+    for outcomes in zip(*nbep.spawn(main, case.num_ranks, "emulator", memory_model="checked"), strict=True):
+        elastic.check(case, options, list(outcomes), "a call")
 
 
 def in_the_hosts_memory(wrap: int) -> None:
@@ -171,6 +194,8 @@ COUNTERS: dict[str, dict[str, Any]] = {
     },
     "kernels/internode/notify_dispatch.py": {"arrived[n]": between_nodes},
     "kernels/elastic/combine.py": {"next_token": RESET},
+    "kernels/elastic/meet_combine.py": {"arrived[s]": elastic_between_nodes},
+    "kernels/elastic/meet_dispatch.py": {"arrived[s]": elastic_between_nodes},
     "kernels/intranode/direct_combine.py": {"next_token": RESET},
     "kernels/intranode/direct_dispatch.py": {"arrived[s]": RESET},
     "kernels/low_latency/calls.py": {"calls[h, s, word]": RESET},
@@ -214,6 +239,8 @@ COUNTERS: dict[str, dict[str, Any]] = {
 }
 # What its owner alone counts on.
 STORED = {
+    "kernels/elastic/meet_combine.py": {"called": elastic_between_nodes},
+    "kernels/elastic/meet_dispatch.py": {"called": elastic_between_nodes, "turn": elastic_between_nodes},
     "kernels/internode/coordinator.py": {"sent, received": between_nodes},
     "kernels/internode/meet_nodes.py": {"called": between_nodes},
     "kernels/internode/notify_dispatch.py": {"rounds, called": between_nodes},
