@@ -68,29 +68,41 @@ def end_without_learning(end: Any) -> Any:
 
 
 def keep_last_load(remember: Any) -> Any:
-    def remember_load(self: Any, allocation: Any, load: Any) -> None:
-        remember(self, allocation, load)
-        for granule in load.granules:
-            loads = allocation.last_loads[granule]
-            same = [
-                key
-                for key, one in loads.items()
-                if (one.owner, one.begin, one.end) == (self.owner, load.begin, load.end)
-            ]
-            for key in same:
-                if loads[key] is not load:
-                    del loads[key]
+    def remember_load(self: Any, allocation: Any, load: Any, granule: int) -> None:
+        remember(self, allocation, load, granule)
+        loads = allocation.last_loads[granule]
+        same = [
+            key for key, one in loads.items() if (one.owner, one.begin, one.end) == (self.owner, load.begin, load.end)
+        ]
+        for key in same:
+            if loads[key] is not load:
+                del loads[key]
 
     return remember_load
 
 
-def vote_as_syncwarp(collect: Any) -> Any:
-    def collect_all(self: Any, name: str, mask: int, value: Any, site: Any) -> Any:
-        if name.startswith("vote"):
+def tell_in_a_vote(converge: Any) -> Any:
+    def converge_all(self: Any, name: str, mask: int, value: Any, site: Any) -> Any:
+        is_vote = name.startswith("vote")
+        if is_vote:
             self.signal(True)
+        signal = self.world.signals
+        collective = converge(self, name, mask, value, site)
+        if is_vote:
+            collective.signals[self.thread_idx] = signal
+            collective.knowledge.append(self.knowledge)
+            collective.known = None  # until all have told
+        return collective
+
+    return converge_all
+
+
+def hear_in_a_vote(collect: Any) -> Any:
+    def collect_all(self: Any, name: str, mask: int, value: Any, site: Any) -> Any:
         collective = collect(self, name, mask, value, site)
         if name.startswith("vote"):
-            self.knowledge, self.warp_known, self.lanes_known = collective.known
+            known = signals.join(collective.knowledge), *self.known_of_lanes(collective)
+            self.knowledge, self.warp_known, self.lanes_known = known
         return collective
 
     return collect_all
@@ -214,7 +226,14 @@ FAULTS = (
             signals.SignallingThread, "known_of_lanes", lambda _: lambda self, collective: (self.world.signals, {})
         ),
     ),
-    Fault("a vote orders memory", "lanes", replaced(signals.SignallingThread, "collect", vote_as_syncwarp)),
+    Fault(
+        "a vote orders memory",
+        "lanes",
+        both(
+            replaced(signals.SignallingThread, "converge", tell_in_a_vote),
+            replaced(signals.SignallingThread, "collect", hear_in_a_vote),
+        ),
+    ),
     Fault(
         "a load is not over before its thread stores",
         "flags",
