@@ -4,9 +4,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from calls import hold_back
 from cases import make_case
-from elastic import ElasticOptions, Trip, check, dispatch_arguments, make_elastic_buffer, round_trip, run
+from elastic import ElasticOptions, Trip, check, dispatch_arguments, make_elastic_buffer, round_trip, run, time_outs
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
@@ -169,27 +168,9 @@ def test_nobody_passes_a_barrier_before_all_have_come(transport):
 @transport
 @pytest.mark.parametrize("kernel", ["elastic_meet_dispatch", "elastic_meet_combine", "elastic_combine"])
 def test_a_rank_that_waits_too_long_says_for_whom(kernel, transport):
-    """Rank 1 launches a kernel only after rank 0 has given up."""
-    failed = []
-    case, options = make_case(1), replace(FORMS["compact"], do_cpu_sync=False, transport=transport)
-
-    def main(comm):
-        buffer = make_elastic_buffer(comm, [(case, options)])
-        trip = Trip(buffer, case, options)
-        with pytest.MonkeyPatch.context() as patch:
-            if comm.rank == 1:
-                hold_back(patch, kernel, failed)
-            try:
-                trip.dispatch()
-                trip.receive()
-                trip.combine()
-                trip.end()
-            except nbep.PeerTimeout as error:
-                failed.append((error.rank, error.peer, str(error)))
-        buffer.destroy()
-
-    spawn(main, 2, on_deadlock="expire")
-    assert failed[0][:2] == (0, 1)
+    options = replace(FORMS["compact"], do_cpu_sync=False, transport=transport)
+    first = time_outs(make_case(1), options, kernel)[0]
+    assert (first.rank, first.peer) == (0, 1)
 
 
 @transport

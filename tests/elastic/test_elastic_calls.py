@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from arrays import to_numpy, to_target
-from calls import SlowRank, hold_back
+from calls import SlowRank
 from cases import make_case
-from elastic import ElasticExpected, ElasticOptions, Trip, dispatch_arguments, form, make_elastic_buffer
+from elastic import ElasticExpected, ElasticOptions, Trip, dispatch_arguments, form, make_elastic_buffer, time_outs
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
@@ -244,26 +244,8 @@ def test_more_rows_than_there_can_be_without_duplicates_are_reported():
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("kernel", ["elastic_notify_dispatch", "elastic_notify_combine", "elastic_combine"])
 def test_a_rank_that_waits_too_long_says_for_whom(kernel, memory_model):
-    """Rank 1 launches a kernel only after rank 0 has given up."""
-    failed = []
-
-    def main(comm):
-        buffer = make_elastic_buffer(comm, [(CASE, COMPACT)])
-        trip = Trip(buffer, CASE, replace(COMPACT, do_cpu_sync=False))
-        with pytest.MonkeyPatch.context() as patch:
-            if comm.rank == 1:
-                hold_back(patch, kernel, failed)
-            try:
-                trip.dispatch()
-                trip.receive()
-                trip.combine()
-                trip.end()
-            except nbep.PeerTimeout as error:
-                failed.append((error.rank, error.peer))
-        buffer.destroy()
-
-    spawn(main, 2, on_deadlock="expire", memory_model=memory_model)
-    assert failed[0] == (0, 1)
+    first = time_outs(CASE, replace(COMPACT, do_cpu_sync=False), kernel, memory_model=memory_model)[0]
+    assert (first.rank, first.peer) == (0, 1)
 
 
 # The end

@@ -2,11 +2,15 @@
 
 # ruff: noqa: F401  # tests import from here what is the same on all targets
 
+from typing import Any
+
 import pytest
 from arrays import LIBRARY
+from calls import hold_back
 from cases import Case
 from target import spawn
 
+import nbep
 from nbep.workloads.elastic import (
     ElasticExpected,
     ElasticOptions,
@@ -30,3 +34,26 @@ def run(case: Case, options: ElasticOptions | None = None, *, fn=round_trip, see
     outcomes = spawn(fn, case.num_ranks, (case, options), seed, **spawn_options)
     check(case, options, outcomes, f"schedule {seed}")
     return outcomes
+
+
+def time_outs(case: Case, options: ElasticOptions, kernel: str, **spawn_options: Any) -> list[nbep.PeerTimeout]:
+    """What two ranks raise, in turn, if rank 1 launches a kernel only after rank 0 has given up."""
+    raised: list[nbep.PeerTimeout] = []
+
+    def main(comm: Any) -> None:
+        buffer = make_elastic_buffer(comm, [(case, options)])
+        trip = Trip(buffer, case, options)
+        with pytest.MonkeyPatch.context() as patch:
+            if comm.rank == 1:
+                hold_back(patch, kernel, raised)
+            try:
+                trip.dispatch()
+                trip.receive()
+                trip.combine()
+                trip.end()
+            except nbep.PeerTimeout as error:
+                raised.append(error)
+        buffer.destroy()
+
+    spawn(main, 2, on_deadlock="expire", **spawn_options)
+    return raised
