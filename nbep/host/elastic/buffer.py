@@ -39,6 +39,7 @@ from nbep.host.transport.base import NetworkOptions, chosen_options
 EMULATED_SMS = 132  # as an H100 has
 QPS_OF_HYBRID, QPS_OF_DIRECT = 129, 17  # that DeepEP allocates unless it is told how many
 QPS_OF_SM = 16
+AREAS = "num_max_tokens_per_rank, hidden, num_topk and use_fp8_dispatch between nodes"  # what they are made of
 USUAL_TOKENS, USUAL_HIDDEN = 4096, 7168  # for a buffer that is told its bytes alone
 
 
@@ -150,7 +151,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
             alike = {
                 "num_bytes": size,
                 "allow_multiple_reduction": switch[1],
-                "num_max_tokens_per_rank, hidden, num_topk and use_fp8_dispatch between nodes": areas,
+                AREAS: areas,
             }
             return alike, options, _timeout_ms(num_gpu_timeout_secs), next(runtime.buffer_numbers), idle_names(runtime)
 
@@ -160,12 +161,12 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
                 validate.same_on_all_ranks(name, [of_rank[name] for of_rank in every])
         give_back_dropped(runtime, held)
         rank = communicator.rank
-        size, areas, options = every_alike[rank]["num_bytes"], [*every_alike[rank].values()][-1], every_options[rank]
+        areas, options = every_alike[rank][AREAS], every_options[rank]
 
         self.group = group
         self.rank_idx = rank
         self.num_ranks = communicator.size
-        self.num_bytes = size
+        self.num_bytes = areas.num_bytes
         self.num_max_tokens_per_rank = int(num_max_tokens_per_rank)
         self.deterministic = deterministic
         self.allow_hybrid_mode = allow_hybrid_mode
