@@ -22,6 +22,7 @@ GPU_EACH: dict[str, str | None] = {"PYTORCH_CUDA_ALLOC_CONF": None, "NBEP_TIMEOU
 LIMIT_S = 900
 # Once a program has hung: where mpiexec itself does not work, all tests of it hang.
 LATER_LIMIT_S = 60
+LAUNCHER_FAILED = "demux engine error waiting for event"  # the last words of a proxy of MPICH's mpiexec
 _limit_s = LIMIT_S
 
 
@@ -35,11 +36,14 @@ def run_python(
     """What `python *arguments` prints; with ranks, that many of it under mpirun. A variable that is None is unset.
 
     The test fails if the program does, or with must_fail if it does not; and if it is not done after LIMIT_S.
-    survive: ranks go on when another one is killed. They must not finalize MPI then: that waits for all.
+    survive: ranks go on when another one is killed. They must not finalize MPI then: that waits for all. MPICH's
+             launcher may fail itself as such ranks exit, and takes the others with it: then they are run once more.
     """
     global _limit_s
     command = [*(surviving_mpirun(ranks) if survive else mpirun(ranks)), sys.executable, *map(str, arguments)]
     status, output = run_within(_limit_s, command, **environment)
+    if survive and status is not None and LAUNCHER_FAILED in output:
+        status, output = run_within(_limit_s, command, **environment)
     if status is None:
         message = f"{' '.join(command)} is not done after {_limit_s} s\n{output}"
         _limit_s = LATER_LIMIT_S
