@@ -55,7 +55,7 @@ def rule(*functions: Any) -> Callable[[Rule], Rule]:
 def call(c: Any, node: ast.Call) -> V:
     """A call, whatever it is of."""
     if isinstance(node.func, ast.Attribute):
-        base = c.value(node.func.value)
+        base = c.held(c.value(node.func.value), node)
         if not isinstance(base.t, Known):
             args, kwargs = arguments(c, node)
             return method(c, base, node.func.attr, args, kwargs, node)
@@ -92,11 +92,12 @@ def call_known(c: Any, function: Any, args: list[V], kwargs: dict[str, V], node:
     from . import cuda_rules, math_rules  # noqa: F401 - they register their rules
     from .statements import LocalFunction
 
+    if isinstance(function, LocalFunction) or hasattr(function, "py_func"):
+        return c.unit.call_function(c, function, args, kwargs, node)
+    args, kwargs = [c.held(one, node) for one in args], {name: c.held(one, node) for name, one in kwargs.items()}
     found = RULES.get(id(function))
     if found is not None:
         return found[1](c, args, kwargs, node)
-    if isinstance(function, LocalFunction) or hasattr(function, "py_func"):
-        return c.unit.call_function(c, function, args, kwargs, node)
     if isinstance(function, stubs.VectorStub):
         return vector(c, function, args, node)
     if isinstance(function, type) and issubclass(function, tuple) and hasattr(function, "_fields"):

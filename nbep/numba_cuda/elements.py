@@ -54,7 +54,7 @@ class Elements(Part):
         return [value]
 
     def of_Subscript(self, node: ast.Subscript) -> V:
-        return self.item(self.value(node.value), node)
+        return self.item(self.held(self.value(node.value), node), node)
 
     def item(self, base: V, node: ast.Subscript) -> V:
         if isinstance(base.t, Known):
@@ -172,7 +172,7 @@ class Elements(Part):
         return V(Arr(dtype.base, base.t.ndim + len(dtype.shape), "A", base.t.is_const), code)
 
     def store_item(self, target: ast.Subscript, value: V) -> ast.expr:
-        base = self.value(target.value)
+        base = self.held(self.value(target.value), target)
         if isinstance(base.t, Rec):
             index = self.indices(target.slice)[0]
             if index.is_known and isinstance(index.known, str):
@@ -185,6 +185,7 @@ class Elements(Part):
         t = base.t
         if t.is_const:
             raise self.fail(node, "the array is constant in kernels")
+        value = self.held(value, node)
         if self.is_element(t, indices, node) and not t.dtype.names:
             if not isinstance(value.t, Num) and value.t is not UNKNOWN:
                 raise self.fail(node, f"a value of type {value.t} for an element of type {t.dtype}")
@@ -199,7 +200,7 @@ class Elements(Part):
         return build(f"{{0}}.assign(_t, {{1}}{holes})", node, base.code, value.code, *(one.code for one in indices))
 
     def store_attribute(self, target: ast.Attribute, value: V) -> ast.expr:
-        base = self.value(target.value)
+        base = self.held(self.value(target.value), target)
         if isinstance(base.t, Rec):
             return self.store_field(base, target.attr, value, target)
         raise self.fail(target, f"no assignment to attributes of {base.t}")
@@ -215,7 +216,7 @@ class Elements(Part):
 
     def augment_item(self, node: ast.AugAssign, target: ast.Subscript) -> list[ast.stmt]:
         """`a[i] += x`: a load, and a store to the same element."""
-        base = self.value(target.value)
+        base = self.held(self.value(target.value), target)
         op = type(node.op).__name__
         if isinstance(base.t, Arr):
             base_name = self.temporary()
@@ -241,7 +242,7 @@ class Elements(Part):
     # --- attributes -------------------------------------------------------------------------------------------------
 
     def of_Attribute(self, node: ast.Attribute) -> V:
-        return self.attribute(self.value(node.value), node.attr, node)
+        return self.attribute(self.held(self.value(node.value), node), node.attr, node)
 
     def attribute(self, base: V, name: str, node: ast.AST) -> V:
         t = base.t

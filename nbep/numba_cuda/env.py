@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any, NamedTuple
 
-from .types import Known, Num, Tup, is_int, unify
+from .types import NONE, Known, Num, Opt, Tup, is_int, unify
 
 NOT_CONSTANT: Any = object()
 FULL = 64  # bits that an integer may have, if nothing is known of it
@@ -72,6 +72,8 @@ def representation(t: Any) -> Any:
     """What values of a type are in Python."""
     if is_int(t):
         return "int"
+    if isinstance(t, Opt):
+        return representation(t.of)
     if isinstance(t, Num):
         return t.dtype.str
     if isinstance(t, Tup):
@@ -97,7 +99,7 @@ def join_var(a: Var, b: Var) -> Var:
     if t is None:
         return Var(Conflict(a.t, b.t))
     const = a.const if _same_const(a.const, b.const) else NOT_CONSTANT
-    is_mixed = a.is_mixed or b.is_mixed or representation(a.t) != representation(b.t)
+    is_mixed = a.is_mixed or b.is_mixed or (NONE not in (a.t, b.t) and representation(a.t) != representation(b.t))
     return Var(t, is_mixed, max(a.bits, b.bits), const)
 
 
@@ -143,6 +145,8 @@ class Part:
     """What the parts of a compiler use of each other."""
 
     unit: Any
+    function: Any
+    filename: Any
     env: Any
     compiled: Any
     consts: Any
@@ -157,6 +161,7 @@ class Part:
     tuple_of: Any
     made_real: Any
     converted: Any
+    held: Any
     conversion_to: Any
     typed_constant: Any
     truth: Any

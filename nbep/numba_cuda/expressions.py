@@ -5,18 +5,20 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from . import ops
+from . import faults, ops
 from .code import build, constant, placed
 from .elements import Elements
 from .env import FULL, NOT_CONSTANT, V, Var
 from .operators import Operators
 from .types import (
     BOOL,
+    NONE,
     UNKNOWN,
     Arr,
     Iter,
     Known,
     Num,
+    Opt,
     Rec,
     Tup,
     is_int,
@@ -87,6 +89,11 @@ class Expressions(Operators, Elements):
         """A value as one of another type."""
         if value.t == to or value.t is UNKNOWN or to is UNKNOWN:
             return value
+        if isinstance(to, Opt):
+            return self.as_optional(value, to, node)
+        value = self.held(value, node)
+        if value.t == to:
+            return value
         if isinstance(value.t, Num) and isinstance(to, Num):
             if value.const is not NOT_CONSTANT and is_number(to) and is_number(value.t):
                 if ops.conversion(value.t, to) is not None:
@@ -112,6 +119,25 @@ class Expressions(Operators, Elements):
         if isinstance(value.t, Arr) and isinstance(to, Arr) and value.t.dtype == to.dtype and value.t.ndim == to.ndim:
             return V(to, value.code)
         raise self.fail(node, f"a value of type {value.t} cannot become {to}")
+
+    def as_optional(self, value: V, to: Opt, node: ast.AST) -> V:
+        if value.t == NONE:
+            return V(to, value.code)
+        if not isinstance(value.t, Opt):
+            return V(to, self.converted(value, to.of, node).code)
+        name = self.temporary()
+        inner = self.converted(V(value.t.of, build(name, node)), to.of, node)
+        return V(to, build(f"(None if ({name} := {{0}}) is None else {{1}})", node, value.code, inner.code))
+
+    def held(self, value: V, node: ast.AST) -> V:
+        """What is in an Optional. In a kernel that comes here with None, that is an error."""
+        if not isinstance(value.t, Opt):
+            return value
+        where = self.keep((self.function.__name__, self.filename))
+        what = constant(f"expected {value.t.of}, got None", node)
+        code = build(f"{self.keep(faults.held)}(_w, {{0}}, {where}, {{1}}, {{2}})", node, value.code,
+                     constant(getattr(node, "lineno", 0), node), what)  # fmt: skip
+        return V(value.t.of, code)
 
     def typed_constant(self, value: Any, t: Num, node: ast.AST) -> V:
         if type(value) in (bool, int) or (type(value) is float and value == value and abs(value) != ops.INF):
@@ -148,7 +174,7 @@ class Expressions(Operators, Elements):
 
     def iterable(self, node: ast.expr) -> V:
         """What a `for` goes through: its type is an Iter; const: a list of values, if the loop is written out."""
-        value = self.value(node)
+        value = self.held(self.value(node), node)
         if isinstance(value.t, Iter):
             return value
         if isinstance(value.t, Known) and isinstance(value.t.value, tuple):

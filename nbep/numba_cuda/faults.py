@@ -49,6 +49,13 @@ def raised(who: Any, exception: type, where: tuple[str, str], line: int, *args: 
         return exception(*args)
 
 
+def held(who: Any, value: Any, where: tuple[str, str], line: int, what: str) -> Any:
+    """What an Optional holds."""
+    if value is None:
+        raise raised(who, TypeError, where, line, what)
+    return value
+
+
 def element(array: Any, index: tuple) -> str:
     return f"{array.name}[{', '.join(map(str, index))}]"
 

@@ -16,12 +16,14 @@ from .types import (
     C64,
     F64,
     I64,
+    NONE,
     U64,
     UNKNOWN,
     Arr,
     Iter,
     Known,
     Num,
+    Opt,
     Tup,
     compared,
     is_complex,
@@ -55,6 +57,7 @@ class Operators(Part):
         return self.binary(type(node.op).__name__, self.value(node.left), self.value(node.right), node)
 
     def binary(self, op: str, a: V, b: V, node: ast.AST) -> V:
+        a, b = self.held(a, node), self.held(b, node)
         if a.t is UNKNOWN or b.t is UNKNOWN:
             t = UNKNOWN if a.t is b.t else (b.t if a.t is UNKNOWN else a.t)
             return V(t, build("({0}, {1})[0]", node, a.code, b.code))
@@ -188,6 +191,7 @@ class Operators(Part):
         return self.unary(type(node.op).__name__, self.value(node.operand), node)
 
     def unary(self, op: str, a: V, node: ast.AST) -> V:
+        a = self.held(a, node)
         if op == "Not":
             truth = self.truth(a, node)
             if truth.const is not NOT_CONSTANT:
@@ -241,7 +245,7 @@ class Operators(Part):
                 t = BOOL
                 break
             t = joined
-        codes = [self.converted(one, t, node).code if isinstance(t, Num) else one.code for one in values]
+        codes = [self.converted(one, t, node).code if isinstance(t, (Num, Opt)) else one.code for one in values]
         return V(t, placed(ast.BoolOp(node.op, codes), node))
 
     def of_IfExp(self, node: ast.IfExp) -> V:
@@ -280,6 +284,11 @@ class Operators(Part):
         return result
 
     def compare(self, op: str, a: V, b: V, node: ast.AST) -> V:
+        if op in ("Is", "IsNot", "Eq", "NotEq") and NONE in (a.t, b.t) and Opt in (type(a.t), type(b.t)):
+            test = "({0} is None)" if op in ("Is", "Eq") else "({0} is not None)"
+            return V(BOOL, build(test, node, (b if a.t == NONE else a).code))
+        if op not in ("Is", "IsNot"):
+            a, b = self.held(a, node), self.held(b, node)
         if op in ("Is", "IsNot"):
             if isinstance(a.t, Known) and isinstance(b.t, Known):
                 same = a.t.value is b.t.value  # as for members of an enumeration

@@ -15,7 +15,7 @@ from . import faults, ops
 from .code import build, constant, fail, placed, scope_of, source_of
 from .env import NOT_CONSTANT, Conflict, Env, V, Var, join, same, widened
 from .expressions import Expressions
-from .types import BOOL, UNKNOWN, Arr, Iter, Known, Num, Rec, Tup, Unknown, is_number, type_of_int, unify
+from .types import BOOL, UNKNOWN, Arr, Iter, Known, Num, Opt, Rec, Tup, Unknown, is_number, type_of_int, unify
 
 MAX_PASSES = 12  # through a loop; types only ever grow
 
@@ -371,7 +371,7 @@ class FunctionCompiler(Expressions):
             value = self.made_real(value, node)
         self.note_return(value.t, node)
         wanted = self.compiled.returns
-        if not isinstance(wanted, Unknown) and isinstance(wanted, (Num, Tup)) and value.t is not UNKNOWN:
+        if not isinstance(wanted, Unknown) and isinstance(wanted, (Num, Tup, Opt)) and value.t is not UNKNOWN:
             value = self.converted(value, wanted, node)
         return [placed(ast.Return(value.code), node)], None
 
@@ -443,6 +443,8 @@ class FunctionCompiler(Expressions):
 
     def conversion_to(self, t: Any, node: ast.AST) -> str:
         """From any representation."""
+        if isinstance(t, Opt):
+            return f"(lambda _x: None if _x is None else {self.conversion_to(t.of, node).format('_x')})({{0}})"
         if isinstance(t, Num) and is_number(t):
             made = {"f2": "f16({0})", "f4": "f32({0})", "f8": "float({0})", "c8": "c64({0})", "c16": "complex({0})"}
             return made.get(t.dtype.str[1:], "bool({0})" if t == BOOL else "int({0})")

@@ -91,6 +91,16 @@ class Other:
         return self.name
 
 
+@dataclass(frozen=True)
+class Opt:
+    """A value of another type, or None: what Numba calls an Optional. Who computes with it needs a value."""
+
+    of: Any
+
+    def __str__(self) -> str:
+        return f"Optional({self.of})"
+
+
 class Known:
     """A value that is known before the kernel runs: a module, a function, a type, text, None, a tuple of those."""
 
@@ -122,6 +132,7 @@ class Unknown:
 
 
 UNKNOWN = Unknown()
+NONE = Known(None)
 
 
 @cache
@@ -213,6 +224,10 @@ def unify(a: Any, b: Any) -> Any:
         return a
     if a is UNKNOWN:
         return b
+    if isinstance(a, Opt) or isinstance(b, Opt) or (a == NONE) != (b == NONE):
+        held = [one.of if isinstance(one, Opt) else one for one in (a, b) if one != NONE]
+        both = unify(held[0], held[-1])
+        return None if both is None or isinstance(both, Known) else Opt(both)
     if isinstance(a, Num) and isinstance(b, Num):
         if is_number(a) and is_number(b):
             return Num(np.promote_types(a.dtype, b.dtype))

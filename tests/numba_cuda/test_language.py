@@ -4,6 +4,7 @@ from collections import namedtuple
 
 import numpy as np
 import pytest
+from numba.core.errors import TypingError
 
 
 def test_indices_of_three_dimensions(cuda):
@@ -276,3 +277,66 @@ def test_launches_that_a_gpu_refuses(cuda, grid, block, words):
 
     with pytest.raises((ValueError, TypeError), match=words):
         kernel[grid, block](np.zeros(1))
+
+
+def test_what_is_none_or_a_number(cuda):
+    @cuda.jit(device=True)
+    def found(x):
+        return x if x > 0 else None
+
+    @cuda.jit(device=True)
+    def place(x, most):
+        if x == most:
+            return most - 1
+        if x < 0:
+            return None
+        return np.int32(x)
+
+    @cuda.jit
+    def kernel(out):
+        x = cuda.threadIdx.x - 2
+        out[x + 2, 0] = found(x) is None
+        out[x + 2, 1] = place(x, 3) != None  # noqa: E711 - Numba takes both
+        y = None
+        if x == 1:
+            y = x
+        elif x == 2:
+            y = 2.5
+        if y is not None:
+            y += 1
+            out[x + 2, 2] = y * 2 + place(x, 3)
+        z = 7
+        if x == 3:
+            z = place(x, 3)
+        out[x + 2, 3] = z
+
+    out = np.zeros((6, 4))
+    kernel[1, 6](out)
+    wanted = [[1, 0, 0, 7], [1, 0, 0, 7], [1, 1, 0, 7], [0, 1, 5, 7], [0, 1, 9, 7], [0, 1, 0, 2]]
+    assert out.tolist() == wanted
+
+
+def test_none_where_a_number_is_needed_is_an_error_and_an_optional_no_condition(cuda):
+    @cuda.jit(device=True)
+    def found(x):
+        return x if x > 1 else None
+
+    @cuda.jit
+    def kernel(out):
+        out[cuda.threadIdx.x] = found(cuda.threadIdx.x + 1)
+
+    with pytest.raises(TypeError, match=r"line \d+, tid=\[0, 0, 0\] ctaid=\[0, 0, 0\]: expected int64, got None"):
+        kernel[1, 2](np.zeros(2))
+
+    @cuda.jit
+    def if_there(out):
+        if found(out[0]):
+            out[0] = 1
+
+    @cuda.jit
+    def at_place(out):
+        out[found(cuda.threadIdx.x)] = 1
+
+    for kernel, what in (if_there, "Optional.* is no condition"), (at_place, "an index of type Optional"):
+        with pytest.raises(TypingError, match=what):
+            kernel[1, 1](np.zeros(1))

@@ -80,7 +80,6 @@ REASONS = (
     ("test_sm_creation", "test_type_with_struct_data_model", MODEL),
     ("test_ssa", "test_undefined_var", "it expects a warning; who comes there gets an error"),
     ("test_ssa", "test_issue3976 test_issue5219", "`@overload` is not supported"),
-    ("test_ssa", "test_unhandled_undefined", "a function that returns None or an integer is not supported"),
 )  # fmt: skip
 
 
