@@ -59,7 +59,7 @@ class Space:
 class KArray:
     """An array of a kernel. nd: NumPy's view of its bytes; flags: of what is written, None if all is."""
 
-    __slots__ = ("nd", "flags", "space", "name", "is_const", "ld", "st", "_start")
+    __slots__ = ("nd", "flags", "space", "name", "is_const", "ld", "st", "_start", "_fields")
 
     def __init__(self, nd: np.ndarray, flags: np.ndarray | None, space: Space, name: str, is_const: bool = False):
         self.nd = nd
@@ -68,6 +68,7 @@ class KArray:
         self.name = name
         self.is_const = is_const
         self._start: int | None = None
+        self._fields: dict[str, KArray] = {}
         if nd.dtype.names is None:
             make = _fast if space.is_fast else _exact
             self.ld, self.st = make(self)
@@ -99,14 +100,18 @@ class KArray:
         try:
             return self.like(self.nd[index], None if self.flags is None else self.flags[index])
         except IndexError:
-            raise faults.bad_index(thread, self, index, False) from None
+            raise faults.bad_index(thread, self, tuple(i for i in index if i is not Ellipsis), False) from None
 
     def rec(self, thread: Any, *index: Any) -> KArray:
         """An element of a structured array."""
         return self.sub(thread, *index, Ellipsis)
 
     def field(self, name: str) -> KArray:
-        return self.like(self.nd[name], None if self.flags is None else self.flags[name], f"{self.name}.{name}")
+        made = self._fields.get(name)
+        if made is None:
+            flags = None if self.flags is None else self.flags[name]
+            made = self._fields[name] = self.like(self.nd[name], flags, f"{self.name}.{name}")
+        return made
 
     def part(self, name: str) -> KArray:
         """The real or the imaginary parts of complex numbers."""

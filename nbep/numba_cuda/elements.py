@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from typing import Any
 
 import numpy as np
 
@@ -22,6 +23,11 @@ from .types import (
     is_int,
     is_number,
 )
+
+
+def holes(parts: list[Any], first: int) -> str:
+    """Places in a template for more arguments."""
+    return "".join(f", {{{first + i}}}" for i in range(len(parts)))
 
 
 class Elements(Part):
@@ -101,14 +107,11 @@ class Elements(Part):
                 return self.array_field(base, indices[0].t.value, node)
         if self.is_element(t, indices, node):
             codes = [one.code for one in indices]
-            holes = ", ".join(f"{{{i + 1}}}" for i in range(len(codes)))
             if t.dtype.names:
-                return V(Rec(t.dtype), build(f"{{0}}.rec(_t, {holes})", node, base.code, *codes))
-            comma = ", " if holes else ""
-            return V(Num(t.dtype), build(f"{{0}}.ld(_t{comma}{holes})", node, base.code, *codes))
+                return V(Rec(t.dtype), build(f"{{0}}.rec(_t{holes(codes, 1)})", node, base.code, *codes))
+            return V(Num(t.dtype), build(f"{{0}}.ld(_t{holes(codes, 1)})", node, base.code, *codes))
         ndim, layout = self.part_shape(t, indices)
-        holes = ", ".join(f"{{{i + 1}}}" for i in range(len(indices)))
-        code = build(f"{{0}}.sub(_t, {holes})", node, base.code, *(one.code for one in indices))
+        code = build(f"{{0}}.sub(_t{holes(indices, 1)})", node, base.code, *(one.code for one in indices))
         return V(Arr(t.dtype, ndim, layout, t.is_const), code)
 
     def is_element(self, t: Arr, indices: list[V], node: ast.AST) -> bool:
@@ -144,14 +147,28 @@ class Elements(Part):
         if name not in (base.t.dtype.names or ()):
             raise self.fail(node, f"the record has no field {name!r}, it has {', '.join(base.t.dtype.names)}")
         dtype = self.aligned_field(base.t, name, node)
-        code = build("{0}.field({1})", node, base.code, constant(name, node))
+        code, index = self.field_and_index(base, name, dtype, node)
         if dtype.subdtype is not None:
             return V(Arr(dtype.base, len(dtype.shape), "C"), code)
         if dtype.names:
             return V(Rec(dtype), code)
         if dtype.kind not in "biufcmM":
             raise self.fail(node, f"field {name!r} is of type {dtype}, which kernels do not have")
-        return V(Num(dtype), build("{0}.ld(_t)", node, code))
+        return V(Num(dtype), build(f"{{0}}.ld(_t{holes(index, 1)})", node, code, *index))
+
+    def field_and_index(self, base: V, name: str, dtype: Any, node: ast.AST) -> tuple[ast.expr, list[ast.expr]]:
+        """Code of a field, and where in it. For `a[i]["x"]` it is element i of field x, which all records share."""
+        code: Any = base.code
+        index: list[ast.expr] = []
+        is_number = dtype.subdtype is None and not dtype.names
+        if (
+            is_number
+            and isinstance(code, ast.Call)
+            and isinstance(code.func, ast.Attribute)
+            and code.func.attr == "rec"
+        ):
+            code, index = code.func.value, code.args[1:]
+        return build("{0}.field({1})", node, code, constant(name, node)), index
 
     def aligned_field(self, record: Rec, name: str, node: ast.AST) -> np.dtype:
         """The type of a field. A GPU has no loads and stores across their own alignment."""
@@ -190,14 +207,14 @@ class Elements(Part):
             if not isinstance(value.t, Num) and value.t is not UNKNOWN:
                 raise self.fail(node, f"a value of type {value.t} for an element of type {t.dtype}")
             code = self.converted(value, Num(t.dtype), node).code
-            holes = "".join(f", {{{i + 2}}}" for i in range(len(indices)))
-            return build(f"{{0}}.st(_t, {{1}}{holes})", node, base.code, code, *(one.code for one in indices))
+            at = [one.code for one in indices]
+            return build(f"{{0}}.st(_t, {{1}}{holes(at, 2)})", node, base.code, code, *at)
         if isinstance(value.t, Num):
             value = self.converted(value, Num(t.dtype), node)
         elif isinstance(value.t, Known) or (isinstance(value.t, Rec) and value.t.dtype.names != t.dtype.names):
             raise self.fail(node, f"a value of type {value.t} for elements of type {t.dtype}")
-        holes = "".join(f", {{{i + 2}}}" for i in range(len(indices)))
-        return build(f"{{0}}.assign(_t, {{1}}{holes})", node, base.code, value.code, *(one.code for one in indices))
+        at = [one.code for one in indices]
+        return build(f"{{0}}.assign(_t, {{1}}{holes(at, 2)})", node, base.code, value.code, *at)
 
     def store_attribute(self, target: ast.Attribute, value: V) -> ast.expr:
         base = self.held(self.value(target.value), target)
@@ -209,10 +226,11 @@ class Elements(Part):
         if name not in (base.t.dtype.names or ()):
             raise self.fail(node, f"the record has no field {name!r}")
         dtype = self.aligned_field(base.t, name, node)
-        code = build("{0}.field({1})", node, base.code, constant(name, node))
+        code, index = self.field_and_index(base, name, dtype, node)
         if dtype.subdtype is not None or dtype.names:
             return build("{0}.assign(_t, {1}, Ellipsis)", node, code, value.code)
-        return build("{0}.st(_t, {1})", node, code, self.converted(value, Num(dtype), node).code)
+        value = self.converted(value, Num(dtype), node)
+        return build(f"{{0}}.st(_t, {{1}}{holes(index, 2)})", node, code, value.code, *index)
 
     def augment_item(self, node: ast.AugAssign, target: ast.Subscript) -> list[ast.stmt]:
         """`a[i] += x`: a load, and a store to the same element."""

@@ -95,3 +95,15 @@ def test_a_lock_without_fences_is_told_of_them(cuda):
 
     assert run(True) == 3
     assert "a flag or lock with cuda.threadfence() on both sides" in report(DataRace, lambda: run(False))[0]
+
+
+@pytest.mark.parametrize(("field", "element"), [("x", "a.x[4]"), ("pair", "a[4]")])
+def test_a_record_that_is_not_there_is_named(cuda, memory_model, field, element):
+    @cuda.jit
+    def kernel(a, n):
+        a[n][field] = a[n]["x"] if field == "x" else a[n]["pair"]
+
+    records = np.zeros(4, [("x", "i4"), ("pair", "f4", 2)])
+    first, where = report(OutOfBounds, lambda: kernel[1, 1](records, 4))[:2]
+    assert first.startswith(f"load of {element}: out of bounds, the shape of `{element.partition('[')[0]}` is (4,)")
+    assert "a[n]" in where
