@@ -74,7 +74,7 @@ class Tried:
         here = cell.entries[reading.index]
         if self.is_add and here.is_add and here.who != self.who:
             return False
-        return agree(reading.asked, here.value + self.number if self.is_add else self.number)
+        return agree(reading.asked, cell.wrap(here.value + self.number) if self.is_add else self.number)
 
     def may_begin(self, step: Step) -> bool:
         """Of two adds, of which one asks for less than the old value: whether each may as well be the first."""

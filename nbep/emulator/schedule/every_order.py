@@ -241,7 +241,7 @@ def commutes_behind(steps: list[Step], at: int, store: Step, free: list[int]) ->
     between = cell.entries[reading.index + 1 : store.entry]
     if any(one.least > reading.reach or one.is_wall for one in between):
         return False
-    return agree(reading.asked, entry.value - sum(steps[other].number or 0 for other in free))
+    return agree(reading.asked, cell.wrap(entry.value - sum(steps[other].number or 0 for other in free)))
 
 
 def immediate(steps: list[Step], before: set[int], known: Clock, who: Who) -> Iterator[int]:
@@ -270,7 +270,7 @@ def where_it_succeeds(steps: list[Step], poll: Step, last: int, known: Clock) ->
         new = [at for at in adds if known.get(steps[at].who, -1) < at]
         for at in new:
             others = [steps[other].number or 0 for other in new if other != at]
-            if not poll.fails(values_without(entries[last].value - (steps[at].number or 0), others)):
+            if not poll.fails(values_without(poll.cell, entries[last].value - (steps[at].number or 0), others)):
                 has_one = True
                 yield at
         stored = entries[first].step if first >= 0 else None
@@ -279,7 +279,7 @@ def where_it_succeeds(steps: list[Step], poll: Step, last: int, known: Clock) ->
         last = first - 1
         before, _ = commuting_since(steps, entries, last)
         numbers = [steps[one].number or 0 for one in before if known.get(steps[one].who, -1) < one]
-        if not poll.fails(values_without(entries[last].value, numbers)):
+        if not poll.fails(values_without(poll.cell, entries[last].value, numbers)):
             if not poll.fails({entries[last].value}):
                 yield stored
                 return  # else it has to come before some of the adds, too
@@ -314,9 +314,9 @@ def commuting_since(steps: list[Step], entries: list[Entry], last: int) -> tuple
     return adds, -1
 
 
-def values_without(value: int, numbers: list[int]) -> set[int]:
+def values_without(cell: Cell, value: int, numbers: list[int]) -> set[int]:
     """What a cell may hold if some adds are not made."""
-    values = {value}
+    values = {cell.wrap(value)}
     for number in numbers:
-        values |= {one - number for one in values}
+        values |= {cell.wrap(one - number) for one in values}
     return values

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..machine.kinds import Loaded
+from ..machine.kinds import KINDS, Loaded, wrap
 from ..machine.memory import Allocation
 from ..machine.orders import SCOPES
 from ..models.knowledge import Access as CheckedAccess
@@ -26,6 +26,9 @@ Question = tuple[tuple[tuple[str, int], ...], str, int]
 
 NEVER = 4  # more than any scope reaches
 INTEGERS = frozenset(("u8", "s8", "u16", "s16", "u32", "s32", "u64", "s64"))
+SIGNED = {1: "s8", 2: "s16", 4: "s32", 8: "s64", 16: "v4"}  # how a cell of so many bytes is read
+# What the others make of such a number before they ask.
+UNSIGNED = {kind: (("and", (1 << 8 * KINDS[kind].size) - 1),) for kind in INTEGERS if not KINDS[kind].signed}
 
 
 STEPS: dict[str, Callable[[int, int], int]] = {
@@ -35,6 +38,11 @@ STEPS: dict[str, Callable[[int, int], int]] = {
     "sub": operator.sub,
     "rsub": lambda value, other: other - value,
 }
+
+
+def signed(value: Any, kind: str) -> int:
+    """What a cell holds in which a value of an integer kind is stored."""
+    return wrap(value, SIGNED[KINDS[kind].size])
 
 
 def answer(question: Question, value: int) -> bool:
@@ -86,18 +94,19 @@ class Entry:
 
 
 class Cell:
-    """The bytes that one size of access meets, and what they held.
+    """The bytes that one size of access meets, and what they held: as signed numbers, whatever kind stored them.
 
     is_mixed: others meet them with another size: then nothing commutes
     has_phases: whether it is a barrier, which holds how many of its phases are over
     """
 
-    __slots__ = ("allocation", "offset", "size", "entries", "is_mixed", "has_phases")
+    __slots__ = ("allocation", "offset", "size", "kind", "entries", "is_mixed", "has_phases")
 
     def __init__(self, allocation: Allocation, offset: int, size: int):
         self.allocation = allocation
         self.offset = offset
         self.size = size
+        self.kind = SIGNED.get(size, "")
         self.entries: list[Entry] = []
         self.is_mixed = self.has_phases = False
 
@@ -113,6 +122,10 @@ class Cell:
             end = self.offset + self.size
             here = tuple(store for store in stores if store.begin < end and self.offset < store.end)
             self.entries.append(Entry(value, message, here, is_wall=True))
+
+    def wrap(self, value: int) -> int:
+        """A sum as the cell would hold it."""
+        return wrap(value, self.kind)
 
     def last_to(self, stores: Iterable[CheckedAccess]) -> CheckedAccess | None:
         return last_to(stores, self.offset, self.offset + self.size)

@@ -13,7 +13,7 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from ..machine.kinds import KINDS, wrap
+from ..machine.kinds import KINDS
 from ..machine.memory import Allocation
 from ..machine.orders import ACQUIRES, SCOPES
 from ..machine.stream import MAX_BLOCK
@@ -32,7 +32,7 @@ from .every_loops import (
     let_go,
 )  # fmt: skip
 from .every_order import joined
-from .every_seen import INTEGERS, Cell, Entry, Question, Reading, Seen, settled
+from .every_seen import INTEGERS, UNSIGNED, Cell, Entry, Question, Reading, Seen, settled, signed
 from .every_step import Access, Clock, Step, Words, load_of, name_of, store_of, words_of
 from .every_turns import Polled, TurningThread, turns_in
 from .strategies import ALONE
@@ -174,7 +174,7 @@ class EveryThread(TurningThread, CheckedThread):
     def look(self, allocation: Allocation, offset: int) -> Cell:
         """The same, as it is now."""
         cell = self.cell_of(allocation, offset)
-        cell.look(allocation.read(offset, self.kind))
+        cell.look(allocation.read(offset, cell.kind))
         return cell
 
     @property
@@ -270,14 +270,14 @@ class EveryThread(TurningThread, CheckedThread):
     def put(self, value: Any, kind: str) -> None:
         """A store is a step; what it stores says which loads it commutes with."""
         assert self.made is not None
-        self.made.number = wrap(value, kind) if kind in INTEGERS else None
+        self.made.number = signed(value, kind) if kind in INTEGERS else None
 
     def begin_atomic(self, op: str, operand: Any, kind: str, order: str) -> None:
         assert self.made is not None
         self.is_lazy = op in ("add", "exch") and kind in INTEGERS and order not in ACQUIRES
         self.is_add = self.made.is_add = self.is_lazy and op == "add"
         if self.is_lazy:
-            self.made.number = int(operand) if self.is_add else wrap(operand, kind)
+            self.made.number = signed(operand, kind)
 
     def end_atomic(self, old: Any, kind: str) -> Any:
         self.at = None
@@ -292,7 +292,7 @@ class EveryThread(TurningThread, CheckedThread):
         self.at = None
         assert reading is not None
         if kind in INTEGERS:
-            return Seen(reading, int(value))
+            return Seen(reading, int(value), UNSIGNED.get(kind, ()))
         reading.settle()
         return value
 
@@ -366,7 +366,7 @@ class EveryThread(TurningThread, CheckedThread):
         step = self.made
         if step is None or step.cell is None:
             return
-        entry = Entry(allocation.read(store.begin, self.kind), allocation.messages.get(store.begin), (store,))
+        entry = Entry(allocation.read(store.begin, step.cell.kind), allocation.messages.get(store.begin), (store,))
         entry.step, entry.who, entry.is_add = self.at, self.who, self.is_add
         step.entry = step.cell.add(entry)
 
