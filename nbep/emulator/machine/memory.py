@@ -73,6 +73,7 @@ class Allocation:
         pending: 16-byte granule -> stores on their way; see `delayed`
         versions: 16-byte granule -> the latest stores in memory, oldest first; see `delayed`
         last_stores, last_loads: 16-byte granule -> who stored last, and who has loaded since; see `checked`
+        most_loads: 16-byte granule -> how many loads are kept before those are forgotten that others say as well; likewise
         overwritten: 16-byte granule -> what strong stores have stored over; likewise
         messages: offset -> what the last store to a cell tells; see `checked`
         parts: number of bytes -> its beginning, see `part`
@@ -82,7 +83,8 @@ class Allocation:
         "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
         "watchers", "writers", "lost", "wrapped", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads",
         "is_hidden",
-        "pending", "versions", "last_stores", "last_loads", "overwritten", "messages", "on_host", "signals", "parts",
+        "pending", "versions", "last_stores", "last_loads", "most_loads", "overwritten", "messages", "on_host",
+        "signals", "parts",
     )  # fmt: skip
 
     def __init__(
@@ -125,6 +127,7 @@ class Allocation:
         self.versions: dict[int, list[Any]] = {}
         self.last_stores: dict[int, list[Any]] = {}
         self.last_loads: dict[int, dict[Any, Any]] = {}
+        self.most_loads: dict[int, int] = {}
         self.overwritten: dict[int, Any] = {}
         self.messages: dict[int, Any] = {}
         self.parts: dict[int, Allocation] = {}

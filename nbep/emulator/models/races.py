@@ -18,7 +18,7 @@ from .knowledge import (
 )
 from .signals import SignallingThread
 
-MANY_LOADS = 64  # of a granule; then those that a later one knows of are forgotten
+MANY_LOADS = 127  # of a granule; then those that a later one knows of are forgotten
 
 
 class Race(NamedTuple):
@@ -84,9 +84,10 @@ class CheckingThread(SignallingThread):
         if (before := loads.get(key)) is not None:
             load.before = before.before or (before,)
         loads[key] = load
-        if before is None and len(loads) > MANY_LOADS and len(loads).bit_count() == 1:  # not every time
+        if before is None and len(loads) > allocation.most_loads.get(granule, MANY_LOADS):
             left = {key: one for key, one in loads.items() if not is_covered(one, load) or self.is_new(one)}
             allocation.last_loads[granule] = left
+            allocation.most_loads[granule] = max(MANY_LOADS, 2 * len(left))  # so not every time
 
     def check(self, allocation: Allocation, access: Access) -> None:
         """Stop the run if this access meets one that the thread cannot know of."""
