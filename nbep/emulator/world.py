@@ -58,5 +58,6 @@ class World(Run):
         return [host.result for host in self.hosts]
 
     def _all_done(self) -> bool:
-        hosts_are_done = all(host.finished for host in self.hosts)
-        return hosts_are_done and not self.operations and all(launch.is_service for launch in self.launches)
+        if self.operations or not all(launch.is_service for launch in self.launches):
+            return False
+        return all(host.finished for host in self.hosts)

@@ -73,7 +73,7 @@ class Allocation:
         pending: 16-byte granule -> stores on their way; see `delayed`
         versions: 16-byte granule -> the latest stores in memory, oldest first; see `delayed`
         last_stores, last_loads: 16-byte granule -> who stored last, and who has loaded since; see `checked`
-        most_loads: 16-byte granule -> how many loads are kept before those are forgotten that others say as well; likewise
+        most_loads: 16-byte granule -> how many of those loads are kept; likewise
         overwritten: 16-byte granule -> what strong stores have stored over; likewise
         messages: offset -> what the last store to a cell tells; see `checked`
         parts: number of bytes -> its beginning, see `part`

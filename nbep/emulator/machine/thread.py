@@ -71,11 +71,25 @@ class Thread(CopyingThread):
         return collective
 
     def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
-        """Count this lane in."""
+        """Count this lane in.  When it was the last, nothing is missing and the others are runnable."""
         self.left -= 1
         if self.left < 0:
             self.pause()
-        return self.warp_state.arrive(self, name, mask, site, value)
+        warp, lane = self.warp_state, self.lane
+        collective = warp.pending.get(mask)
+        if collective is None or collective.site != site or collective.name != name or len(warp.pending) > 1:
+            collective = warp.collective(self, name, mask, site)
+        collective.values[lane] = value
+        collective.missing ^= 1 << lane
+        if collective.missing:
+            collective.threads.append(self)
+            if self.has_news:
+                self.has_news = False
+                warp.bring(collective)
+        else:
+            del warp.pending[mask]
+            self.runnable.extend(collective.threads)
+        return collective
 
     def barrier(self, barrier_id: int, num_threads: int, predicate: bool = True) -> bool:
         """bar.sync and bar.red.and: wait until `num_threads` threads of the block have arrived; whether all agree."""

@@ -59,10 +59,9 @@ class Warp:
         self.lanes: list[Thread] = []
         self.pending: dict[int, Collective] = {}
 
-    def arrive(self, thread: Thread, name: str, mask: int, site: Site | None, value: Any) -> Collective:
-        """Count a lane in.  When it was the last, nothing is missing and the others are runnable."""
+    def collective(self, thread: Thread, name: str, mask: int, site: Site | None) -> Collective:
+        """The one to which a lane comes, unless it may not: a new one, or one at which others wait."""
         collective = self.pending.get(mask)
-        lane = thread.lane
         if collective is None:
             self.check_new(thread, name, mask)
             collective = self.pending[mask] = Collective(name, mask, site)
@@ -74,16 +73,6 @@ class Warp:
             raise thread.world.error_of(Diverged(thread, name, collective))
         if len(self.pending) > 1:
             self.check_others(thread, collective)
-        collective.missing ^= 1 << lane
-        collective.values[lane] = value
-        if collective.missing:
-            collective.threads.append(thread)
-            if thread.has_news:
-                thread.has_news = False
-                self.bring(collective)
-        else:
-            del self.pending[mask]
-            thread.runnable.extend(collective.threads)
         return collective
 
     def bring(self, collective: Collective) -> None:

@@ -24,14 +24,15 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..machine.access import FAULTS
+from ..machine.access import FAULTS, AccessingThread
 from ..machine.errors import Uninitialized
 from ..machine.faults import Hole, who_and_where
 from ..machine.kinds import KINDS, decode, encode
 from ..machine.memory import Allocation
 from ..machine.orders import ACQUIRES, POLLED, RELEASES, SCOPES
 from ..machine.source import Site, site_of
-from .pending import BufferedThread, PendingAtomic, PendingStore, is_unused, perform
+from ..machine.thread import Thread
+from .pending import BufferedThread, PendingAtomic, PendingStore, is_unused
 from .versions import GRANULE, Version
 
 if TYPE_CHECKING:
@@ -61,10 +62,19 @@ class DelayedThread(BufferedThread):
                         self.floor = self.world.moment  # what other processes store has no versions
                     elif granule in allocation.signals and order in POLLED:
                         self.hear(allocation, [], offset, 0, order, scope)
-                    return super().load(address, kind, order, scope)
-                # A thread that knows the last version sees memory as it is, as `choose` would say.
-                if order in POLLED and allocation.shadow is None and self.knows(versions[-1]):
-                    value = super().load(address, kind, order, scope)
+                    return AccessingThread.load(self, address, kind, order, scope)
+                if order in POLLED and allocation.shadow is None:
+                    if allocation.pending:
+                        self.perform_in(allocation)
+                    count = self.choose(allocation, granule, versions)
+                    if count == len(versions):  # it sees memory as it is
+                        value = AccessingThread.load(self, address, kind, order, scope)
+                    else:
+                        begin = offset % GRANULE
+                        value = decode(bytearray(versions[count].before[begin : begin + KINDS[kind].size]), kind)
+                        versions = versions[:count]
+                        self.left -= 1
+                        self.note_polled(allocation, offset, kind, value)
                     self.hear(allocation, versions, offset, KINDS[kind].size, order, scope)
                     return value
             nbytes = allocation.loads[kind][2] + 1
@@ -178,7 +188,7 @@ class DelayedThread(BufferedThread):
         """
         end = offset + nbytes
         if allocation.pending:
-            perform([store for store in self.buffer if store.allocation is allocation])
+            self.perform_in(allocation)
         data = bytearray(allocation.memory[offset:end])
         shadow = allocation.shadow
         written = bytearray(b"\1" * nbytes if shadow is None else shadow[offset:end])
@@ -261,7 +271,7 @@ class DelayedThread(BufferedThread):
         self.tell_shared(address, order, modifies=False)
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
-        value = super().load_shared(address, kind, order)
+        value = AccessingThread.load_shared(self, address, kind, order)
         if order in POLLED:
             self.hear_shared(address, order)
         return value
@@ -276,15 +286,17 @@ class DelayedThread(BufferedThread):
         return old
 
     def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
-        if name == "syncwarp":
-            self.publish(1)
-            self.floor = max(self.floor, self.heard[1])
-        collective = super().converge(name, mask, value, site)
+        if name != "syncwarp":  # a vote or a shuffle orders no memory
+            return Thread.converge(self, name, mask, value, site)
+        self.publish(1)
+        if self.heard[1] > self.floor:
+            self.floor = self.heard[1]
+        collective = Thread.converge(self, name, mask, value, site)
         collective.known = self.with_own(collective.known)
         return collective
 
     def collect(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:
-        collective = super().collect(name, mask, value, site)
+        collective = Thread.collect(self, name, mask, value, site)
         if name == "syncwarp":
             self.learn(collective.known, self.world.moment)
         return collective

@@ -67,7 +67,7 @@ class PendingStore:
         thread, allocation, offset = self.thread, self.allocation, self.offset
         launch = thread.block.launch
         del launch.stores[self]
-        del thread.stores_of(self.level)[self]
+        del (thread.stores_of(self.level) if self.level else thread.buffer)[self]
         if not allocation.freed:
             self._write(thread, allocation, offset)
         if not launch.stores:
@@ -80,17 +80,18 @@ class PendingStore:
         self.version.keep(allocation)
         self.version.arrive(allocation, thread.next_moment())
         allocation.memory[offset : offset + len(self.data)] = self.data
-        allocation.mark_written(offset, len(self.data))
-        self.show()
+        if allocation.shadow is not None:
+            allocation.mark_written(offset, len(self.data))
+        if allocation.watchers:
+            self.show()
 
     def show(self) -> None:
         """Wake the threads that poll these bytes, if they see a change."""
         allocation, offset = self.allocation, self.offset
-        if allocation.watchers:
-            for granule in range(offset >> 3, (offset + len(self.data) + 7) >> 3):
-                if granule in allocation.watchers:
-                    allocation.writers[offset] = (self.thread.block.name, self.thread.thread_idx, self.site)
-                    wake_watchers(allocation, granule)
+        for granule in range(offset >> 3, (offset + len(self.data) + 7) >> 3):
+            if granule in allocation.watchers:
+                allocation.writers[offset] = (self.thread.block.name, self.thread.thread_idx, self.site)
+                wake_watchers(allocation, granule)
 
 
 class PendingAtomic(PendingStore):
@@ -133,6 +134,11 @@ class BufferedThread(KnowingThread):
         """Where this thread's stores on their way are noted that are visible on a level."""
         return self.buffer if level == 0 else self.block.stores if level == 1 else self.world.gpu_stores[self.rank]
 
+    def perform_in(self, allocation: Allocation) -> None:
+        """Let those of its atomics arrive that are on their way to an allocation."""
+        if self.buffer:
+            perform([store for store in self.buffer if store.allocation is allocation])
+
     def sees(self, store: PendingStore) -> bool:
         """Whether a store that is not in memory yet is visible to this thread."""
         return (
@@ -173,7 +179,8 @@ class BufferedThread(KnowingThread):
             store.level = level
             store.version.lift(level, moment)
             target[store] = None
-            store.show()
+            if store.allocation.watchers:
+                store.show()
         stores.clear()
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Site | None) -> None:
@@ -182,12 +189,14 @@ class BufferedThread(KnowingThread):
             return super().put_bytes(allocation, offset, data, site)
         if allocation.nc_reads:
             self.check_nc(allocation, offset, len(data))
+        buffer, new_version, send_off = self.buffer, self.new_version, self.send_off
         for begin in range(0, len(data), GRANULE):
             piece = data[begin : begin + GRANULE]
-            version = self.new_version(allocation, offset + begin, len(piece), "weak", "cta")
-            store = PendingStore(self, allocation, piece, version, site)
-            self.buffer[store] = None
-            self.send_off(store)
+            store = PendingStore(
+                self, allocation, piece, new_version(allocation, offset + begin, len(piece), "weak", "cta"), site
+            )
+            buffer[store] = None
+            send_off(store)
         return None
 
 

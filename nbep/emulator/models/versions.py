@@ -119,9 +119,9 @@ class KnowingThread(Thread):
         self, allocation: Allocation, versions: list[Version], offset: int, nbytes: int, order: str, scope: str
     ) -> Any:
         """A strong access has read bytes, in which these versions are; what they say is known now, or after a fence."""
-        reach, away, said = SCOPES[scope], 1, 0
+        reach, away, said, end = SCOPES[scope], 1, 0, offset + nbytes
         for version in reversed(versions):
-            if version.overlaps(offset, offset + nbytes):
+            if version.begin < end and offset < version.end:
                 away = version.distance(self)
                 said = version.says if min(version.reach, reach) >= away else 0
                 break
@@ -158,11 +158,14 @@ class KnowingThread(Thread):
 
     def with_own(self, known: Any, heard: int = 0) -> Any:
         """What those who meet know, and this thread."""
-        return max(known or 0, self.floor, heard)
+        floor = self.floor if self.floor > heard else heard
+        return floor if known is None or floor > known else known
 
     def learn(self, floor: Any, block_floor: int) -> None:
-        self.floor = max(self.floor, floor)
-        self.block_floor = max(self.block_floor, block_floor)
+        if floor > self.floor:
+            self.floor = floor
+        if block_floor > self.block_floor:
+            self.block_floor = block_floor
 
 
 def later(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

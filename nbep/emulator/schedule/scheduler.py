@@ -182,7 +182,7 @@ class Scheduler:
         deadline = NEVER if timeout_ns is None else self._host_now + timeout_ns
 
         def is_over() -> bool:
-            return predicate() or self._host_now > deadline
+            return predicate() or self.calls + self._skipped_ns > deadline
 
         if isinstance(host, Host):
             host.predicate = is_over
