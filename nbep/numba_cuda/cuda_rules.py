@@ -28,6 +28,7 @@ from .types import (
     dtype_of,
     is_float,
     is_int,
+    is_number,
     unify,
 )
 
@@ -357,7 +358,10 @@ def _atomic(name: str) -> Any:
             indices = [index] * array.t.ndim
             old, value = args[1:]
         else:
-            indices = _atomic_index(c, args[1], array.t.ndim, name, node)
+            at = args[1]
+            if array.t.ndim == 1 and is_number(at.t):
+                at = c.converted(at, I64, node)  # Numba takes any number here
+            indices = _atomic_index(c, at, array.t.ndim, f"atomic.{name}", node)
             value, old = (args[3], args[2]) if name == "cas" else (args[2], None)  # type: ignore[assignment]
         value = c.converted(value, t, node)
         compare = build("None", node) if old is None else c.converted(old, t, node).code
@@ -383,8 +387,10 @@ def _atomic_index(c: Any, index: V, ndim: int, name: str, node: ast.AST) -> list
             parts = [V(t, code) for t, code in zip(index.t.items, index.code.elts, strict=True)]
     else:
         parts = [index]
-    if len(parts) != ndim or not all(is_int(one.t) for one in parts):
-        raise c.fail(node, f"cuda.atomic.{name}: index of {len(parts)} for an array of {ndim} dimensions")
+    if len(parts) != ndim:
+        raise c.fail(node, f"cuda.{name}: {len(parts)} indices for an array of {ndim} dimensions")
+    for one in parts:
+        c.as_index(one, node)
     return parts
 
 

@@ -68,6 +68,20 @@ def test_atomics(cuda, memory_model, dtype):
     assert sorted(old) == list(range(0, 128, 2))
 
 
+def test_an_atomic_of_one_dimension_takes_any_number_as_its_index(cuda):
+    """As the slot of a hash table, which is a float64 where the variable is of uint64 and of int64 elsewhere."""
+
+    @cuda.jit
+    def insert(keys, table):
+        slot = (keys[cuda.threadIdx.x] * np.uint32(7)) & np.uint32(7)
+        while cuda.atomic.cas(table, slot, 0, keys[cuda.threadIdx.x]) != 0:
+            slot = (slot + 1) % table.size
+
+    keys, table = np.array([1, 9, 17, 2, 10, 3], np.uint32), np.zeros(8, np.uint32)
+    insert[1, 6](keys, table)
+    assert sorted(table) == [0, 0, 1, 2, 3, 9, 10, 17]
+
+
 def test_atomics_of_bits_and_counters(cuda):
     @cuda.jit
     def kernel(a):
