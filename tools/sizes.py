@@ -13,10 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (78_000, 534),
+    "nbep": (78_200, 534),
     "nbep/emulator": (14_100, 81),
     "nbep/device": (17_750, 136),
-    "nbep/host": (17_300, 126),
+    "nbep/host": (17_400, 126),
     "nbep/check": (2_200, 15),
     "nbep/scenarios": (1_320, 10),
     "nbep/numba_cuda": (8_100, 34),  # a compiler of Numba's language, and its host's interface: ufuncs, errors, streams

@@ -33,6 +33,7 @@ from nbep.bench.parts.host_calls import (
     FOR_THE_CPU,
     NVL_BYTES,
     Verbs,
+    elastic_verbs,
     events_verbs,
     low_latency_verbs,
     normal_verbs,
@@ -171,6 +172,11 @@ def measure_on_gpu(options: argparse.Namespace, dist: Any) -> Iterator[Row]:
             nodes = cls(group, NVL_BYTES, NVL_BYTES, num_nvl_peers=1, explicitly_destroy=True)
             calls |= normal_verbs(nodes, torch, sizes, "cuda", between_nodes=True)
             buffers.append(nodes)
+            elastic = import_module(name).ElasticBuffer(
+                group, num_max_tokens_per_rank=sizes.low_latency_tokens, hidden=sizes.hidden, num_topk=sizes.topk
+            )
+            verbs[f"{name}.ElasticBuffer"] = elastic_verbs(elastic, torch, sizes, "cuda")
+            buffers.append(elastic)
         buffers.append(buffer)
         verbs[front] = calls
     yield from measure(options, verbs, "cuda", torch.cuda.synchronize, meet)
@@ -185,7 +191,7 @@ def measure_on_gpu(options: argparse.Namespace, dist: Any) -> Iterator[Row]:
 
 def measure_without_gpu(options: argparse.Namespace) -> Iterator[Row]:
     """nbep's own steps of one rank."""
-    from nbep.bench.parts.no_gpu import make_buffer, tensors_of_the_cpu
+    from nbep.bench.parts.no_gpu import make_buffer, make_elastic, tensors_of_the_cpu
 
     def nothing() -> None:
         pass
@@ -202,6 +208,8 @@ def measure_without_gpu(options: argparse.Namespace) -> Iterator[Row]:
             calls |= zero_copy_verbs(buffer, torch, sizes, "cpu")
             nodes = make_buffer(num_ranks, 1 << 30, 1, front=cls, low_latency_mode=False)
             verbs[front] = calls | normal_verbs(nodes, torch, sizes, "cpu", between_nodes=True)
+            elastic = make_elastic(num_ranks, sizes.low_latency_tokens, sizes.hidden, import_module(name).ElasticBuffer)
+            verbs[f"{name}.ElasticBuffer"] = elastic_verbs(elastic, torch, sizes, "cpu")
         yield from measure(options, verbs, "cpu", nothing, nothing)
 
 

@@ -22,7 +22,10 @@ def test_every_verb_is_measured_through_both_fronts_without_a_gpu(tmp_path, caps
         verbs.setdefault(row["verb"], []).append(row["front"])
         assert row["events"] is row["events_default"] is None
         assert all(row[name + suffix] > 0 for name in ("in_a_row", "cold") for suffix in ("", "_default"))
+    of_elastic = {verb: verbs.pop(verb) for verb in list(verbs) if verb.startswith("elastic")}
     assert all(fronts == list(host.FRONTS) for fronts in verbs.values())
+    assert len(of_elastic) == 3
+    assert all(fronts == ["nbep.ElasticBuffer", "nbep.deep_ep.ElasticBuffer"] for fronts in of_elastic.values())
     assert {PAIR, "layout", "cached dispatch", "combine, zero copy", "combine between nodes"} <= set(verbs)
 
 

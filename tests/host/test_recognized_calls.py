@@ -96,6 +96,24 @@ def test_arrays_of_calls_like_the_one_before_are_not_looked_at_again(calls, monk
         calls.x, calls.expert_rows = x, rows
 
 
+def test_arrays_of_elastic_calls_like_the_one_before_are_not_looked_at_again(calls):
+    elastic = no_gpu.make_elastic(RANKS, TOKENS, HIDDEN)
+    way = {"topk_idx": calls.topk_idx, "topk_weights": calls.weights, "num_experts": EXPERTS, "do_cpu_sync": False}
+    received, _, recv_weights, handle, _ = elastic.dispatch(calls.x, **way)
+    for call in (
+        lambda: elastic.dispatch(calls.x, **way),
+        lambda: elastic.dispatch(calls.x, handle=handle),
+        lambda: elastic.dispatch(calls.x, handle=handle, topk_weights=calls.weights),
+        lambda: elastic.combine(received, handle),
+        lambda: elastic.combine(received, handle, topk_weights=recv_weights),
+    ):
+        for _ in range(2):
+            call()
+        before = calls.looks
+        call()
+        assert calls.looks == before
+
+
 def flawed(calls, x):
     """Tensors that are not as x is, and what is said of them."""
     torch = calls.torch

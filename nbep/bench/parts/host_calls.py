@@ -136,3 +136,18 @@ def zero_copy_verbs(buffer: Any, torch: Any, sizes: Sizes, device: str) -> Verbs
         "cached dispatch, zero copy": lambda: buffer.dispatch(x, handle=handle, zero_copy=True),
         "combine, zero copy": lambda: buffer.combine(received, handle, zero_copy=True),
     }
+
+
+def elastic_verbs(elastic: Any, torch: Any, sizes: Sizes, device: str) -> Verbs:
+    """Those of an ElasticBuffer: a decoding step's, and along the routes of a handle."""
+    x, topk_idx, weights = inputs(torch, sizes, sizes.low_latency_tokens, sizes.experts, device)
+
+    def dispatch() -> Any:
+        return elastic.dispatch(x, topk_idx, weights, num_experts=sizes.experts, do_cpu_sync=False)
+
+    received, _, received_weights, handle, _ = dispatch()
+    return {
+        "elastic dispatch, no CPU sync": dispatch,
+        "elastic dispatch, cached": lambda: elastic.dispatch(x, handle=handle),
+        "elastic combine": lambda: elastic.combine(received, handle, topk_weights=received_weights),
+    }

@@ -18,6 +18,7 @@ from cuda.bindings import driver as cu
 
 import nbep
 from nbep.host.config import Sizes
+from nbep.host.elastic import buffer as elastic_buffer
 from nbep.host.ranks.comm import Communicator
 from nbep.host.symmetric import NodeMemory
 from nbep.host.target.cuda import arrays, launcher
@@ -136,6 +137,13 @@ def make_buffer(
     )
     buffer._memory.is_deep_eps = front._is_deep_eps
     return buffer
+
+
+def make_elastic(num_ranks: int, num_tokens: int, hidden: int, front: Any = nbep.ElasticBuffer) -> Any:
+    """An elastic buffer of a rank among so many. front: its class"""
+    there = SameOnAll(num_ranks), CudaRuntime(SharedDevice(0), 0)
+    with patch.object(elastic_buffer, "connect", lambda *_: there):
+        return front(None, num_max_tokens_per_rank=num_tokens, hidden=hidden)
 
 
 def forget_torch() -> None:

@@ -21,12 +21,13 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.elastic import checks
 from nbep.host.elastic.barrier import prepare_meeting
 from nbep.host.elastic.calls import combine_call
-from nbep.host.elastic.handle import EPHandle
+from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.request import ElasticCombineRequest
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import Make, Wanted
 from nbep.host.tokens import BF16_BYTES
 
 FEW_SMS = 12  # up to here more warps add up than push: see intranode.direct_combine
@@ -43,56 +44,45 @@ class Away(NamedTuple):
 class Plan(NamedTuple):
     """What depends on the sizes of the arrays, on the handle's, and on the options."""
 
+    make: Make  # combined_x and combined_topk_weights
     notify: PreparedLaunch
     away: Away | None
     combine: PreparedLaunch
     call: Call
     slots: ElasticSlots
-    hidden: int
 
 
 def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Array, MaybeArray, EventOverlap]:
     """See ElasticBuffer.combine. reduces: whether a rank may add up the rows of a token before it sends"""
     memory.check_faults()
-    checks.options(request)
     handle, x = request.handle, request.x
     plan, arguments = _find_plan(memory, request, reduces)
-    num_tokens, num_topk = handle.topk_idx.shape
-    with memory.allocations(request, x) as empty:
-        combined_x = empty((num_tokens, plan.hidden), "bfloat16")
-        combined_topk_weights: MaybeArray = None
-        if request.topk_weights is not None:
-            combined_topk_weights = empty((num_tokens, num_topk), "float32")
+    made, addresses = memory.allocate(request, x, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
     assert memory.elastic is not None
     memory.elastic.begin_combine(plan.slots)
     plan.notify.launch(memory.stream)
-    outputs = combined_x, combined_topk_weights
-    of_handle = (
-        handle.psum_num_recv_tokens_per_scaleup_rank,
-        handle.recv_src_metadata,
-        handle.topk_idx,
-        handle.dst_buffer_slot_idx,
-    )
-    given = memory.runtime.arguments
-    first = *given(outputs), *arguments[:4], *given(of_handle)
+    of_handle = OfHandle(*arguments[4:])
+    routes = of_handle.of_ranks, of_handle.metadata
+    first = *addresses, *arguments[:4], *routes, of_handle.topk_idx, of_handle.slots
     if plan.away is not None:
-        plan.away.push.launch(memory.stream, first, (outputs, request, of_handle))
-        plan.away.send.launch(memory.stream, given(of_handle[:2]), (of_handle,))
+        plan.away.push.launch(memory.stream, first, (made, request))
+        plan.away.send.launch(memory.stream, routes, (request,))
         plan.away.meet.launch(memory.stream)
-    plan.combine.launch(memory.stream, first, (outputs, request, of_handle))
-    return combined_x, combined_topk_weights, memory.finish(request.async_finish)
+    plan.combine.launch(memory.stream, first, (made, request))
+    return made[0], made[1], memory.finish(request.async_finish)
 
 
 def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Plan, list[Any]]:
-    """The plan of a call, and what launches take for x, topk_weights and biases."""
+    """The plan of a call, and what launches take for x, topk_weights, both biases, then `OfHandle`."""
     handle, given = request.handle, request.arrays
     arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
     if len(given) != 4 or getattr(handle, "owner", None) is not memory.identity:
         key, plan, arguments = None, None, memory.runtime.look_at(arrays)[1]
     else:
-        options = request.num_sms, reduces, getattr(handle, "number", 0)
+        switches = request.async_finish, request.allocate_on_comm_stream
+        options = request.num_sms, reduces, *switches, getattr(handle, "number", 0)
         key, plan, arguments = memory.elastic_combine_plans.find(arrays, options)
     if plan is None:
         plan = _make_plan(memory, request, reduces)
@@ -102,6 +92,7 @@ def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> t
 
 def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> Plan:
     """Check what does not change, and prepare the launches."""
+    checks.options(request)
     runtime, handle = memory.runtime, checks.owned(memory, request.handle)
     hidden = checks.rows(memory, request)
     num_tokens, num_topk = handle.topk_idx.shape
@@ -128,13 +119,16 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
     num_chunks, notify_threads = -(-most // slots.chunk), block_sizes(runtime).notify
     where = elastic.peers, memory.bounds, slots
 
+    weights: Wanted | None = None if request.topk_weights is None else ((num_tokens, num_topk), "float32")
+    make = runtime.prepare_empty((((num_tokens, hidden), "bfloat16"), weights), request.x)
+
     def launch_of(sizes: ElasticCombineSizes) -> PreparedLaunch:
         return runtime.prepare(elastic_combine, num_blocks, threads, smem_bytes, *where, sizes)
 
     if elastic.rdma is None:
         meeting = num_chunks, elastic.peers, memory.bounds, call
         notify = runtime.prepare(elastic_notify_combine, 1, notify_threads, 0, *meeting)
-        return Plan(notify, None, launch_of(sizes), call, slots, hidden)
+        return Plan(make, notify, None, launch_of(sizes), call, slots)
     among_all = elastic.rdma.network, memory.bounds
     begin, end = (prepare_meeting(memory, landing, call) for landing in (0, num_chunks))
     send = runtime.prepare(
@@ -148,4 +142,4 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
         ElasticReturnSizes(sizes.num_recv_tokens, int(request.topk_weights is not None), int(one_each)),
     )
     push = launch_of(sizes._replace(num_combined_tokens=0, num_push_warps=num_warps))
-    return Plan(begin, Away(push, send, end), launch_of(sizes._replace(num_push_warps=0)), call, slots, hidden)
+    return Plan(make, begin, Away(push, send, end), launch_of(sizes._replace(num_push_warps=0)), call, slots)

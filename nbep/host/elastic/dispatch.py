@@ -28,22 +28,27 @@ from nbep.device.layout.elastic import ElasticPlaces, ElasticShape
 from nbep.host.block_sizes import block_sizes
 from nbep.host.elastic import checks
 from nbep.host.elastic.calls import dispatch_call
-from nbep.host.elastic.handle import EPHandle
+from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.memory import ElasticMemory
 from nbep.host.elastic.request import ElasticDispatchRequest
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
+from nbep.host.target.new_arrays import ROWS, Make, Wanted
 from nbep.host.tokens import Tokens, await_counters, pair
 
 ROWS_OF_SCALES = 4  # a column of scales begins at a multiple of 16 bytes, as the copy engine wants it
 NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0)
+TOKENS, SCALES = ROWS - 1, ROWS - 2  # as ROWS, of the second and the third of `_numbers`
+NUM_ROUTES = 6
 
 
 class Plan(NamedTuple):
     """What depends on the sizes and dtypes of the arrays, on the handle's, and on the options."""
 
+    make: Make  # Routes, unless there is a handle; and Outputs, unless the CPU waits for how many rows they have
+    make_counted: Make | None  # Outputs, if so
     publish: PreparedLaunch
     send: PreparedLaunch | None  # between nodes
     notify: PreparedLaunch
@@ -51,8 +56,29 @@ class Plan(NamedTuple):
     call: Call
     places: ElasticPlaces
     shape: ElasticShape
-    tokens: Tokens  # of the call that made the plan: sizes and dtypes
+    num_topk: int
     num_local_experts: int
+
+
+class Routes(NamedTuple):
+    """What a dispatch without a handle makes for one, before rows move; or what launches take for that."""
+
+    topk_idx: MaybeArray  # the handle's copy, if it is to have one
+    slots: Array  # dst_buffer_slot_idx
+    of_ranks: Array  # psum_num_recv_tokens_per_scaleup_rank
+    ends: Array  # psum_num_recv_tokens_per_expert
+    counted: Array  # num_unaligned_recv_tokens_per_expert
+    starts: Array  # where the rows of each (rank, expert) begin
+
+
+class Outputs(NamedTuple):
+    """Where rows go; or what launches take for that."""
+
+    recv_x: Array
+    scales: MaybeArray
+    topk_idx: MaybeArray
+    topk_weights: MaybeArray
+    metadata: MaybeArray  # recv_src_metadata; a handle has it
 
 
 class Sizes(NamedTuple):
@@ -68,50 +94,48 @@ def dispatch(
 ) -> tuple[Any, MaybeArray, MaybeArray, EPHandle, EventOverlap]:
     """See ElasticBuffer.dispatch. timeout_s: longest time that the CPU waits for counts"""
     memory.check_faults()
-    checks.options(request)
     plan, arguments = _find_plan(memory, request)
     checks.cpu_may_wait(memory, request)
-    elastic = _elastic(memory)
     x = request.x[0] if isinstance(request.x, tuple) else request.x
     known = request.handle
-    num_tokens, num_topk = plan.tokens.num_tokens, plan.tokens.num_topk
-    with memory.allocations(request, x) as empty:
-        topk_idx = request.topk_idx
-        if known is None:
-            if request.do_handle_copy:
-                topk_idx = empty((num_tokens, num_topk), "int64")
-            slots = empty((num_tokens, num_topk), "int32")
-            of_ranks = empty((memory.num_ranks,), "int32")
-            ends, counted = (empty((plan.num_local_experts,), "int32") for _ in range(2))
-            starts = empty((memory.num_ranks, plan.num_local_experts), "int32")
+    sizes = None if request.do_cpu_sync else _known_sizes(memory, request, plan)
+    made, addresses = memory.allocate(request, x, plan.make, _numbers(request, plan, sizes))
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, known)
-    elastic.begin_dispatch(plan.places, plan.shape)
-    given = memory.runtime.arguments
+    _elastic(memory).begin_dispatch(plan.places, plan.shape)
     if known is None:
+        routes, of_launch = Routes(*made[:NUM_ROUTES]), Routes(*addresses[:NUM_ROUTES])
         if request.do_cpu_sync:
             memory.counters.reset()
-        copy = topk_idx if request.do_handle_copy else None
-        plan.publish.launch(memory.stream, (*given((copy, slots)), *arguments[:4]), (request, topk_idx, slots))
+        x_and_choices, stats = arguments[:4], arguments[4]
+        plan.publish.launch(memory.stream, (of_launch.topk_idx, of_launch.slots, *x_and_choices), (request, made))
         if plan.send is not None:
             plan.send.launch(memory.stream)
-        counts = of_ranks, ends, counted, starts, request.stats
         counters = memory.counters.addresses(request.do_cpu_sync)[:2]
-        plan.notify.launch(memory.stream, (*given(counts), *counters), (counts,))
-        sizes = _received(memory, request, plan, timeout_s)
+        plan.notify.launch(memory.stream, (*of_launch[2:], stats, *counters), (request, made))
+        if sizes is None:
+            sizes = _received(memory, plan, timeout_s)
+            more = memory.allocate(request, x, plan.make_counted, _numbers(request, plan, sizes))
+            made, addresses = made + more[0], addresses + more[1]
+        of_outputs = Outputs(*addresses[NUM_ROUTES:])
+        outputs = Outputs(*made[NUM_ROUTES:])
     else:
-        of_ranks, starts = known.psum_num_recv_tokens_per_scaleup_rank, None
-        ends = known.psum_num_recv_tokens_per_expert
-        plan.publish.launch(memory.stream, (0, 0, *arguments[:4]), (request,))
+        of_handle = OfHandle(*arguments[5:])
+        plan.publish.launch(memory.stream, (0, 0, *arguments[:2], of_handle.topk_idx, arguments[3]), (request,))
         if plan.send is not None:
             plan.send.launch(memory.stream)
         plan.notify.launch(memory.stream, NO_ARRAYS)
-        sizes = Sizes(known.num_recv_tokens, known.num_expanded_tokens, [])
+        of_launch = Routes(0, 0, of_handle.of_ranks, of_handle.ends, 0, 0)
+        of_outputs = Outputs(*addresses)._replace(metadata=of_handle.metadata)
+        outputs = Outputs(*made)
+    assert sizes is not None
     num_rows = sizes.num_expanded_tokens if request.do_expand else sizes.num_recv_tokens
-    recv, metadata = _outputs(memory, request, plan, num_rows, sizes.num_recv_tokens)
-    inputs = of_ranks, ends, starts
+    recv_scales = outputs.scales
+    if request.use_tma_aligned_col_major_sf and recv_scales is not None:
+        recv_scales = recv_scales.reshape(plan.shape.num_scales, align_up(num_rows, ROWS_OF_SCALES)).T[:num_rows]
+    first = *of_outputs, of_launch.of_ranks, of_launch.ends, of_launch.starts
     later = num_rows, sizes.num_recv_tokens, *_scale_strides(plan, request, num_rows)
-    plan.fetch.launch(memory.stream, given((*recv, metadata, *inputs)), (recv, metadata, inputs), later)
+    plan.fetch.launch(memory.stream, first, (made, known), later)
     handle = known
     if handle is None:
         handle = EPHandle(
@@ -120,18 +144,18 @@ def dispatch(
             request.expert_alignment,
             request.num_max_tokens_per_rank,
             request.num_sms,
-            topk_idx,
+            request.topk_idx if routes.topk_idx is None else routes.topk_idx,
             sizes.num_recv_tokens,
             sizes.num_expanded_tokens,
             sizes.per_expert,
-            of_ranks,
-            ends,
-            counted,
-            metadata,
-            slots,
+            routes.of_ranks,
+            routes.ends,
+            routes.counted,
+            outputs.metadata,
+            routes.slots,
         ).owned_by(memory.identity, memory.num_dispatches)
-    recv_x, recv_scales, recv_topk_idx, recv_topk_weights = recv
-    return pair(recv_x, recv_scales), recv_topk_idx, recv_topk_weights, handle, memory.finish(request.async_finish)
+    event = memory.finish(request.async_finish)
+    return pair(outputs.recv_x, recv_scales), outputs.topk_idx, outputs.topk_weights, handle, event
 
 
 def _elastic(memory: Node) -> ElasticMemory:
@@ -140,16 +164,18 @@ def _elastic(memory: Node) -> ElasticMemory:
 
 
 def _find_plan(memory: Node, request: ElasticDispatchRequest) -> tuple[Plan, list[Any]]:
-    """The plan of a call, and what launches take for x, scales, topk_idx and topk_weights."""
+    """The plan of a call, and what launches take for x, scales, topk_idx, topk_weights and stats, then `OfHandle`."""
     is_pair = isinstance(request.x, tuple)
     x = request.x if is_pair else (request.x, None)
     handle = request.handle
-    arrays = (*x, request.topk_idx, request.topk_weights, request.stats)
+    # No array twice, or torch does not recognize them.
+    arrays = (*x, request.topk_idx if handle is None else None, request.topk_weights, request.stats)
     if isinstance(handle, EPHandle):
         arrays += tuple(handle.arrays.values())
     options = (
         *(is_pair, request.num_experts, request.num_max_tokens_per_rank, request.expert_alignment),
         *(request.num_sms, request.do_expand, request.do_zero_padding, request.use_tma_aligned_col_major_sf),
+        *(request.do_handle_copy, request.do_cpu_sync, request.async_finish, request.allocate_on_comm_stream),
         *(handle is None, getattr(handle, "number", 0)),
     )
     if len(x) != 2 or (handle is not None and getattr(handle, "owner", None) is not memory.identity):
@@ -166,6 +192,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     """Check what does not change, and prepare the launches."""
     runtime, num_ranks, handle = memory.runtime, memory.num_ranks, request.handle
     elastic = _elastic(memory)
+    checks.options(request)
     if handle is not None:
         checks.owned(memory, handle)
         if request.do_expand and not handle.do_expand:
@@ -233,7 +260,21 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
             int(handle is not None),
         ),
     )
-    return Plan(publish, send, notify, fetch, call, places, shape, tokens, num_local_experts)
+    routes = () if handle is not None else _routes(request, tokens, num_ranks)
+    outputs = _outputs(request, tokens)
+    return Plan(
+        runtime.prepare_empty(routes if request.do_cpu_sync else routes + outputs, tokens.x.array),
+        runtime.prepare_empty(outputs, tokens.x.array) if request.do_cpu_sync else None,
+        publish,
+        send,
+        notify,
+        fetch,
+        call,
+        places,
+        shape,
+        tokens.num_topk,
+        num_local_experts,
+    )
 
 
 def validate_expand(handle: EPHandle) -> None:
@@ -241,47 +282,66 @@ def validate_expand(handle: EPHandle) -> None:
     checks.refuse("do_expand", True, f"False with {handle!r}: it does not know the rows of experts")
 
 
-def _received(memory: Node, request: ElasticDispatchRequest, plan: Plan, timeout_s: float) -> Sizes:
-    """What comes: at most everything, or what the counters of notify say, for which the CPU waits."""
-    num_local_experts, alignment = plan.num_local_experts, request.expert_alignment
-    if not request.do_cpu_sync:
-        most = request.num_max_tokens_per_rank * memory.num_ranks
-        # The kernel reports it if they are too few: where there are fewer experts here than choices, and tokens name
-        # the same one twice.
-        expanded = most * min(plan.tokens.num_topk, num_local_experts) + (alignment - 1) * num_local_experts
-        return Sizes(most, align_up(expanded, alignment), [])
+def _routes(request: ElasticDispatchRequest, tokens: Tokens, num_ranks: int) -> tuple[Wanted | None, ...]:
+    """What becomes `Routes`."""
+    choices = tokens.num_tokens, tokens.num_topk
+    num_local_experts = request.num_experts // num_ranks
+    return (
+        (choices, "int64") if request.do_handle_copy else None,
+        (choices, "int32"),
+        ((num_ranks,), "int32"),
+        ((num_local_experts,), "int32"),
+        ((num_local_experts,), "int32"),
+        ((num_ranks, num_local_experts), "int32"),
+    )
 
+
+def _outputs(request: ElasticDispatchRequest, tokens: Tokens) -> tuple[Wanted | None, ...]:
+    """What becomes `Outputs`."""
+    num_topk, scales = tokens.num_topk, tokens.scales
+    of_scales: Wanted | None = None
+    if scales.is_array:
+        shape = (SCALES,) if request.use_tma_aligned_col_major_sf else (ROWS, tokens.num_scales)
+        of_scales = shape, scales.dtype_name
+    weights: Wanted = ((ROWS,) if request.do_expand else (ROWS, num_topk)), "float32"
+    return (
+        ((ROWS, tokens.hidden), tokens.x.dtype_name),
+        of_scales,
+        None if request.do_expand else ((ROWS, num_topk), "int64"),
+        None if request.topk_weights is None else weights,
+        None if request.handle is not None else ((TOKENS, 2 + num_topk), "int32"),
+    )
+
+
+def _numbers(request: ElasticDispatchRequest, plan: Plan, sizes: Sizes | None) -> tuple[int, ...]:
+    """Those of rows, of received tokens, and of scales that lie by column; none if they are not known yet."""
+    if sizes is None:
+        return ()
+    num_rows = sizes.num_expanded_tokens if request.do_expand else sizes.num_recv_tokens
+    return num_rows, sizes.num_recv_tokens, align_up(num_rows, ROWS_OF_SCALES) * plan.shape.num_scales
+
+
+def _known_sizes(memory: Node, request: ElasticDispatchRequest, plan: Plan) -> Sizes:
+    """Those of the handle; without one, of the most that may come."""
+    known, num_local_experts, alignment = request.handle, plan.num_local_experts, request.expert_alignment
+    if known is not None:
+        return Sizes(known.num_recv_tokens, known.num_expanded_tokens, [])
+    most = request.num_max_tokens_per_rank * memory.num_ranks
+    # The kernel reports it if they are too few: where there are fewer experts here than choices, and tokens name
+    # the same one twice.
+    expanded = most * min(plan.num_topk, num_local_experts) + (alignment - 1) * num_local_experts
+    return Sizes(most, align_up(expanded, alignment), [])
+
+
+def _received(memory: Node, plan: Plan, timeout_s: float) -> Sizes:
+    """What comes, as the counters of notify say, for which the CPU waits."""
     timeout_ms = max(2 * memory.timeout_ms, 1e3 * timeout_s)
-    received = await_counters(memory, num_local_experts, timeout_ms, f"{timeout_ms / 1e3:g} s")
+    received = await_counters(memory, plan.num_local_experts, timeout_ms, f"{timeout_ms / 1e3:g} s")
     return Sizes(received.num_tokens, sum(received.of_experts), received.of_experts)
-
-
-def _outputs(
-    memory: Node, request: ElasticDispatchRequest, plan: Plan, num_rows: int, num_recv_tokens: int
-) -> tuple[tuple[Array, MaybeArray, MaybeArray, MaybeArray], Array]:
-    """recv_x, its scales, recv_topk_idx and recv_topk_weights; recv_src_metadata."""
-    tokens, known = plan.tokens, request.handle
-    x, scales = request.x if isinstance(request.x, tuple) else (request.x, None)
-    with memory.allocations(request, x) as empty:
-        recv_x = empty((num_rows, tokens.hidden), tokens.x.dtype_name)
-        recv_scales = recv_topk_idx = recv_topk_weights = None
-        if scales is not None:
-            dtype = tokens.scales.dtype_name
-            if request.use_tma_aligned_col_major_sf:
-                columns = empty((tokens.num_scales, align_up(num_rows, ROWS_OF_SCALES)), dtype)
-                recv_scales = columns.T[:num_rows]
-            else:
-                recv_scales = empty((num_rows, tokens.num_scales), dtype)
-        if not request.do_expand:
-            recv_topk_idx = empty((num_rows, tokens.num_topk), "int64")
-        if request.topk_weights is not None:
-            recv_topk_weights = empty((num_rows,) if request.do_expand else (num_rows, tokens.num_topk), "float32")
-        metadata = known.recv_src_metadata if known else empty((num_recv_tokens, 2 + tokens.num_topk), "int32")
-    return (recv_x, recv_scales, recv_topk_idx, recv_topk_weights), metadata
 
 
 def _scale_strides(plan: Plan, request: ElasticDispatchRequest, num_rows: int) -> tuple[int, int]:
     """From row to row of recv_x_scales, and from column to column."""
     if request.use_tma_aligned_col_major_sf:
         return 1, align_up(num_rows, ROWS_OF_SCALES)
-    return plan.tokens.num_scales, 1
+    return plan.shape.num_scales, 1

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbep.host.handles import Identity, OfThisProcess
 from nbep.host.target.base import Array, MaybeArray
+
+
+class OfHandle(NamedTuple):
+    """What launches take for the arrays of a handle, in the order of `EPHandle.arrays`."""
+
+    topk_idx: Any
+    of_ranks: Any
+    ends: Any
+    counted: Any
+    metadata: Any
+    slots: Any
 
 
 class EPHandle(OfThisProcess):
