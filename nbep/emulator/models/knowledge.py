@@ -49,6 +49,9 @@ class Knowledge(NamedTuple):
         return self if loads is self.loads else self._replace(loads=loads)
 
 
+NOTHING = Knowledge({}, {}, {}, {}, {})
+
+
 @dataclass(eq=False)
 class Place:
     """A launch in its stream. It stays when the launch is gone.
@@ -92,18 +95,41 @@ def distance(a: Owner, b: Owner) -> int:
     return 1 if a.block == b.block else 2 if a.rank == b.rank else 3
 
 
-class Message(NamedTuple):
+class Message:
     """What the last store to a cell tells those who read it, by how far it tells it.
 
     passes_on: whether that is an atomic that has met another thread's message, and passes on what it tells
+    told: what it has told threads so far, by how far; last: who has asked last, by what it knew, and what it knows now
     """
 
-    owner: Owner
-    parts: dict[int, Knowledge]
-    passes_on: bool
+    __slots__ = ("owner", "parts", "passes_on", "told", "last")
+
+    def __init__(self, owner: Owner, parts: dict[int, Knowledge], passes_on: bool):
+        self.owner = owner
+        self.parts = parts
+        self.passes_on = passes_on
+        self.told: dict[int, Knowledge] = {}
+        self.last: tuple[Knowledge, int, Knowledge] = NOTHING, 0, NOTHING
 
     def heard(self, needed: int) -> Knowledge:
         return join(part for reach, part in self.parts.items() if reach >= needed)
+
+    def heard_by_thread(self, needed: int) -> Knowledge:
+        """The same, but a proxy fence of another block says nothing to the copy engine of who reads it."""
+        if needed not in self.told:
+            said = self.heard(needed)
+            if needed > SCOPES["cta"]:
+                said = said._replace(engine=NOTHING.engine, shared=NOTHING.shared, read=NOTHING.read)
+            self.told[needed] = said
+        return self.told[needed]
+
+    def known_by(self, knowledge: Knowledge, needed: int) -> Knowledge:
+        """What one knows then who has known so much before: the same for all lanes that know the same."""
+        before, reach, after = self.last
+        if before is not knowledge or reach != needed:
+            after = join_two(knowledge, self.heard_by_thread(needed))
+            self.last = knowledge, needed, after
+        return after
 
 
 class Epoch:
@@ -264,9 +290,11 @@ class Overwritten:
     def may_meet(self, access: Access) -> Iterator[Access]:
         """Those that an access may not meet unordered."""
         begin, end = access.begin, access.end
-        is_mixed = any(one < end and begin < other and (one, other) != (begin, end) for one, other in self.ranges)
+        is_mixed = (len(self.ranges) > 1 or (begin, end) not in self.ranges) and any(
+            one < end and begin < other and (one, other) != (begin, end) for one, other in self.ranges
+        )
         for (reach, place), stores in self.by.items():
-            if reach == 0 or access.reach < reach or place != where(access.owner, reach)[1]:
+            if reach == 0 or access.reach < reach or (reach < SCOPES["sys"] and place != where(access.owner, reach)[1]):
                 yield from stores
             elif is_mixed:
                 yield from (store for store in stores if is_partial(store, access))
@@ -395,6 +423,3 @@ def later(a: Numbers, b: Numbers) -> Numbers:
         return a
     known = new.get(ALL_CLOCKS, 0)
     return {**{clock: number for clock, number in a.items() if number > known}, **new} if known else {**a, **new}
-
-
-NOTHING = Knowledge({}, {}, {}, {}, {})

@@ -129,16 +129,15 @@ class SignallingThread(ProxyThread):
         """
         reach = SCOPES[scope]
         store = last_to(stores, cell[1], cell[2])
-        message = message if store is not None else None
         needed = 0 if message is None else distance(message.owner, self.owner)
-        said = NOTHING if message is None or reach < needed else message.heard(needed)
-        if needed > SCOPES["cta"]:  # a proxy fence of another block says nothing to this block's copy engine
-            said = said._replace(engine=NOTHING.engine, shared=NOTHING.shared, read=NOTHING.read)
+        if store is None or reach < needed:
+            message = None
         if order in ACQUIRES:
-            self.knowledge = join_two(self.knowledge, said)
+            if message is not None:
+                self.knowledge = message.known_by(self.knowledge, needed)
             for near in range(1, reach + 1) if self.heard else ():
                 self.knowledge = join_two(self.knowledge, self.heard.get((cell, near), NOTHING))
-        elif any(said):
+        elif message is not None and any(said := message.heard_by_thread(needed)):
             self.heard[cell, needed] = join_two(self.heard.get((cell, needed), NOTHING), said)
             self.knowledge = self.knowledge.with_loads(later(self.knowledge.loads, said.loads))
         if store is not None and min(store.reach, reach) >= distance(store.owner, self.owner) and self.is_new(store):
