@@ -58,6 +58,5 @@ class World(Run):
         return [host.result for host in self.hosts]
 
     def _all_done(self) -> bool:
-        if self.operations or not all(launch.is_service for launch in self.launches):
-            return False
-        return all(host.finished for host in self.hosts)
+        is_idle = not self.operations and all(launch.is_service for launch in self.launches)
+        return is_idle and all(host.finished for host in self.hosts)

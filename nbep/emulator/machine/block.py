@@ -32,7 +32,7 @@ class NamedBarrier:
 
     __slots__ = (
         "number", "expected", "arrived", "waiting", "passed", "is_full", "holds", "knowledge", "signals", "known",
-        "__weakref__",
+        "clock",
     )  # fmt: skip
 
     def __init__(self, number: int, expected: int):
@@ -47,6 +47,7 @@ class NamedBarrier:
         self.knowledge: list[Any] = []
         self.signals: dict[int, int] = {}
         self.known: Any = None
+        self.clock: Any = {}  # of those who have arrived; see `every`
 
 
 class Block:

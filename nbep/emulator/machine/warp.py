@@ -30,7 +30,7 @@ class Collective:
 
     __slots__ = (
         "name", "mask", "site", "missing", "threads", "values", "result", "knowledge", "signals", "known", "brought",
-        "__weakref__",
+        "clock",
     )  # fmt: skip
 
     def __init__(self, name: str, mask: int, site: Site | None):
@@ -45,6 +45,7 @@ class Collective:
         self.knowledge: list[Any] = []
         self.signals: dict[int, int] = {}
         self.known: Any = None
+        self.clock: Any = {}  # of the lanes that have come; see `every`
         self.brought: int | None = None  # once a lane has come with news: the lanes that it has brought here
 
 

@@ -290,11 +290,9 @@ class Overwritten:
     def may_meet(self, access: Access) -> Iterator[Access]:
         """Those that an access may not meet unordered."""
         begin, end = access.begin, access.end
-        is_mixed = (len(self.ranges) > 1 or (begin, end) not in self.ranges) and any(
-            one < end and begin < other and (one, other) != (begin, end) for one, other in self.ranges
-        )
+        is_mixed = any(one < end and begin < other and (one, other) != (begin, end) for one, other in self.ranges)
         for (reach, place), stores in self.by.items():
-            if reach == 0 or access.reach < reach or (reach < SCOPES["sys"] and place != where(access.owner, reach)[1]):
+            if reach == 0 or access.reach < reach or place != where(access.owner, reach)[1]:
                 yield from stores
             elif is_mixed:
                 yield from (store for store in stores if is_partial(store, access))

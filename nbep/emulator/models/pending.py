@@ -189,14 +189,12 @@ class BufferedThread(KnowingThread):
             return super().put_bytes(allocation, offset, data, site)
         if allocation.nc_reads:
             self.check_nc(allocation, offset, len(data))
-        buffer, new_version, send_off = self.buffer, self.new_version, self.send_off
         for begin in range(0, len(data), GRANULE):
             piece = data[begin : begin + GRANULE]
-            store = PendingStore(
-                self, allocation, piece, new_version(allocation, offset + begin, len(piece), "weak", "cta"), site
-            )
-            buffer[store] = None
-            send_off(store)
+            version = self.new_version(allocation, offset + begin, len(piece), "weak", "cta")
+            store = PendingStore(self, allocation, piece, version, site)
+            self.buffer[store] = None
+            self.send_off(store)
         return None
 
 

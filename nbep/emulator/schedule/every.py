@@ -22,16 +22,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, MutableMapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from .every_barriers import Barriers
 from .every_choice import Choice, Doubt, Tried
 from .every_order import Races, clock_before, settle_unsure
 from .every_reversal import reverse_races
 from .every_seen import Cells, Question
-from .every_step import Access, Clock, Replay, Step, Waiting, Who, Words
+from .every_step import Access, Replay, Step, Waiting, Who, Words
 from .every_turns import Redundant, Turns
 from .strategies import Alone, Ready
 from .weak import Late
@@ -393,10 +393,13 @@ class Standing(Ready):
         self.strategy: Any = strategy
         self.free: list[Any] = []
         self.before_access: dict[Who, Any] = {}
+        self.in_order: list[Who] = []  # those
         self.turn = turn
 
     def append(self, thread: Any) -> None:
         if getattr(thread, "is_standing", False):
+            if thread.who not in self.before_access:
+                insort(self.in_order, thread.who)
             self.before_access[thread.who] = thread
         else:
             self.free.append(thread)
@@ -414,6 +417,7 @@ class Standing(Ready):
     def clear(self) -> None:
         self.free.clear()
         self.before_access.clear()
+        self.in_order.clear()
 
     def free_some(self) -> None:
         """Let happen what nobody chooses, until somebody can go on."""
@@ -429,11 +433,16 @@ class Standing(Ready):
         self.free_some()
         if self.free:
             return self.free.pop()
-        standing = {**self.before_access, **self.leaving}
-        before = {who: standing[who].pending for who in sorted(standing)}
-        who = self.strategy.tree.choose({who: access for who, access in before.items() if access is not None})
-        self.before_access.pop(who, None)
-        return standing[who]
+        standing, in_order = self.before_access, self.in_order
+        if self.leaving:
+            standing = {**standing, **self.leaving}
+            in_order = sorted(standing)
+        before = {who: access for who in in_order if (access := standing[who].pending) is not None}
+        who = self.strategy.tree.choose(before)
+        chosen = standing[who]
+        if self.before_access.pop(who, None) is not None:
+            self.in_order.remove(who)
+        return chosen
 
 
 class Every(Alone):
@@ -448,7 +457,6 @@ class Every(Alone):
     def __init__(self, tree: Tree):
         super().__init__()
         self.tree = tree
-        self.meetings: MutableMapping[Any, Clock] = WeakKeyDictionary()
         self.cells = Cells()
         self.barriers = Barriers()
         self.late = Late()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dis
 import sys
 from collections.abc import Hashable
+from contextlib import suppress
 from functools import cache
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -226,11 +227,14 @@ def frames_above(frame: FrameType | None) -> Frames:
     return frames[::-1]
 
 
-def let_go(before: Frames, here: Frames) -> None:
-    """Clear the functions that have returned since a thread stood elsewhere: what they held asks nothing any more."""
-    for depth, (frame, _) in enumerate(before):
-        if depth >= len(here) or here[depth][0] is not frame:  # whoever has returned stands nowhere else
-            frame.clear()
+def still_running(frames: Frames) -> Frames:
+    """Those of a thread that runs now that have not returned. The others are cleared: what they held asks nothing."""
+    running = len(frames)
+    with suppress(RuntimeError):  # it has not returned, nor have those that have called it
+        while running:
+            frames[running - 1][0].clear()
+            running -= 1
+    return frames[:running]
 
 
 def is_in_loop(load: Frames, turn: Frames) -> bool:

@@ -8,9 +8,8 @@ see `every_barriers`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable
 from functools import partial
-from types import FrameType
 from typing import Any
 
 from ..machine.kinds import KINDS
@@ -29,7 +28,7 @@ from .every_loops import (
     frames_above,
     is_in_loop,
     is_nested,
-    let_go,
+    still_running,
 )  # fmt: skip
 from .every_order import joined
 from .every_seen import INTEGERS, UNSIGNED, Cell, Entry, Question, Reading, Seen, settled, signed
@@ -99,10 +98,6 @@ class EveryThread(TurningThread, CheckedThread):
     def is_standing(self) -> bool:
         return self.pending is not None
 
-    @property
-    def meetings(self) -> MutableMapping[Any, Clock]:
-        return self.world.strategy.meetings
-
     def stand_before(self, allocation: Allocation, name: tuple, offset: int, kind: str, is_store: bool) -> None:
         """Wait until it is this thread's turn to access a cell."""
         self.kind = kind
@@ -113,7 +108,8 @@ class EveryThread(TurningThread, CheckedThread):
         """Wait until it is this thread's turn. look: gives the cell as it is then"""
         tree = self.world.strategy.tree
         is_store = access.is_store
-        self.frames = self.come_to(sys._getframe(2))
+        self.let_go()
+        self.frames = frames_above(sys._getframe(2))
         begun = self.loop.comes_back(sys._getframe(2), len(tree.steps))
         if begun is not None:
             self.end_turn([poll for poll in self.polled_here if poll[0] >= begun], False)
@@ -157,14 +153,12 @@ class EveryThread(TurningThread, CheckedThread):
             del self.polled_here[:-MAX_POLLED]
             self.loop.count(self, access.words, tree.stores, MANY_LOOKS)
 
-    def come_to(self, frame: FrameType | None) -> Frames:
+    def let_go(self) -> None:
         """The thread is about to give way, or about to end: what it has left behind asks nothing any more."""
-        here = frames_above(frame)
-        let_go(self.frames, here)
-        return here
+        self.frames = still_running(self.frames)
 
     def leave(self) -> None:
-        self.frames = self.come_to(sys._getframe(1))
+        self.let_go()
         super().leave()
 
     def cell_of(self, allocation: Allocation, offset: int) -> Cell:
@@ -426,21 +420,21 @@ class EveryThread(TurningThread, CheckedThread):
     # Whoever leaves a meeting comes behind all that came there.
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
-        self.frames = self.come_to(sys._getframe(1))
+        self.let_go()
         self.do_more()
         self.loop.forget()
         predicate = bool(predicate)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
-        self.meetings[barrier] = joined(self.meetings.get(barrier, {}), self.clock)
+        barrier.clock = joined(barrier.clock, self.clock)
         return barrier
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
         barrier = super().meet(barrier_id, num_threads, predicate)
-        self.clock = joined(self.clock, self.meetings[barrier])
+        self.clock = joined(self.clock, barrier.clock)
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
-        self.frames = self.come_to(sys._getframe(1))
+        self.let_go()
         self.do_more()
         self.loop.forget()
         if isinstance(value, Seen):
@@ -449,11 +443,11 @@ class EveryThread(TurningThread, CheckedThread):
             elif not name.startswith("shfl"):  # whoever gets it may ask for less than the number
                 value = value.settle()
         collective = super().converge(name, mask, value, site)
-        self.meetings[collective] = joined(self.meetings.get(collective, {}), self.clock)
+        collective.clock = joined(collective.clock, self.clock)
         return collective
 
     def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
         collective = super().collect(name, mask, value, site)
-        self.clock = joined(self.clock, self.meetings[collective])
+        self.clock = joined(self.clock, collective.clock)
         self.waits_for = None  # so that nobody keeps what the lanes have passed
         return collective

@@ -153,11 +153,6 @@ class Scheduler:
         """Virtual nanoseconds, as `thread` reads them."""
         return self.calls + self._granted - thread.left + self._skipped_ns
 
-    @property
-    def _host_now(self) -> int:
-        """Virtual nanoseconds, as a host reads them, which takes none."""
-        return self.calls + self._skipped_ns
-
     def overdue(self, thread: Thread, deadline_ns: int) -> bool:
         """Whether a deadline has passed for `thread`."""
         return self.now(thread) > deadline_ns
@@ -179,7 +174,7 @@ class Scheduler:
         predicate = self.strategy.wait_of(predicate)
         if not (isinstance(host, Host) and self.strategy.chooses_hosts) and predicate():
             return True
-        deadline = NEVER if timeout_ns is None else self._host_now + timeout_ns
+        deadline = NEVER if timeout_ns is None else self.calls + self._skipped_ns + timeout_ns
 
         def is_over() -> bool:
             return predicate() or self.calls + self._skipped_ns > deadline

@@ -440,7 +440,7 @@ class WeakThread(LoopingThread, CausalThread):
     def came_to(self, meeting: Any) -> None:
         self.does_more = True
         self.loop.forget()
-        self.strategy.meetings[meeting] = joined(self.strategy.meetings.get(meeting, {}), self.clock)
+        meeting.clock = joined(meeting.clock, self.clock)
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
@@ -449,7 +449,7 @@ class WeakThread(LoopingThread, CausalThread):
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
         barrier = super().meet(barrier_id, num_threads, predicate)
-        self.clock = joined(self.clock, self.strategy.meetings[barrier])
+        self.clock = joined(self.clock, barrier.clock)
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
@@ -461,7 +461,7 @@ class WeakThread(LoopingThread, CausalThread):
 
     def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
         collective = super().collect(name, mask, value, site)
-        self.clock = joined(self.clock, self.strategy.meetings[collective])
+        self.clock = joined(self.clock, collective.clock)
         return collective
 
 
