@@ -17,9 +17,18 @@ from nbep.device.kernels.internode.arguments import Context, Here
 from nbep.device.kernels.internode.coordinator import Column, begin_block, board_row, publish_slots
 from nbep.device.kernels.network_push import NETWORK_PUSH, fill_stage, wait_pushed
 from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, peer_ptr, put_nbi_warp, quiet
-from nbep.device.primitives import ld_acquire_sys_s32, ld_weak_s32, smem_base, st_weak_s32, thread_idx
+from nbep.device.primitives import (
+    block_idx,
+    grid_dim,
+    ld_acquire_sys_s32,
+    ld_weak_s32,
+    smem_base,
+    st_weak_s32,
+    thread_idx,
+)
 from nbep.device.protocols.barrier import barrier_block, wait_signal_not_positive
 from nbep.device.protocols.board import note_progress
+from nbep.device.protocols.grid_barrier import barrier_grid
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import Waiter, is_at_least, wait_or_report
 from nbep.device.types import I32
@@ -53,6 +62,28 @@ def test_ranks_meet_twice(num_ranks, schedules, redundant):
     *_, (tree, _) = all_of(meet_twice, num_ranks)
     assert tree.is_whole
     assert (tree.schedules, tree.redundant) == (schedules, redundant)
+
+
+@kernel(max_threads=1)
+def meet_of_grid(peers: Peers, bounds: Bounds):
+    arrivals = buffer_of(peers, 0)
+    st_weak_s32(arrivals + 4 + 4 * block_idx(), 7)
+    barrier_grid(arrivals, bounds)
+    for block in range(grid_dim()):
+        assert ld_weak_s32(arrivals + 4 + 4 * block) == 7
+
+
+def blocks_meet(comm, num_blocks):
+    memory = nbep.SharedMemory.create(comm, 128)
+    memory.runtime.launch(memory.comm_stream, meet_of_grid, num_blocks, 1, 0, memory.peers, memory.bounds)
+    memory.wait()
+    memory.close()
+
+
+def test_all_blocks_meet_in_one_schedule_whoever_comes_last():
+    *_, (tree, _) = all_of(blocks_meet, 1, 5)
+    assert tree.is_whole
+    assert tree.schedules == 1
 
 
 BROKEN = [

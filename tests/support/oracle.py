@@ -36,8 +36,8 @@ class Op(NamedTuple):
         launch                     kernel `value`
         record, follow             the event `value` in the stream; have the stream wait for it
         sync, join, ask            wait for the stream; for the event; ask whether it is done
-    asks: what becomes of a value: "all" of it is told; "least": whether it is `other` or more, "late": at the end
-    of the thread; "none"
+    asks: what becomes of a value: "all" of it is told; "bit": its lowest one; "least": whether it is `other` or more,
+    "late": at the end of the thread; "none"
     given: the number of the answer, of this thread, that must be true; -1: it is done in any case
     """
 
@@ -376,7 +376,7 @@ class Oracle:
                 self.check_polls(state, i, op, event)
                 self.write(new, i, op, event, self.value(state, op, sources[0]))
             if op.what != "st" and op.what != "wait" and op.asks != "none":
-                new.answers[i] += (old if op.asks == "all" else old >= op.other,)
+                new.answers[i] += (self.told(op, old),)
             self.go_on(new, i)
             yield new
 
@@ -393,7 +393,7 @@ class Oracle:
         if self.reads_old:
             mixed = any(self.meets(op, one) and self.location(one) != (op.cell, op.size) for one in bits(state.made))
             for write in reversed(order[:-1] if not mixed else []):
-                if self.answer(state, op, write) != self.answer(state, op, order[-1]):
+                if self.told(op, self.value(state, op, write)) != self.told(op, self.value(state, op, order[-1])):
                     break
                 found.append(write)
         return found
@@ -406,10 +406,9 @@ class Oracle:
         later = sum(1 << one for one in order[order.index(write) + 1 :])
         return bool(later & self.causes(state, event))
 
-    def answer(self, state: State, op: Op, write: int) -> object:
-        value = self.value(state, op, write)
-        given = {"none": None, "all": value}.get(op.asks, value >= op.other)
-        return value >= op.value if op.what == "wait" else given
+    def told(self, op: Op, value: int) -> object:
+        known = {"none": None, "all": value, "bit": value & 1}
+        return value >= op.value if op.what == "wait" else known.get(op.asks, value >= op.other)
 
     def value(self, state: State, op: Op, write: int | None) -> int:
         if write == -1:

@@ -207,20 +207,21 @@ def counters(seed: object) -> Program:
 
 
 def tickets(seed: object) -> Program:
-    """Adds that ask whether a number is reached, alone or for all lanes; then who has come late or early reads data."""
+    """Adds that ask whether a number is reached, alone or for all lanes, or for a bit; then some read data by that."""
     draw = Draw(seed, 3)
     where = draw.random.choice(tuple(PLACES))
     draw.scopes = (*SCOPES[: PLACES[where]], *SCOPES[PLACES[where] :] * 4)
     least, is_shared = draw.random.randint(1, 2), where == "lanes" and draw.random.random() < 0.6
     writer = draw.random.choice((0, 0, 1, -1))
+    is_bit = not is_shared and draw.random.random() < 0.4
     for lane, steps in enumerate(draw.steps):
         if lane == writer:
             steps.append(draw.access(16, "st"))
         count = draw.random.choice((1, 1, 2)) if not is_shared or lane == 0 else 0
         for _ in range(count):
             order = "release" if lane == writer else draw.random.choice(ORDERS["add"][:2])
-            value = draw.random.choice((1,) * 6 + (2, -1))
-            asks = "late" if is_shared else draw.random.choice(("least",) * 4 + ("late", "none"))
+            value = draw.random.choice((2, 2, 2, 4, -2, 1) if is_bit else (1,) * 6 + (2, -1))
+            asks = "late" if is_shared else draw.random.choice(("bit" if is_bit else "least",) * 4 + ("late", "none"))
             other = least if is_shared else draw.random.choice((least, least, least + 1))
             steps.append(Op("add", order, 0, value, draw.random.choice(draw.scopes), other=other, asks=asks))
         if is_shared:

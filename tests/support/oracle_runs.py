@@ -157,7 +157,8 @@ def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
                 op.what, address, kind, op.value, op.order, op.scope, op.other if op.what == "cas" else None
             )
         if op.asks != "none":
-            answers.append(int(value) if op.asks == "all" else Late(value, op.other))
+            whole = {"all": int, "bit": lambda one: bool(one & 1)}.get(op.asks)
+            answers.append(whole(value) if whole else Late(value, op.other))
             if op.asks == "least":
                 answers[-1] = told_of(answers[-1])
 

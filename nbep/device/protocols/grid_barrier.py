@@ -23,9 +23,9 @@ TOP = 1 << 31
 
 
 @device_function
-def has_turned(seen, before):
-    """Whether the top bits of two values differ."""
-    return seen ^ before < 0
+def has_turned(seen, was_set):
+    """Whether the top bit of a value is another one than before."""
+    return (seen < 0) != was_set
 
 
 @device_function
@@ -36,10 +36,13 @@ def num_arrived(seen, num_blocks):
 
 
 @device_function
-def wait_arrivals(arrivals, before, bounds):
-    """Wait until all blocks of this rank's launch have arrived at a grid barrier, by what one found there before."""
+def wait_arrivals(arrivals, was_set, bounds):
+    """Wait until all blocks of this rank's launch have arrived at a grid barrier.
+
+    was_set: whether the top bit was, before this block's own addition
+    """
     load = ptx.ld_acquire_gpu_s32  # PAIR grid-barrier
-    seen, came = wait_until(load, arrivals, has_turned, before, bounds, ptx.wait_expired)
+    seen, came = wait_until(load, arrivals, has_turned, was_set, bounds, ptx.wait_expired)
     if not came:
         report_fault(bounds, GRID_BARRIER, -1, -1, ptx.grid_dim(), num_arrived(seen, ptx.grid_dim()))
 
@@ -54,6 +57,6 @@ def barrier_grid(arrivals, bounds):
     ptx.syncthreads()
     if ptx.thread_idx() == 0:
         step = 1 if ptx.block_idx() > 0 else ptx.s32(TOP - (ptx.grid_dim() - 1))
-        before = ptx.atom_add_release_gpu_s32(arrivals, step)  # PAIR grid-barrier
-        wait_arrivals(arrivals, before, bounds)
+        was_set = ptx.atom_add_release_gpu_s32(arrivals, step) < 0  # PAIR grid-barrier
+        wait_arrivals(arrivals, was_set, bounds)
     ptx.syncthreads()

@@ -12,7 +12,7 @@ from .every_step import Access, Step, Who, Words, load_of
 class Tried:
     """What is known of an access from the runs in which it was made here.
 
-    commutes: nobody has asked for more of its old value than adds may; grows: nor has it made its cell less
+    commutes: nobody has asked for more of its old value than adds may
     asked: what was asked of what it has read; is_exact: more than questions
     """
 
@@ -22,7 +22,6 @@ class Tried:
         self.asked: set[Question] = set()
         self.is_exact = False
         self.is_mixed = True
-        self.grows = True
         self.message: Message | None = None
         self.reach = 0
         self.who: Who | None = None
@@ -49,8 +48,6 @@ class Tried:
             self.lacks = stored.lacks
             self.least = stored.least if stored.is_alone else NEVER
             self.message = stored.message
-            if step.entry:
-                self.grows &= stored.value >= cell.entries[step.entry - 1].value
 
     def commutes_with(self, step: Step) -> bool:
         """Whether it makes no difference that a step comes first, by what that has asked. If in doubt, it does."""
@@ -81,10 +78,13 @@ class Tried:
         cell, reading = step.cell, step.reading
         assert cell is not None
         assert reading is not None
+        assert self.number is not None
         before, after = cell.entries[step.entry - 1 : step.entry + 1]
         reach = min([self.reach] * bool(self.asked) + [reading.reach] * bool(reading.asked))
         least = shared_reach([before.message, self.message, after.message])
-        return self.grows and before.value <= after.value and max(least, after.least) <= reach
+        if not all(answer(question, before.value) == answer(question, after.value) for question in self.asked):
+            return False
+        return agree(reading.asked, cell.wrap(before.value + self.number)) and max(least, after.least) <= reach
 
 
 class Rest:

@@ -2,8 +2,8 @@
 
 Two steps that meet in a byte depend on each other if one of them stores, but not if they commute:
 
-    add, add     nobody asks for the old values, or only whether a number is reached that was reached before the adds
-                 that commute; at an mbarrier, arrivals of threads and copies in one phase
+    add, add     nobody asks for the old values, or only for what is the same in whatever order the adds come that
+                 commute; at an mbarrier, arrivals of threads and copies in one phase
     load, store  the load gets the same answers before and after the store, and its thread hears the same or more; and
                  the store comes behind all others that have been made to the cell, however independent steps are put
 
@@ -12,12 +12,14 @@ The last condition makes it the same for all orders of independent steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+import math
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .every_seen import Cell, Entry, agree, shared_reach
 from .every_step import Clock, Step, Who
+
+MOST_SUMS = 1000  # that are looked at; where adds have more, their order counts
 
 
 def comes_before(steps: list[Step], at: int, later: int) -> bool:
@@ -102,8 +104,8 @@ class Races:
 def settle_unsure(steps: list[Step]) -> None:
     """Adds that have asked for less than the old value, in a run that is over: which of them are exact nevertheless.
 
-    Of adds that commute, one after the other, none is if each may as well be the first: what was there before gives the
-    same answers, and tells as much; and the cell has only grown since.
+    Of adds that commute, one after the other, none is if they may come in any order: what was there before tells as
+    much, and gives the same answers with and without each of the others.
     """
     for cell in {step.cell for step in steps if step.asks_of_old}:
         assert cell is not None
@@ -124,14 +126,17 @@ def settle_unsure(steps: list[Step]) -> None:
 
 def may_begin(cell: Cell, cut: int, group: list[Step], asking: list[Step]) -> bool:
     """Whether some adds that commute would all get the same answers behind an entry, in whatever order they come."""
-    entries = cell.entries[cut : cut + len(group) + 1]
-    least = shared_reach(entry.message for entry in entries)
-    return (
-        not cell.is_mixed
-        and all(before.value <= after.value for before, after in pairwise(entries))
-        and all(one.reading is not None and one.reading.position <= cut for one in asking)
-        and all(one.reading is not None and one.reading.reach >= least for one in asking)
-    )
+    least = shared_reach(entry.message for entry in cell.entries[cut : cut + len(group) + 1])
+    for one in asking:
+        reading = one.reading
+        assert reading is not None
+        if cell.is_mixed or reading.position > cut or reading.reach < least:
+            return False
+        others = (other.number or 0 for other in group if other is not one)
+        values = sums(cell, cell.entries[cut].value, others, MOST_SUMS)
+        if len(values) > MOST_SUMS or not all(agree(reading.asked, value) for value in values):
+            return False
+    return True
 
 
 def clock_before(steps: list[Step], step: Step) -> Clock:
@@ -269,8 +274,8 @@ def where_it_succeeds(steps: list[Step], poll: Step, last: int, known: Clock) ->
         adds, first = commuting_since(steps, entries, last)
         new = [at for at in adds if known.get(steps[at].who, -1) < at]
         for at in new:
-            others = [steps[other].number or 0 for other in new if other != at]
-            if not poll.fails(values_without(poll.cell, entries[last].value - (steps[at].number or 0), others)):
+            others = (-(steps[other].number or 0) for other in new if other != at)
+            if not poll.fails(sums(poll.cell, entries[last].value - (steps[at].number or 0), others)):
                 has_one = True
                 yield at
         stored = entries[first].step if first >= 0 else None
@@ -278,8 +283,8 @@ def where_it_succeeds(steps: list[Step], poll: Step, last: int, known: Clock) ->
             return
         last = first - 1
         before, _ = commuting_since(steps, entries, last)
-        numbers = [steps[one].number or 0 for one in before if known.get(steps[one].who, -1) < one]
-        if not poll.fails(values_without(poll.cell, entries[last].value, numbers)):
+        numbers = (-(steps[one].number or 0) for one in before if known.get(steps[one].who, -1) < one)
+        if not poll.fails(sums(poll.cell, entries[last].value, numbers)):
             if not poll.fails({entries[last].value}):
                 yield stored
                 return  # else it has to come before some of the adds, too
@@ -314,9 +319,10 @@ def commuting_since(steps: list[Step], entries: list[Entry], last: int) -> tuple
     return adds, -1
 
 
-def values_without(cell: Cell, value: int, numbers: list[int]) -> set[int]:
-    """What a cell may hold if some adds are not made."""
+def sums(cell: Cell, value: int, numbers: Iterable[int], most: float = math.inf) -> set[int]:
+    """What a cell may hold if some of these are added, whichever they are. most: give up where there are more"""
     values = {cell.wrap(value)}
     for number in numbers:
-        values |= {cell.wrap(one - number) for one in values}
+        if len(values) <= most:
+            values |= {cell.wrap(one + number) for one in values}
     return values

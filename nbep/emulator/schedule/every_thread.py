@@ -297,7 +297,7 @@ class EveryThread(TurningThread, CheckedThread):
         self.note_looked()
         if self.made is not None:
             self.made.reading = reading
-            reading.grows = self.made.is_add and self.made.number is not None and self.made.number >= 0
+            reading.is_add = self.made.is_add
         if order not in ACQUIRES:
             self.unfenced[cell] = reading
         if self.is_lazy:
