@@ -1,6 +1,6 @@
 """`nbep demo`: a small Mixture-of-Experts layer on emulated ranks, checked against `nbep.reference`.
 
-Read in this order: options, runs; layer and checks, or for `--low-latency` decode and decode_checks; progress, report.
+Read in this order: options, runs; layer, or for `--low-latency` decode; checks, progress, report.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Compares what the ranks got with `nbep.reference`: routes, copies and sums bit for bit, the layer within rounding."""
+"""Compares what the ranks got with `nbep.reference`: routes, copies and sums bit for bit, the layer within rounding.
+
+`check_all` is for a whole layer, `check_step` for a decoding step.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nbep import reference
+from nbep.demo.decode import BatchResult
 from nbep.demo.layer import CONFIG, Model, RankResult, Settings
 
 # The sums of the layer are added up in another order than the reference's; both round to bf16, whose step is 2**-8.
@@ -28,7 +32,6 @@ class Check:
 
 def check_all(settings: Settings, model: Model, results: list[RankResult]) -> list[Check]:
     """All comparisons, in the order of the layer."""
-    ranks = range(settings.num_ranks)
     topk_idx = [result.topk_idx for result in results]
     topk_weights = [result.topk_weights for result in results]
     layouts = [reference.get_dispatch_layout(idx, settings.num_experts, settings.num_ranks) for idx in topk_idx]
@@ -63,19 +66,81 @@ def check_all(settings: Settings, model: Model, results: list[RankResult]) -> li
         same("combined_x", [r.combined_x for r in results], [x for x, _ in combined]),
         same("combined_topk_weights", [r.combined_topk_weights for r in results], topk_weights),
     ]
-    inputs = [reference.per_token_cast_back(*pair) for pair in sent] if settings.fp8 else model.x
-    layer = [
-        reference.moe_layer(inputs[rank], topk_idx[rank], topk_weights[rank], model.expert_weight, settings.num_ranks)
-        for rank in ranks
+    combined_x = [result.combined_x for result in results]
+    return checks + check_layer(settings, model, model.x, topk_idx, topk_weights, combined_x)
+
+
+def check_layer(
+    settings: Settings,
+    model: Model,
+    x: list[np.ndarray],
+    topk_idx: list[np.ndarray],
+    topk_weights: list[np.ndarray],
+    combined_x: list[np.ndarray],
+    suffix: str = "",
+) -> list[Check]:
+    """The sums beside the same layer without ranks: of what FP8 has left of the inputs, then of the inputs."""
+
+    def layers(inputs: list[np.ndarray]) -> list[np.ndarray]:
+        tokens = zip(inputs, topk_idx, topk_weights, strict=True)
+        return [reference.moe_layer(*of_rank, model.expert_weight, settings.num_ranks) for of_rank in tokens]
+
+    if not settings.fp8:
+        return [close("MoE layer" + suffix, combined_x, layers(x))]
+    rounded = [reference.per_token_cast_back(*reference.per_token_cast_to_fp8(item)) for item in x]
+    return [
+        close("MoE layer" + suffix, combined_x, layers(rounded)),
+        similar("MoE layer without FP8" + suffix, combined_x, layers(x)),
     ]
-    checks.append(close("MoE layer", [r.combined_x for r in results], layer))
-    if settings.fp8:
-        exact = [
-            reference.moe_layer(x, topk_idx[rank], topk_weights[rank], model.expert_weight, settings.num_ranks)
-            for rank, x in enumerate(model.x)
-        ]
-        checks.append(similar("MoE layer without FP8", [r.combined_x for r in results], exact))
+
+
+def check_step(settings: Settings, model: Model, results: list[list[BatchResult]], deduplicate: bool) -> list[Check]:
+    """All comparisons, batch by batch. results[rank][batch]"""
+    checks = []
+    for number, batch in enumerate(zip(*results, strict=True)):
+        checks += _check_batch(f", batch {'ab'[number]}", settings, model, list(batch), deduplicate)
     return checks
+
+
+def _check_batch(
+    suffix: str, settings: Settings, model: Model, results: list[BatchResult], deduplicate: bool
+) -> list[Check]:
+    x = [result.x for result in results]
+    topk_idx = [result.topk_idx for result in results]
+    topk_weights = [result.topk_weights for result in results]
+    num_max_tokens = results[0].handle.num_max_dispatch_tokens_per_rank
+    expected = reference.low_latency_dispatch(x, topk_idx, num_max_tokens, settings.num_experts, use_fp8=settings.fp8)
+    got = [_in_order(result, settings.fp8) for result in results]
+    names = ["recv_count", "layout_range", "src_info", "recv_x"] + (["recv_x_scales"] if settings.fp8 else [])
+    checks = [
+        same(name + suffix, [_rows_of(d, name) for d in got], [_rows_of(d, name) for d in expected]) for name in names
+    ]
+    # The sums start from the rows as they came, in whatever order.
+    dispatched = [_dispatched(result, settings.fp8) for result in results]
+    outputs = [result.expert_output for result in results]
+    combined = reference.low_latency_combine(outputs, topk_idx, topk_weights, dispatched, deduplicate=deduplicate)
+    combined_x = [result.combined_x for result in results]
+    checks.append(same("combined_x" + suffix, combined_x, combined))
+    return checks + check_layer(settings, model, x, topk_idx, topk_weights, combined_x, suffix)
+
+
+def _dispatched(result: BatchResult, fp8: bool) -> reference.LowLatencyDispatched:
+    values, scales = result.recv_x if fp8 else (result.recv_x, None)
+    handle = result.handle
+    return reference.LowLatencyDispatched(values, scales, result.recv_count, handle.src_info, handle.layout_range)
+
+
+def _in_order(result: BatchResult, fp8: bool) -> reference.LowLatencyDispatched:
+    """What one rank received, with the rows of each source in the order of its tokens."""
+    return _dispatched(result, fp8).in_order()
+
+
+def _rows_of(dispatched: reference.LowLatencyDispatched, name: str) -> np.ndarray:
+    """An array of what was received; of those with rows only the rows that mean something, one after the other."""
+    array = getattr(dispatched, name)
+    if name in ("recv_count", "layout_range"):
+        return array
+    return np.concatenate([rows[:count] for rows, count in zip(array, dispatched.recv_count, strict=True)])
 
 
 def same(name: str, got: list, want: list) -> Check:
@@ -102,11 +167,8 @@ def close(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
 
 
 def similar(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
-    """DeepEP's measure: 1 - 2 <x, y> / (<x, x> + <y, y>), 0 for equal arrays."""
-    x = np.concatenate([array.astype(np.float64).ravel() for array in got])
-    y = np.concatenate([array.astype(np.float64).ravel() for array in want])
-    total = float((x * x + y * y).sum())
-    difference = 0.0 if total == 0 else 1 - 2 * float((x * y).sum()) / total
+    """By DeepEP's measure."""
+    difference = reference.calc_diff(*(np.concatenate([one.ravel() for one in arrays]) for arrays in (got, want)))
     return Check(name, f"calc_diff <= {FP8_LIMIT:g}", difference <= FP8_LIMIT, difference)
 
 

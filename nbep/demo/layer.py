@@ -15,6 +15,7 @@ import numpy as np
 import nbep
 from nbep import reference
 from nbep.host.ranks.comm import InProcessComm
+from nbep.workloads.cases import routes_of
 
 PHASES = ("gate", "layout", "dispatch", "experts", "combine", "done")
 EnterPhase = Callable[[int, str], None]  # rank, phase
@@ -89,22 +90,12 @@ def run_layer(comm: InProcessComm, settings: Settings, model: Model, enter: Ente
     topk_idx, topk_weights = reference.gate(model.x[rank], model.gate_weight, settings.num_topk)
 
     enter(rank, "layout")
-    num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = buffer.get_dispatch_layout(
-        topk_idx, settings.num_experts
-    )
+    routes = routes_of(buffer.get_dispatch_layout(topk_idx, settings.num_experts))
 
     enter(rank, "dispatch")
     sent = nbep.per_token_cast_to_fp8(model.x[rank]) if settings.fp8 else model.x[rank]
-    received: Any = buffer.dispatch(  # nothing is None with top-k, and without a handle
-        sent,
-        topk_idx=topk_idx,
-        topk_weights=topk_weights,
-        num_tokens_per_rank=num_tokens_per_rank,
-        is_token_in_rank=is_token_in_rank,
-        num_tokens_per_expert=num_tokens_per_expert,
-        config=CONFIG,
-    )
-    recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, _ = received
+    received: Any = buffer.dispatch(sent, topk_idx=topk_idx, topk_weights=topk_weights, config=CONFIG, **routes)
+    recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens, handle, _ = received  # none of them is None with top-k
 
     enter(rank, "experts")
     expert_input = nbep.per_token_cast_back(*recv_x) if settings.fp8 else recv_x
@@ -118,20 +109,11 @@ def run_layer(comm: InProcessComm, settings: Settings, model: Model, enter: Ente
     )
     buffer.destroy()
     enter(rank, "done")
+    layout = reference.Layout(**{name: routes[name] for name in reference.Layout._fields})
     return RankResult(
-        topk_idx,
-        topk_weights,
-        sent,
-        reference.Layout(num_tokens_per_rank, num_tokens_per_expert, is_token_in_rank),
-        recv_x,
-        recv_topk_idx,
-        recv_topk_weights,
-        num_recv_tokens_per_expert_list,
-        handle,
-        expert_output,
-        combined_x,
-        combined_topk_weights,
-    )
+        topk_idx, topk_weights, sent, layout, recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens, handle,
+        expert_output, combined_x, combined_topk_weights,
+    )  # fmt: skip
 
 
 def apply_experts(

@@ -11,10 +11,9 @@ import numpy as np
 from rich.console import Console
 
 import nbep
-from nbep.demo.checks import Check, check_all
+from nbep.demo.checks import Check, check_all, check_step
 from nbep.demo.decode import PHASES as DECODE_PHASES
 from nbep.demo.decode import BatchResult, run_step
-from nbep.demo.decode_checks import check_step
 from nbep.demo.layer import CONFIG, PHASES, Model, Settings, run_layer
 from nbep.demo.progress import Progress
 from nbep.demo.report import print_experts, print_traffic
