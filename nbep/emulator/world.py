@@ -15,10 +15,28 @@ from weakref import ref
 from greenlet import getcurrent
 
 from .machine.errors import EmulatorError, Uninitialized
-from .reports.table import error_of
+from .machine.faults import AccessFault, Diverged, LaneLeft, NeverFull, NoSegment
+from .models.host import HostRace
+from .models.races import Race
+from .reports.collectives import diverged, lane_left, never_full
+from .reports.deadlock import deadlock_error
+from .reports.faults import access_fault, no_segment
+from .reports.race import host_race, race
 from .reports.unwritten import tell_who_writes
 from .run import Run
-from .schedule.scheduler import Host
+from .schedule.scheduler import Host, Stuck
+
+# Which words go with a fact.
+WORDS: dict[type, Callable[[Any], EmulatorError]] = {
+    AccessFault: access_fault,
+    NoSegment: no_segment,
+    Diverged: diverged,
+    LaneLeft: lane_left,
+    NeverFull: never_full,
+    Race: race,
+    HostRace: host_race,
+    Stuck: deadlock_error,
+}
 
 
 class World(Run):
@@ -31,7 +49,7 @@ class World(Run):
         World.latest = ref(self)
 
     def error_of(self, fact: Any) -> EmulatorError:
-        return error_of(fact)
+        return WORDS[type(fact)](fact)
 
     def explain(self, error: BaseException) -> None:
         if isinstance(error, Uninitialized):

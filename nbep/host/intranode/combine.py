@@ -12,15 +12,18 @@ from typing import Any, NamedTuple
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.device.kernels.intranode.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
+from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes, direct_combine_smem_bytes
+from nbep.device.kernels.intranode.direct_combine import direct_combine as direct_kernel
 from nbep.device.kernels.parts.calls import Call
+from nbep.device.layout.direct import CELL_WORDS, SlotPlaces, SlotShape, num_landed_words
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
 from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, in_node_config
 from nbep.host.events import EventOverlap
-from nbep.host.intranode.direct_combine import DirectCombine, prepare_direct_combine
 from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
@@ -36,6 +39,15 @@ class RingCombine(NamedTuple):
     notify: PreparedLaunch
     combine: PreparedLaunch
     shape: RingShape
+
+
+class DirectCombine(NamedTuple):
+    """The launches of a combine without rings."""
+
+    notify: PreparedLaunch
+    combine: PreparedLaunch
+    places: SlotPlaces
+    shape: SlotShape
 
 
 class Plan(NamedTuple):
@@ -92,7 +104,7 @@ def _make_plan(memory: Node, handle: DispatchHandle, given: CombineGiven, reques
     call = combine_call(memory, hidden, num_topk, config, handle, zero_copy=zero_copy)
     way: RingCombine | DirectCombine
     if zero_copy:
-        way = prepare_direct_combine(memory, num_combined_tokens, given, config, call)
+        way = _prepare_direct(memory, num_combined_tokens, given, config, call)
     else:
         shape = config.ring_shape(num_ranks, *token_sizes)
         validate.buffer_size(shape, memory.num_nvl_bytes)
@@ -128,3 +140,32 @@ def _prepare(memory: Node, num_combined_tokens: int, config: Config, shape: Ring
         CombineSizes(num_combined_tokens, config.num_max_nvl_chunked_send_tokens),
     )
     return RingCombine(notify, combine, shape)
+
+
+def _prepare_direct(
+    memory: Node, num_combined_tokens: int, given: CombineGiven, config: Config, call: Call
+) -> DirectCombine:
+    runtime, num_ranks, direct = memory.runtime, memory.num_ranks, validate.zero_copy(memory)
+    chunk = config.num_max_nvl_chunked_send_tokens
+    shape = SlotShape(num_ranks, config.num_channels, given.hidden_bytes, given.num_topk, chunk)
+    places = direct.place_slots(shape, num_combined_tokens)
+    num_words = CELL_WORDS + num_landed_words(num_combined_tokens * (num_ranks - 1), num_ranks, chunk)
+    num_threads = config.num_threads or block_sizes(runtime).ring(num_ranks)
+    validate.num_push_warps(config, num_threads // 32)
+    combine = runtime.prepare(
+        direct_kernel,
+        config.num_sms,
+        num_threads,
+        direct_combine_smem_bytes(num_threads, runtime.has_tma),
+        direct.peers,
+        memory.bounds,
+        places,
+        shape,
+        DirectCombineSizes(num_combined_tokens, num_push_warps(config, num_threads // 32)),
+    )
+    return DirectCombine(prepare_reset(memory, direct.peers, num_words, call), combine, places, shape)
+
+
+def num_push_warps(config: Config, num_warps: int) -> int:
+    """How many warps of an SM begin as senders: enough to fill its way out, the others keep its way in busy."""
+    return config.num_push_warps or max(1, num_warps // (3 if config.num_sms <= 12 else 2))
