@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGETS = {
     "nbep": (78_200, 534),
     "nbep/emulator": (14_100, 81),
-    "nbep/device": (17_750, 136),
+    "nbep/device": (17_850, 136),
     "nbep/host": (17_400, 126),
     "nbep/check": (2_200, 15),
     "nbep/scenarios": (1_320, 10),

@@ -11,8 +11,8 @@ from nbep.workloads.cases import Case, make_case
 from nbep.workloads.elastic import ElasticExpected, ElasticOptions, ElasticOutcome, Trip, make_elastic_buffer
 
 # experts: of each rank. blocks: of a launch, at most. rounds: dispatches one behind the other, before their combines.
-# expand, once, sync, cached, column, fp8, tma, uneven, ibgda: 1 or 0. once: one reduction. tma: there is a copy engine.
-# ibgda: the software NIC between nodes.
+# expand, once, sync, cached, column, fp8, tma, uneven, hybrid, ibgda: 1 or 0. once: one reduction. tma: there is a copy
+# engine. hybrid: ranks of a node share what comes from another one. ibgda: the software NIC between nodes.
 # inputs: seed of the tokens and where they go.
 PARAMETERS = {
     "ranks": 2,
@@ -32,10 +32,11 @@ PARAMETERS = {
     "fp8": 0,
     "tma": 1,
     "uneven": 0,
+    "hybrid": 0,
     "ibgda": 0,
     "inputs": 1,
 }
-NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven", "ibgda")
+NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven", "hybrid", "ibgda")
 LEAST = {"ranks": 2, "hidden": 16, **dict.fromkeys(NOT_LESS, 0)}
 OF_NODE = tuple(f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine"))
 OF_NODES = tuple(f"elastic.{name}" for name in ("send_dispatch", "meet_dispatch", "send_combine", "meet_combine"))
@@ -56,6 +57,11 @@ BETWEEN_VARIANTS: tuple[dict[str, int], ...] = (
     {"tokens": 40, "blocks": 2},
     {"ranks": 4, "rounds": 2},
 )
+HYBRID_VARIANTS: tuple[dict[str, int], ...] = (
+    {"rounds": 3},
+    {"rounds": 2, "ibgda": 1},
+    {"cached": 1, "sync": 1, "fp8": 1, "hidden": 128},
+)
 
 
 def options_of(parameters: dict[str, int]) -> ElasticOptions:
@@ -71,6 +77,7 @@ def options_of(parameters: dict[str, int]) -> ElasticOptions:
         is_cached=bool(parameters["cached"]),
         allow_multiple_reduction=not parameters["once"],
         num_sms=parameters["blocks"],
+        allow_hybrid_mode=bool(parameters["hybrid"]),
         num_nodes=parameters["nodes"],
         transport="ibgda" if parameters["ibgda"] else "direct",
     )
@@ -132,10 +139,17 @@ def make_between(name: str, about: str, **changed: int) -> Scenario:
     return make(name, about, kernels, BETWEEN_VARIANTS, {**LEAST, "nodes": 2}, nodes=2, **changed)
 
 
+def make_hybrid(name: str, about: str) -> Scenario:
+    kernels = ("elastic.send_dispatch", "elastic.meet_dispatch")
+    least = {**LEAST, "nodes": 2, "ranks": 4}
+    return make(name, about, kernels, HYBRID_VARIANTS, least, nodes=2, ranks=4, tokens=2, hybrid=1)
+
+
 SCENARIOS = (
     make("elastic", "ElasticBuffer: tokens go to the ranks of their experts, a row each, and come back"),
     make("elastic.expanded", "the same with a row for each expert; a rank adds up before it sends", expand=1),
     make("elastic.once", "the same, and all rows are added up at once", expand=1, once=1),
     make_between("elastic.nodes", "ElasticBuffer between nodes"),
     make_between("elastic.nodes.once", "the same with a row for each expert, all added up at once", expand=1, once=1),
+    make_hybrid("elastic.hybrid", "between nodes, where a row crosses the network once for each node"),
 )

@@ -47,6 +47,7 @@ class ElasticOptions:
     with_stats: bool = False
     is_cached: bool = False
     allow_multiple_reduction: bool = True
+    allow_hybrid_mode: bool = True
     spare: int = 1
     num_sms: int = 2
     num_nodes: int = 1
@@ -100,6 +101,7 @@ def make_elastic_buffer(comm: Any, calls: list[tuple[Case, ElasticOptions]]) -> 
         hidden=max(case.hidden for case, _ in calls),
         num_topk=max(case.topk_idx[0].shape[1] for case, _ in calls),
         allow_multiple_reduction=options.allow_multiple_reduction,
+        allow_hybrid_mode=options.allow_hybrid_mode,
     )
 
 

@@ -46,6 +46,7 @@ RUNS = (
     ("elastic.nodes", {"fp8": 1, "hidden": 256, "cached": 1, "sync": 1, "rounds": 2}),
     ("elastic.nodes", {"ranks": 4, "tma": 0}),
     ("elastic.nodes.once", {"ibgda": 1}),
+    ("elastic.hybrid", {"ibgda": 1}),
     ("internode", {}),
     ("internode", {"tma": 0, "fp8": 1, "hidden": 128}),
     ("internode", {"ibgda": 1}),

@@ -1,6 +1,7 @@
 """ElasticBuffer between nodes, against the reference: every form, over both transports of the emulator."""
 
 import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,18 +13,40 @@ from target import MEMORY_MODELS, spawn
 import nbep
 from nbep import deep_ep
 from nbep.device.cards import SM80
+from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.host.ranks.call_log import CallLog
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks are of one node")
 
+ALONE = ElasticOptions(expert_alignment=3, num_nodes=2, allow_hybrid_mode=False)
 FORMS = {
-    "compact": ElasticOptions(expert_alignment=3, num_nodes=2),
-    "expanded": ElasticOptions(do_expand=True, expert_alignment=3, num_nodes=2),
-    "one reduction": ElasticOptions(do_expand=True, allow_multiple_reduction=False, num_nodes=2),
+    "compact": ALONE,
+    "expanded": replace(ALONE, do_expand=True),
+    "one reduction": replace(ALONE, do_expand=True, allow_multiple_reduction=False),
+    "hybrid": replace(ALONE, allow_hybrid_mode=True),
+    "hybrid, expanded": replace(ALONE, do_expand=True, allow_hybrid_mode=True),
 }
 form = pytest.mark.parametrize("form", FORMS)
 transport = pytest.mark.parametrize("transport", both_parts(["direct"], thorough=["ibgda"]))
 both_transports = pytest.mark.parametrize("transport", ["direct", "ibgda"])
+
+
+class RowsThatCross:
+    """A tracer that counts rows that come to inboxes: (the rank that they are from, where they come to)."""
+
+    def __init__(self):
+        self.found: Counter[tuple[int, int]] = Counter()
+
+    def on_copy(self, thread, allocation, offset, data, site):
+        self._note(thread, allocation, offset)
+
+    def on_store(self, thread, allocation, offset, kind, value, order, scope):
+        self._note(thread, allocation, offset)
+
+    def _note(self, thread, allocation, offset):
+        name = allocation.describe(offset) if allocation.name == "rdma_buffer" else ""
+        if re.fullmatch(r"x\[half \d, row \d+\], inbox \d+", name):  # where a row begins
+            self.found[thread.rank % NIC_NUMBERS, allocation.rank] += 1
 
 
 @form
@@ -32,6 +55,27 @@ both_transports = pytest.mark.parametrize("transport", ["direct", "ibgda"])
 def test_tokens_arrive_in_order_and_return(form, transport, num_nodes):
     case = make_case(1, num_ranks=4, num_tokens=5, num_topk=3, experts_per_rank=3)
     run(case, replace(FORMS[form], transport=transport, num_nodes=num_nodes))
+
+
+@both_transports
+@pytest.mark.parametrize(("num_nodes", "num_ranks"), both_parts([(2, 4)], thorough=[(2, 6), (3, 6), (4, 8)]))
+@pytest.mark.parametrize("is_hybrid", [False, True], ids=["alone", "hybrid"])
+def test_in_hybrid_mode_a_row_crosses_the_network_once_for_each_node(is_hybrid, num_nodes, num_ranks, transport):
+    """To the rank with the sender's local index; else once for each rank that has one of its experts."""
+    case = make_case(4, num_ranks=num_ranks, num_tokens=5, num_topk=5)
+    size = num_ranks // num_nodes
+    rows = RowsThatCross()
+    options = replace(FORMS["compact"], num_nodes=num_nodes, transport=transport, allow_hybrid_mode=is_hybrid)
+    run(case, options, tracer=rows)
+    wanted: Counter[tuple[int, int]] = Counter()
+    for src in range(num_ranks):
+        for experts in case.topk_idx[src]:
+            goals = {int(expert) * num_ranks // case.num_experts for expert in experts if expert >= 0}
+            away = {goal for goal in goals if goal // size != src // size}
+            if is_hybrid:
+                away = {goal // size * size + src % size for goal in away}
+            wanted.update((src, goal) for goal in away)
+    assert rows.found == wanted
 
 
 @form
@@ -46,18 +90,19 @@ def test_any_schedule_without_cpu_sync_and_with_a_handle(form, transport, memory
 
 @form
 @transport
-@pytest.mark.parametrize("num_tokens", both_parts([0], thorough=[[0, 7], 1, 13]))
+@pytest.mark.parametrize("num_tokens", both_parts([0], thorough=[[0, 7, 0, 1], 1, 13]))
 def test_any_number_of_tokens_including_none(form, transport, num_tokens):
-    run(make_case(2, num_tokens=num_tokens), replace(FORMS[form], transport=transport, do_cpu_sync=False))
+    case = make_case(2, num_ranks=4, num_tokens=num_tokens)
+    run(case, replace(FORMS[form], transport=transport, do_cpu_sync=False))
 
 
 @transport
 @pytest.mark.parametrize("with_weights", both_parts([True], thorough=[False]))
-@pytest.mark.parametrize("do_expand", [False, True], ids=["compact", "expanded"])
-def test_fp8_with_scales_and_a_handle(do_expand, with_weights, transport):
+@pytest.mark.parametrize("form", both_parts(["compact", "hybrid, expanded"], thorough=["expanded", "hybrid"]))
+def test_fp8_with_scales_and_a_handle(form, with_weights, transport):
     case = make_case(3, num_ranks=4, num_tokens=5, hidden=256)
-    options = ElasticOptions(do_expand=do_expand, fp8="mixed", by_column=True, is_cached=True, expert_alignment=4)
-    run(case, replace(options, with_weights=with_weights, num_nodes=2, transport=transport))
+    options = replace(FORMS[form], fp8="mixed", by_column=True, is_cached=True, expert_alignment=4)
+    run(case, replace(options, with_weights=with_weights, transport=transport))
 
 
 @transport
@@ -82,11 +127,15 @@ def test_a_token_that_names_an_expert_twice_has_two_rows_there(transport):
 
 @both_transports
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-def test_calls_one_behind_another_without_waiting(transport, memory_model):
+@pytest.mark.parametrize(
+    ("form", "num_ranks"), both_parts([("expanded", 3)], thorough=[("hybrid", 4), ("hybrid, expanded", 4)])
+)
+def test_calls_one_behind_another_without_waiting(form, num_ranks, transport, memory_model):
     """Three dispatches, whose handles are all in flight, then their combines; twice."""
-    options = replace(FORMS["expanded"], transport=transport, do_cpu_sync=False)
-    cases = [make_case(number, num_ranks=3, num_tokens=(3, 1, 4), num_topk=3) for number in range(3)]
-    options = replace(options, num_nodes=3)
+    num_nodes = 3 if num_ranks == 3 else 2
+    options = replace(FORMS[form], transport=transport, do_cpu_sync=False, num_nodes=num_nodes)
+    num_tokens = (3, 1, 4, 0)[:num_ranks]
+    cases = [make_case(number, num_ranks=num_ranks, num_tokens=num_tokens, num_topk=3) for number in range(3)]
 
     def main(comm):
         buffer = make_elastic_buffer(comm, [(case, options) for case in cases])
@@ -103,7 +152,7 @@ def test_calls_one_behind_another_without_waiting(transport, memory_model):
         buffer.destroy()
         return outcomes
 
-    results = spawn(main, 3, seed=3, memory_model=memory_model)
+    results = spawn(main, num_ranks, seed=3, memory_model=memory_model)
     for number, outcomes in enumerate(zip(*results, strict=True)):
         check(cases[number % 3], options, list(outcomes), f"call {number}")
 
@@ -132,6 +181,8 @@ def test_a_buffer_of_given_bytes_is_divided_alike_on_all_ranks_or_refused(monkey
     def main(comm):
         with pytest.raises(ValueError, match=r"num_max_tokens_per_rank, hidden, num_topk .*must be the same"):
             nbep.ElasticBuffer(comm, num_bytes=4 << 20, hidden=16 + 16 * comm.rank, num_topk=1 + comm.rank)
+        with pytest.raises(ValueError, match=r"allow_hybrid_mode: .*must be the same"):
+            nbep.ElasticBuffer(comm, num_bytes=2 << 20, allow_hybrid_mode=comm.rank == 0)
         buffer = nbep.ElasticBuffer(comm, num_bytes=2 << 20)
         arguments = dispatch_arguments(case, ElasticOptions(), comm.rank)
         buffer.dispatch(**arguments)
@@ -174,9 +225,22 @@ def test_a_rank_that_waits_too_long_says_for_whom(kernel, transport):
 
 
 @transport
-def test_what_a_rank_of_another_node_passes_differently_is_named_on_all(transport, monkeypatch):
+def test_in_hybrid_mode_who_is_named_has_come_late_or_given_up(transport):
+    """Rank 1 comes late. Others wait for it too long, or for one that has done so."""
+    options = replace(FORMS["hybrid"], do_cpu_sync=False, transport=transport)
+    raised = time_outs(make_case(1, num_ranks=4), options, "elastic_meet_dispatch")
+    assert {fault.rank for fault in raised} >= {0, 2, 3}
+    gone = {1}
+    for fault in raised:
+        assert fault.peer in gone
+        gone.add(fault.rank)
+
+
+@transport
+@pytest.mark.parametrize("form", ["compact", "hybrid"])
+def test_what_a_rank_of_another_node_passes_differently_is_named_on_all(form, transport, monkeypatch):
     monkeypatch.setattr(CallLog, "shared", classmethod(lambda cls, comm: None))
-    case, options = make_case(1, num_ranks=4), replace(FORMS["compact"], transport=transport)
+    case, options = make_case(1, num_ranks=4), replace(FORMS[form], transport=transport)
 
     def main(comm):
         buffer = make_elastic_buffer(comm, [(case, options)])

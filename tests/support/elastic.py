@@ -37,7 +37,7 @@ def run(case: Case, options: ElasticOptions | None = None, *, fn=round_trip, see
 
 
 def time_outs(case: Case, options: ElasticOptions, kernel: str, **spawn_options: Any) -> list[nbep.PeerTimeout]:
-    """What two ranks raise, in turn, if rank 1 launches a kernel only after rank 0 has given up."""
+    """What ranks raise, in turn, if rank 1 launches a kernel only after another one has given up."""
     raised: list[nbep.PeerTimeout] = []
 
     def main(comm: Any) -> None:
@@ -55,5 +55,5 @@ def time_outs(case: Case, options: ElasticOptions, kernel: str, **spawn_options:
                 raised.append(error)
         buffer.destroy()
 
-    spawn(main, 2, on_deadlock="expire", **spawn_options)
+    spawn(main, case.num_ranks, on_deadlock="expire", **spawn_options)
     return raised

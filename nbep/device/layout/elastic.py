@@ -8,7 +8,8 @@
                    or places x num_max_tokens slots: a row, and its top-k weights                 (combine)
 
  a half            x [num_max_tokens, hidden_bytes], scales [.., num_scales], topk_idx [.., num_topk] s64,
-                   topk_weights [.., num_topk] f32, numbers [.., num_topk] s32, lists [num_ranks, num_max_tokens] s32
+                   topk_weights [.., num_topk] f32, numbers [.., num_topk] s32, lists [num_ranks, num_max_tokens] s32,
+                   of which each begins at a multiple of MESSAGE_BYTES
 
 Dispatches take the halves, and the counts, in turn: while a rank fills one of them, others may still read the other.
 Combine takes all of DATA. All ranks meet before it, and then nobody reads a half any more. So the buffer has room for
@@ -18,15 +19,21 @@ A slot is for one (place, token) of the owner. With `by_rank` a place is a rank,
 
 Between nodes
 
- offset 0          as above; but slots begin behind the halves
- images            of each rank of another node, in their order: an area of this form for what travels between the two
-                   cells: the counts for that rank, from where they leave
-                   halves: what comes from that rank, laid out as that rank has it
-                   slots: one a token, or with one_each one a choice: the sums for that rank, from where they leave
+ offset 0          as above; but the halves begin behind the slots
+ outboxes          of each rank of another node, in their order: what leaves to it, laid out as that rank has it
+                   COUNTS: the counts for that rank
+                   slots: one a token, or with one_each one a choice: the sums for that rank
+ inboxes           of some ranks of other nodes, in their order: what comes from them
+                   two halves, laid out as that rank has its own
  cells             see layout.internode: every rank is a node of its own there
- pointers          [MAX_RANKS] s64: of a rank of the own node its buffer, of another its image
+ targets           [MAX_RANKS] s64: of a rank of the own node its buffer, of another its outbox
+ sources           [MAX_RANKS] s64: of a rank of the own node its buffer, of another its inbox, less what comes before
+                   the halves of a buffer
 
-So a kernel that fetches from a peer, or pushes to it, does the same in both cases.
+So a kernel that pushes to a peer, or fetches from it, does the same in both cases.
+
+Each rank has an inbox of every rank of another node; in hybrid mode (num_sharing is num_nvl_ranks) only of those with
+its own local index, and the ranks of its node read them, too. What a rank sends to another node goes there once then.
 
 Source: DeepEP csrc/elastic/buffer.hpp, get_dispatch_buffer_size, get_combine_buffer_size
 """
@@ -64,8 +71,9 @@ class ElasticShape(NamedTuple):
 
 
 class ElasticPlaces(NamedTuple):
-    """How long a half is, and where its arrays begin in it."""
+    """Where the halves begin, from DATA on; how long one is, and where its arrays begin in it."""
 
+    begin: I64
     half_bytes: I64
     x: I64
     scales: I64
@@ -79,7 +87,7 @@ class ElasticSlots(NamedTuple):
     """What all ranks must agree on in a combine.
 
     num_places: of a token; by_rank: 1 if its rows have the places of the ranks that they come from, 0 those of choices
-    chunk: rows that land together; begin: where slots begin, from DATA on
+    chunk: rows that land together
     """
 
     num_max_tokens: I32
@@ -88,22 +96,34 @@ class ElasticSlots(NamedTuple):
     num_places: I32
     by_rank: I32
     chunk: I32
-    begin: I64
 
 
 class ElasticNodes(NamedTuple):
-    """Where the images lie, and the cells; num_nvl_ranks: of a node."""
+    """Where outboxes, inboxes and cells lie.
+
+    num_nvl_ranks: of a node; num_sharing: how many of them share what a rank of another node sends, 1 or all
+    inboxes: less what comes before the halves of a buffer
+    """
 
     num_nvl_ranks: I32
-    images: I64
-    image_bytes: I64
+    num_sharing: I32
+    outboxes: I64
+    outbox_bytes: I64
+    inboxes: I64
+    inbox_bytes: I64
     cells: I64
 
 
 @device_function
 def half_offset(places, number):
     """Where the half of a dispatch begins in a buffer."""
-    return DATA + places.half_bytes * (number & 1)
+    return DATA + places.begin + places.half_bytes * (number & 1)
+
+
+@device_function
+def list_offset(places, shape, rank):
+    """Where the list of the tokens that go to a rank begins in a half."""
+    return places.lists + align_up(4 * shape.num_max_tokens, MESSAGE_BYTES) * rank
 
 
 @device_function
@@ -139,7 +159,7 @@ def slot_bytes(slots):
 def slot_offset(slots, place, token):
     """Where a slot begins in a buffer."""
     stride = align_up(slot_bytes(slots), ALIGNMENT_BYTES)
-    return DATA + slots.begin + ptx.s64(place * slots.num_max_tokens + token) * stride
+    return DATA + ptx.s64(place * slots.num_max_tokens + token) * stride
 
 
 @device_function
@@ -149,10 +169,23 @@ def is_in_node(nodes, rank, peer):
 
 
 @device_function
-def image_offset(nodes, owner, peer):
-    """Where an owner has the image of a rank of another node."""
-    number = peer if peer < owner else peer - nodes.num_nvl_ranks
-    return nodes.images + ptx.s64(number) * nodes.image_bytes
+def relay_of(nodes, src, dst):
+    """The rank of a node that gets what a rank of another node sends to one of its ranks."""
+    return dst - ptx.u32_mod(dst, nodes.num_sharing) + ptx.u32_mod(src, nodes.num_sharing)
+
+
+@device_function
+def outbox_offset(nodes, owner, dst):
+    """Where an owner has the outbox of a rank of another node."""
+    number = dst if dst < owner else dst - nodes.num_nvl_ranks
+    return nodes.outboxes + ptx.s64(number) * nodes.outbox_bytes
+
+
+@device_function
+def inbox_offset(nodes, owner, src):
+    """Where an owner has the inbox of a rank of another node, less what comes before the halves of a buffer."""
+    number = ptx.u32_div(src if src < owner else src - nodes.num_nvl_ranks, nodes.num_sharing)
+    return nodes.inboxes + ptx.s64(number) * nodes.inbox_bytes
 
 
 def half_bytes(num_bytes: int) -> int:
@@ -169,18 +202,18 @@ def array_bytes(shape: ElasticShape, num_ranks: int) -> tuple[int, ...]:
         8 * rows * shape.num_topk,
         4 * rows * shape.num_topk,
         4 * rows * shape.num_topk,
-        4 * rows * num_ranks,
+        num_ranks * align_up(4 * rows, MESSAGE_BYTES),
     )
 
 
 @lru_cache(maxsize=1024)
-def place_arrays(half: int, shape: ElasticShape, num_ranks: int) -> ElasticPlaces:
+def place_arrays(begin: int, half: int, shape: ElasticShape, num_ranks: int) -> ElasticPlaces:
     """The arrays of a half of so many bytes."""
     at, places = 0, []
     for size in array_bytes(shape, num_ranks):
         places.append(at)
         at += align_up(size, ALIGNMENT_BYTES)
-    return ElasticPlaces(half, *places)
+    return ElasticPlaces(begin, half, *places)
 
 
 def num_dispatch_bytes(shape: ElasticShape, num_ranks: int) -> int:
@@ -189,14 +222,12 @@ def num_dispatch_bytes(shape: ElasticShape, num_ranks: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def make_slots(
-    num_max_tokens: int, hidden_bytes: int, num_topk: int, num_ranks: int, one_each: bool, begin: int = 0
-) -> ElasticSlots:
+def make_slots(num_max_tokens: int, hidden_bytes: int, num_topk: int, num_ranks: int, one_each: bool) -> ElasticSlots:
     """one_each: each choice of a token has a row of its own, and so a place."""
     by_rank = not one_each and num_ranks <= num_topk
     num_places = num_ranks if by_rank else num_topk
     chunk = max(1, -(-num_max_tokens // LANDED_WORDS))
-    return ElasticSlots(num_max_tokens, hidden_bytes, num_topk, num_places, int(by_rank), chunk, begin)
+    return ElasticSlots(num_max_tokens, hidden_bytes, num_topk, num_places, int(by_rank), chunk)
 
 
 def num_combine_bytes(slots: ElasticSlots) -> int:
@@ -205,13 +236,13 @@ def num_combine_bytes(slots: ElasticSlots) -> int:
 
 
 def num_kept_bytes(slots: ElasticSlots, one_each: bool) -> int:
-    """Bytes that the slots of an image take."""
+    """Bytes that the slots of an outbox take."""
     return slot_offset(slots, slots.num_topk if one_each else 1, 0) - slot_offset(slots, 0, 0)
 
 
 def trailer_bytes(num_ranks: int) -> int:
-    """What comes behind the images between nodes: the cells, and the table of pointers."""
-    return cells_bytes(num_ranks) + 8 * MAX_RANKS
+    """What comes behind the inboxes between nodes: the cells, and two tables of pointers."""
+    return cells_bytes(num_ranks) + 2 * 8 * MAX_RANKS
 
 
 def describe_elastic(
@@ -229,10 +260,11 @@ def describe_elastic(
     if offset < DATA:
         src, chunk = divmod((offset - LANDED) // 4, LANDED_WORDS)
         return f"landed[rank {src}, chunk {chunk}]"
-    if slots is not None and offset >= DATA + slots.begin:
-        return _describe_slot(slots, offset - DATA - slots.begin)
-    if dispatched is not None:
-        return _describe_half(*dispatched, offset - DATA)
+    begin = 0 if dispatched is None else dispatched[0].begin
+    if slots is not None and (begin == 0 or offset < DATA + begin):
+        return _describe_slot(slots, offset - DATA)
+    if dispatched is not None and offset >= DATA + begin:
+        return _describe_half(*dispatched, offset - DATA - begin)
     return f"buffer + {offset}"
 
 
@@ -258,16 +290,20 @@ def describe_nodes(
             return f"arrived[node {cell // 4}]"
         row, at = divmod(cell - call_offset(0, num_ranks, 0), CALL_BYTES)
         return f"call[node {row}] word {at // 4}" if 0 <= row < num_ranks else f"pointers + {cell}"
-    if offset < nodes.images:
+    if offset < nodes.outboxes:
         return describe_elastic(dispatched, slots, offset)
-    image, at = divmod(offset - nodes.images, nodes.image_bytes)
-    return f"{describe_elastic(dispatched, slots, at)}, image {image}"
+    before = DATA + (0 if dispatched is None else dispatched[0].begin)
+    if offset < nodes.inboxes + before:
+        outbox, at = divmod(offset - nodes.outboxes, nodes.outbox_bytes)
+        return f"{describe_elastic(dispatched, slots, at)}, outbox {outbox}"
+    inbox, at = divmod(offset - nodes.inboxes - before, nodes.inbox_bytes)
+    return f"{describe_elastic(dispatched, None, before + at)}, inbox {inbox}"
 
 
 def _describe_half(places: ElasticPlaces, shape: ElasticShape, offset: int) -> str:
     half, byte = divmod(offset, places.half_bytes)
     strides = (shape.hidden_bytes, 4 * shape.num_scales, 8 * shape.num_topk, *(4 * shape.num_topk,) * 2, 4)
-    for name, stride in zip(reversed(places._fields[1:]), reversed(strides), strict=True):
+    for name, stride in zip(reversed(places._fields[2:]), reversed(strides), strict=True):
         start = getattr(places, name)
         if byte >= start and stride > 0:
             row, at = divmod(byte - start, stride)

@@ -19,7 +19,7 @@ from nbep.host.connect import connect
 from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
 from nbep.host.elastic.barrier import barrier
 from nbep.host.elastic.experimental import Experimental
-from nbep.host.elastic.memory import BUFFER_ALIGNMENT, Areas, ElasticMemory, divide, size_hint, size_of
+from nbep.host.elastic.memory import BUFFER_ALIGNMENT, Areas, ElasticMemory, Group, divide, size_hint, size_of
 from nbep.host.elastic.num_sms import NVLINK_GBS, RDMA_GBS, Rates, theoretical_num_sms
 from nbep.host.elastic.verbs import ElasticVerbs
 from nbep.host.events import EventHandle
@@ -57,7 +57,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         hidden, num_topk: values of a token, choices of a token; 0 choices: room for 32
         use_fp8_dispatch: the buffer need have room only for FP8 in dispatch
         deterministic: changes nothing: the order of rows never depends on timing
-        allow_hybrid_mode: a permission that is not used: between nodes each rank sends straight to each other one
+        allow_hybrid_mode: between nodes a dispatch sends a row once to each node that it goes to, and the ranks there
+            share it; False: once to each rank. Combine always sends straight to the rank that a token is from
         allow_multiple_reduction: a rank may add up the rows of an expanded token and send the sum, rounded to bf16;
             False: it sends them all, and there is one rounding
         prefer_overlap_with_compute: fewer SMs, see get_theoretical_num_sms
@@ -136,20 +137,21 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
             options = network_options(communicator.size, *self._network)
             check_target(runtime, options)
             most = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 0)
-            ranks = communicator.size, options.num_nvl_peers
+            ranks = group_of(communicator.size, options, allow_hybrid_mode)
             switch = bool(use_fp8_dispatch), bool(allow_multiple_reduction)
             size = num_bytes
             if size is None:
-                hint = size_hint(*ranks, most, hidden, num_topk, *switch)
+                hint = size_hint(ranks, most, hidden, num_topk, *switch)
                 size = hint.num_bytes
             else:
                 if integer("num_bytes", size, 1) % BUFFER_ALIGNMENT != 0:
                     refuse("num_bytes", size, f"a multiple of {BUFFER_ALIGNMENT} (2 MiB), or None")
-                hint = size_hint(*ranks, most or USUAL_TOKENS, hidden or USUAL_HIDDEN, num_topk, *switch)
+                hint = size_hint(ranks, most or USUAL_TOKENS, hidden or USUAL_HIDDEN, num_topk, *switch)
             areas = divide(size, hint)
-            validate.symmetric_memory(runtime, "num_bytes", areas.total(*ranks), 1, "ipc")
+            validate.symmetric_memory(runtime, "num_bytes", areas.total(ranks), 1, "ipc")
             alike = {
                 "num_bytes": size,
+                "allow_hybrid_mode": bool(allow_hybrid_mode),
                 "allow_multiple_reduction": switch[1],
                 AREAS: areas,
             }
@@ -178,7 +180,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         self.timeout_ms = timeouts_ms[rank]
         self.num_cpu_timeout_secs = integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
 
-        memory = _make_memory(communicator, runtime, areas, options, self.timeout_ms)
+        ranks = group_of(communicator.size, options, allow_hybrid_mode)
+        memory = _make_memory(communicator, runtime, areas, options, ranks, self.timeout_ms)
         memory.name = numbers
         self._memory = memory
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
@@ -216,14 +219,18 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         """num_bytes for calls of so many tokens of each rank, a multiple of 2 MiB.
 
         Dispatch needs room for the tokens of one rank, twice; combine for a row of each token from each rank that may
-        send one. They share the memory. Between nodes they do not, and each rank of another node takes three rows a
-        token more: see docs/elastic.md. num_topk=0 stands for 32.
+        send one. They share the memory. Between nodes they do not, and each rank of another node takes one row a token
+        more, each inbox two: see docs/elastic.md. num_topk=0 stands for 32.
         """
-        switches(use_fp8_dispatch=use_fp8_dispatch, allow_multiple_reduction=allow_multiple_reduction)
+        switches(
+            use_fp8_dispatch=use_fp8_dispatch,
+            allow_hybrid_mode=allow_hybrid_mode,
+            allow_multiple_reduction=allow_multiple_reduction,
+        )
         sizes = num_max_tokens_per_rank, hidden, num_topk
         num_ranks = size_of(group)
-        ranks = num_ranks, network_options(num_ranks).num_nvl_peers
-        return size_hint(*ranks, *sizes, use_fp8_dispatch, allow_multiple_reduction).num_bytes
+        ranks = group_of(num_ranks, network_options(num_ranks), allow_hybrid_mode)
+        return size_hint(ranks, *sizes, use_fp8_dispatch, allow_multiple_reduction).num_bytes
 
     def get_physical_domain_size(self) -> tuple[int, int]:
         """(nodes, ranks of a node)"""
@@ -231,7 +238,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         return memory.num_nodes, memory.num_nvl_peers
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """(1, all ranks): each sends straight to each, whether they are of one node or not"""
+        """(1, all ranks): rows come by rank, and handles count those of each, whether it is of this node or not"""
         return 1, self.num_ranks
 
     def get_theoretical_num_sms(
@@ -312,18 +319,17 @@ def _timeout_ms(num_gpu_timeout_secs: Any) -> float:
 
 
 def _make_memory(
-    comm: Communicator, runtime: Runtime, areas: Areas, options: NetworkOptions, timeout_ms: float
+    comm: Communicator, runtime: Runtime, areas: Areas, options: NetworkOptions, ranks: Group, timeout_ms: float
 ) -> NodeMemory:
     """One node: in memory that its ranks map. Several: in that which the network reaches."""
     checks = runtime.target == "emulator"
-    num_nvl_ranks = options.num_nvl_peers
-    num_bytes = areas.total(comm.size, num_nvl_ranks)
+    num_bytes = areas.total(ranks)
     of_node = mapped_transport(runtime, comm.rank, options, "ipc")
-    if comm.size == num_nvl_ranks:
+    if ranks.num_outboxes == 0:
         memory = NodeMemory(comm, runtime, Sizes(num_bytes, check_calls=checks), timeout_ms, of_node)
         memory.elastic = ElasticMemory(memory.symmetric, areas, memory.peers)
         return memory
-    trailer = rdma_trailer_bytes(comm.size, comm.size // num_nvl_ranks)
+    trailer = rdma_trailer_bytes(comm.size, comm.size // ranks.num_nvl_ranks)
     network = create_transport(runtime, comm, options, num_bytes + trailer, "ipc")
     sizes = Sizes(0, num_rdma_bytes=num_bytes, check_calls=checks)
     memory = NodeMemory(
@@ -333,11 +339,11 @@ def _make_memory(
         timeout_ms,
         of_node,
         rdma_transport=network,
-        num_nvl_peers=num_nvl_ranks,
+        num_nvl_peers=ranks.num_nvl_ranks,
         zero_rdma=True,
     )
     assert memory.rdma is not None
-    memory.elastic = ElasticMemory.between_nodes(memory.rdma, areas, num_nvl_ranks)
+    memory.elastic = ElasticMemory.between_nodes(memory.rdma, areas, ranks)
     return memory
 
 
@@ -346,6 +352,11 @@ def network_options(
 ) -> NetworkOptions:
     """What is between nodes, and how large they are: as the environment says, where None is given."""
     return chosen_options(num_ranks, transport, num_nvl_peers, 1, True, nic)
+
+
+def group_of(num_ranks: int, options: NetworkOptions, allow_hybrid_mode: bool) -> Group:
+    """How many ranks of a node share what comes from another node: in hybrid mode all."""
+    return Group(num_ranks, options.num_nvl_peers, options.num_nvl_peers if allow_hybrid_mode else 1)
 
 
 def get_physical_domain_size(group: Any) -> tuple[int, int]:

@@ -237,14 +237,14 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
             elastic.nodes,
             ElasticSendSizes(tokens.num_tokens, num_experts, int(has_weights), does_number),
         )
-        among_all = network, memory.bounds, elastic.nodes, counts, call
+        among_all = network, memory.peers, memory.bounds, elastic.nodes, counts, call
         notify = runtime.prepare(kernel(elastic_meet_dispatch), 1, notify_threads, 0, *among_all)
     fetch = runtime.prepare(
         elastic_dispatch,
         blocks_for(memory, request.num_sms, most * num_ranks, threads),
         threads,
         elastic_dispatch_smem_bytes(threads, runtime.has_tma),
-        elastic.peers,
+        elastic.sources,
         memory.bounds,
         places,
         shape,

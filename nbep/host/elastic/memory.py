@@ -9,6 +9,7 @@ import numpy as np
 from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.elastic import (
     DATA,
+    MAX_RANKS,
     ElasticNodes,
     ElasticPlaces,
     ElasticShape,
@@ -16,13 +17,15 @@ from nbep.device.layout.elastic import (
     describe_elastic,
     describe_nodes,
     half_bytes,
-    image_offset,
+    inbox_offset,
     is_in_node,
     make_slots,
     num_combine_bytes,
     num_dispatch_bytes,
     num_kept_bytes,
+    outbox_offset,
     place_arrays,
+    relay_of,
     trailer_bytes,
 )
 from nbep.device.layout.internode import cells_bytes
@@ -34,13 +37,29 @@ from nbep.host.target.memory import SymmetricMemory
 
 BUFFER_ALIGNMENT = 2 << 20
 COLUMNS_OF_LEAST_SCALE = 32
-NO_NODES = ElasticNodes(0, 0, 0, 0)
+NO_NODES = ElasticNodes(0, 1, 0, 0, 0, 0, 0)
+
+
+class Group(NamedTuple):
+    """How many ranks there are, how many of a node, and how many of those share what comes from another node."""
+
+    num_ranks: int
+    num_nvl_ranks: int
+    num_sharing: int = 1
+
+    @property
+    def num_outboxes(self) -> int:
+        return self.num_ranks - self.num_nvl_ranks
+
+    @property
+    def num_inboxes(self) -> int:
+        return self.num_outboxes // self.num_sharing
 
 
 class Areas(NamedTuple):
     """Bytes of each part of a buffer of num_bytes; see layout.elastic.
 
-    half: one of two; begin: of slots, from DATA on; slots: of the own area, kept: of an image
+    half: one of two; begin: of the halves, from DATA on; slots: of the own area, kept: of an outbox
     """
 
     num_bytes: int
@@ -51,48 +70,57 @@ class Areas(NamedTuple):
 
     @property
     def own(self) -> int:
-        return DATA + self.begin + self.slots
+        return DATA + max(self.slots, self.begin + 2 * self.half)
 
     @property
-    def image(self) -> int:
-        return DATA + self.begin + self.kept
+    def outbox(self) -> int:
+        return DATA + self.kept
 
-    def total(self, num_ranks: int, num_nvl_ranks: int) -> int:
+    def boxes(self, group: Group) -> int:
+        """Bytes of the outboxes and inboxes."""
+        return group.num_outboxes * self.outbox + group.num_inboxes * 2 * self.half
+
+    def total(self, group: Group) -> int:
         """Bytes of the memory that a rank shares."""
-        num_images = num_ranks - num_nvl_ranks
-        return self.own + num_images * self.image + (trailer_bytes(num_ranks) if num_images else 0)
+        return self.own + self.boxes(group) + (trailer_bytes(group.num_ranks) if group.num_outboxes else 0)
 
 
 class ElasticMemory:
-    """A rank's buffer. nodes: where its images are; peers: its node, or between nodes all ranks and their images."""
+    """A rank's buffer. nodes: where its outboxes and inboxes are; peers: where it pushes to, sources: fetches from."""
 
     nodes = NO_NODES
     rdma: RdmaMemory | None = None
 
     def __init__(self, symmetric: SymmetricMemory, areas: Areas, peers: Peers):
         self.areas = areas
-        self.peers = peers
+        self.peers = self.sources = peers
         self.symmetric = symmetric
         self._dispatched: tuple[ElasticPlaces, ElasticShape] | None = None  # of the latest dispatch
         self._slots: ElasticSlots | None = None  # of the latest combine, if that came later
         symmetric.write(0, np.zeros(DATA // 4, np.int32))
 
     @classmethod
-    def between_nodes(cls, rdma: RdmaMemory, areas: Areas, num_nvl_ranks: int) -> ElasticMemory:
+    def between_nodes(cls, rdma: RdmaMemory, areas: Areas, group: Group) -> ElasticMemory:
         """That of a buffer whose ranks are of several nodes: in the memory that the network reaches."""
-        network, num_ranks = rdma.network, rdma.num_ranks
-        cells = areas.own + (num_ranks - num_nvl_ranks) * areas.image
-        nodes = ElasticNodes(num_nvl_ranks, areas.own, areas.image, cells)
-        table = cells + cells_bytes(num_ranks)
-        pointers = rdma.pointers()
+        network, num_ranks = rdma.network, group.num_ranks
+        inboxes = areas.own + group.num_outboxes * areas.outbox - DATA - areas.begin
+        cells = areas.own + areas.boxes(group)
+        nodes = ElasticNodes(*group[1:], areas.own, areas.outbox, inboxes, 2 * areas.half, cells)
+        targets = rdma.pointers()
+        sources = targets.copy()
         for peer in range(num_ranks):
             if not is_in_node(nodes, network.rank, peer):
-                pointers[peer] = network.own_buffer + image_offset(nodes, network.rank, peer)
+                relay = relay_of(nodes, peer, network.rank)
+                targets[peer] = network.own_buffer + outbox_offset(nodes, network.rank, peer)
+                sources[peer] = targets[relay] + inbox_offset(nodes, relay, peer)
         rdma.symmetric.write(cells, np.zeros(cells_bytes(num_ranks) // 4, np.int32))
-        rdma.symmetric.write(table, pointers)
-        at = network.own_buffer + table
-        made = cls(rdma.symmetric, areas, Peers(at, at, network.rank, num_ranks))
-        made.nodes, made.rdma, rdma.names = nodes, rdma, made.describe
+        tables = []
+        for number, pointers in enumerate((targets, sources)):
+            table = cells + cells_bytes(num_ranks) + 8 * MAX_RANKS * number
+            rdma.symmetric.write(table, pointers)
+            tables.append(Peers(*(network.own_buffer + table,) * 2, network.rank, num_ranks))
+        made = cls(rdma.symmetric, areas, tables[0])
+        made.sources, made.nodes, made.rdma, rdma.names = tables[1], nodes, rdma, made.describe
         return made
 
     @property
@@ -112,7 +140,7 @@ class ElasticMemory:
         Raises: ValueError if there is no room for them
         """
         self._check(num_dispatch_bytes(shape, self._num_ranks), 2 * self.areas.half, shape)
-        return place_arrays(self.areas.half, shape, self._num_ranks)
+        return place_arrays(self.areas.begin, self.areas.half, shape, self._num_ranks)
 
     def slots(self, num_max_tokens: int, hidden_bytes: int, num_topk: int, one_each: bool) -> ElasticSlots:
         """Where the rows of a combine go.
@@ -120,7 +148,7 @@ class ElasticMemory:
         Raises: ValueError if there is no room for them
         """
         areas = self.areas
-        slots = make_slots(num_max_tokens, hidden_bytes, num_topk, self._num_ranks, one_each, areas.begin)
+        slots = make_slots(num_max_tokens, hidden_bytes, num_topk, self._num_ranks, one_each)
         self._check(num_combine_bytes(slots), areas.slots, slots)
         if self.rdma is not None:
             self._check(num_kept_bytes(slots, one_each), areas.kept, slots)
@@ -155,8 +183,7 @@ def size_of(group: Any) -> int:
 
 
 def size_hint(
-    num_ranks: int,
-    num_nvl_ranks: int,
+    group: Group,
     num_max_tokens_per_rank: Any,
     hidden: Any,
     num_topk: Any,
@@ -164,6 +191,7 @@ def size_hint(
     allow_multiple_reduction: bool,
 ) -> Areas:
     """See ElasticBuffer.get_buffer_size_hint."""
+    num_ranks = group.num_ranks
     tokens = integer("num_max_tokens_per_rank", num_max_tokens_per_rank, 1)
     hidden = integer("hidden", hidden, 1)
     num_topk = integer("num_topk", num_topk, 0) or MAX_TOPK
@@ -176,11 +204,10 @@ def size_hint(
     one_each = not allow_multiple_reduction
     slots = make_slots(tokens, 2 * hidden, num_topk, num_ranks, one_each)
     combine_bytes = num_combine_bytes(slots)
-    if num_ranks == num_nvl_ranks:
+    if group.num_outboxes == 0:
         return in_node(align_up(max(dispatch_bytes, combine_bytes), BUFFER_ALIGNMENT))
-    areas = Areas(0, dispatch_bytes // 2, dispatch_bytes, combine_bytes, num_kept_bytes(slots, one_each))
-    num_images = num_ranks - num_nvl_ranks
-    used = areas.begin + areas.slots + num_images * (areas.begin + areas.kept)
+    areas = Areas(0, dispatch_bytes // 2, combine_bytes, combine_bytes, num_kept_bytes(slots, one_each))
+    used = combine_bytes + (1 + group.num_inboxes) * dispatch_bytes + group.num_outboxes * areas.kept
     return areas._replace(num_bytes=align_up(used, BUFFER_ALIGNMENT))
 
 
@@ -197,4 +224,4 @@ def divide(num_bytes: int, hint: Areas) -> Areas:
         size * num_bytes // hint.num_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         for size in (hint.half, hint.slots, hint.kept)
     )
-    return Areas(num_bytes, half, 2 * half, slots, kept)
+    return Areas(num_bytes, half, slots, slots, kept)

@@ -223,7 +223,7 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
     last = ptx.ld_nc_s32(entry + 4) - origin.rank * shape.num_topk
     place = ctx.peers.rank if shape.by_rank != 0 else last
     if not sizes.node_begin <= origin.rank < sizes.node_end:
-        place = 0  # of the rank's image, which has one slot a token, and with one_each those of choices
+        place = 0  # of the rank's outbox, which has one slot a token, and with one_each those of choices
     goal = Goal(origin.buffer, token, place)
     if not (0 <= token < shape.num_max_tokens and 0 <= last < shape.num_topk):
         return parities  # a handle that somebody has overwritten

@@ -39,7 +39,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
-from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset
+from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset, list_offset
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
     STAGE_STRIDE,
@@ -153,7 +153,7 @@ def find_item(ctx, out, sources, number):
         if ctx.sizes.is_cached != 0:
             token = ptx.ld_nc_s32(metadata_of(out, shape, row)) - src * shape.num_max_tokens
         else:
-            token = ptx.ld_na_s32(half + ctx.places.lists + 4 * (peers.rank * shape.num_max_tokens + index))
+            token = ptx.ld_na_s32(half + list_offset(ctx.places, shape, peers.rank) + 4 * index)
     return Item(half, src, row, token)
 
 

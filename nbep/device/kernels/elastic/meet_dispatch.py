@@ -19,6 +19,9 @@ An arrival goes to a rank on the queue of what was sent to it, and behind that. 
 has sent. It also frees memory: a rank comes to a meeting behind the kernels that read what the others had sent before
 the last one. See layout.elastic.
 
+In hybrid mode a rank reads what came to others of its node, too. So these meet behind the arrivals, by the barrier of
+parts.calls.
+
 The arrivals, and what is told where calls differ, are those of kernels.internode.meet_nodes: every rank counts as a
 node of its own, so each compares its call with those of all others.
 
@@ -32,11 +35,11 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.notify_dispatch import ElasticCounts, ElasticCountSizes, count_tokens
 from nbep.device.kernels.internode.arguments import Here
 from nbep.device.kernels.internode.meet_nodes import meet_nodes
-from nbep.device.kernels.parts.calls import Call
+from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.layout.elastic import CALLED, TURN, ElasticNodes
 from nbep.device.layout.internode import arrived_offset
 from nbep.device.network.seam import Network, amo_add, own_ptr
-from nbep.device.protocols.peers import Bounds
+from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.waits import has_timed_out
 
 
@@ -70,10 +73,19 @@ def meet_ranks(network, bounds, nodes, call, may_meet):
 
 @kernel(max_threads=128)
 def elastic_meet_dispatch(
-    out: ElasticCounts, network: Network, bounds: Bounds, nodes: ElasticNodes, sizes: ElasticCountSizes, call: Call
+    out: ElasticCounts,
+    network: Network,
+    of_node: Peers,
+    bounds: Bounds,
+    nodes: ElasticNodes,
+    sizes: ElasticCountSizes,
+    call: Call,
 ):
     """Grid: 1 block. Block: 128 threads, or any multiple of 32."""
     buffer = own_ptr(network, 0)
     number = ptx.ld_weak_s32(buffer + TURN)
     has_met = meet_ranks(network, bounds, nodes, call, not has_timed_out(bounds))
+    if nodes.num_sharing > 1:
+        is_same = meet_block(of_node, bounds, call)
+        has_met = ptx.bar_red_and(0, ptx.block_dim(), has_met and is_same and not has_timed_out(bounds))
     count_tokens(out, buffer, number, network.num_ranks, sizes, has_met)

@@ -35,7 +35,15 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, Scales, copy_scales
-from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, expert_count, half_offset, rank_count
+from nbep.device.layout.elastic import (
+    TURN,
+    ElasticPlaces,
+    ElasticShape,
+    expert_count,
+    half_offset,
+    list_offset,
+    rank_count,
+)
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
@@ -181,7 +189,7 @@ def note_index(ctx, out, inputs, token, experts, index):
 def list_tokens(ctx, out, inputs, half, number, rank):
     """List the tokens that go to one rank, 32 at a time, and tell it how many there are; one warp."""
     peers, num_tokens, lane = ctx.peers, ctx.sizes.num_tokens, ctx.team.lane
-    tokens = half + ctx.places.lists + 4 * rank * ctx.shape.num_max_tokens
+    tokens = half + list_offset(ctx.places, ctx.shape, rank)
     num_local_experts = ptx.u32_div(ctx.sizes.num_experts, peers.num_ranks)
     experts = Experts(rank * num_local_experts, num_local_experts)
     count = 0

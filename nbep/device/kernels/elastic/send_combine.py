@@ -1,12 +1,12 @@
-"""Send combine: between nodes, a rank puts the sums that it keeps in its images to the ranks that they are for.
+"""Send combine: between nodes, a rank puts the sums that it keeps in its outboxes to the ranks that they are for.
 
- rank d, its image of s: slot of token t --put--> slot (place, t) of rank s
+ rank d, its outbox of s: slot of token t --put--> slot (place, t) of rank s
 
  cell                written by        with             read by           with
  x, topk_weights of  combine.py        -                network           bulk copy, see send_dispatch.py (2)
-   an image's slots
+   an outbox's slots
  x, topk_weights of  combine.py        -                lanes             ld_na, no copy engine
-   an image's slots
+   an outbox's slots
  x, topk_weights of  warps of rank d   put_nbi_warp     warps of rank s   see combine.py, after the meeting
    slots at s
  recv_src_metadata   nobody            -                warps             ld_nc
@@ -27,8 +27,8 @@ from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, put_kept
 from nbep.device.layout.elastic import (
     ElasticNodes,
     ElasticSlots,
-    image_offset,
     is_in_node,
+    outbox_offset,
     slot_bytes,
     slot_offset,
 )
@@ -75,17 +75,17 @@ def send_sums(ctx, inputs, index, stage, parity):
     if peer >= network.num_ranks or is_in_node(ctx.nodes, network.rank, peer) or not 0 <= last < shape.num_topk:
         return parity
     token = source - peer * shape.num_max_tokens
-    left = 1  # slots of the image, as bits
+    left = 1  # slots of the outbox, as bits
     if ctx.sizes.one_each != 0:
         row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
         left = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
-    image = image_offset(ctx.nodes, network.rank, peer)
+    outbox = outbox_offset(ctx.nodes, network.rank, peer)
     num_bytes = slot_bytes(shape) if ctx.sizes.has_weights != 0 else shape.hidden_bytes
     while left != 0:
         k = ptx.ffs_u32(left) - 1
         left &= left - 1
         place = k if ctx.sizes.one_each != 0 else network.rank if shape.by_rank != 0 else last
-        to = Place(slot_offset(shape, place, token), image + slot_offset(shape, k, token), peer, 0)
+        to = Place(slot_offset(shape, place, token), outbox + slot_offset(shape, k, token), peer, 0)
         parity = put_kept(network, to, num_bytes, stage, parity, lane)
     return parity
 

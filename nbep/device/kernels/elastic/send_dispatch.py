@@ -1,18 +1,21 @@
-"""Send dispatch: between nodes, a rank puts what others want of its half into their images of it.
+"""Send dispatch: between nodes, a rank puts what others want of its half into their inboxes of it.
 
- rank s, its half: x[t] ---------------------------------put--> x[t] of rank r's image of s, if t goes to r
+ rank s, its half: x[t] ---------------------------------put--> x[t] of the inbox of s at q, if t goes to a rank of q
                    scales, topk_idx, .. of all tokens ---put--> the same place there
-                   lists[r]
- its image of r:   rank_counts, expert_counts ------------put--> those of rank r
+                   lists[r], for each rank r of q
+ its outbox of r:  rank_counts, expert_counts ------------put--> those of rank r
+
+ The ranks of q: q alone, so that a row crosses the network once for each rank that wants it. In hybrid mode all ranks
+ of its node, which read its inbox, and q is the one with the local index of s: once for each node.
 
  cell                    written by       with            read by             with
  x, scales, topk_idx,    publish.py (1)   -               network (2)         bulk copy; topk_idx ld_nc
    topk_weights, numbers,
    lists of a half
-   of an image, at r     warps of rank s  put_nbi_warp    all warps of r      see dispatch.py, after the meeting
+   of an inbox, at q     warps of rank s  put_nbi_warp    the ranks of q      see dispatch.py, after the meeting
  rank_counts[half, s],   warps of rank s  put_nbi_warp    rank r              see meet_dispatch.py
    expert_counts, at r
-   of an image, here     publish.py       -               network (2)         bulk copy; rank_counts ld_nc
+   of an outbox, here    publish.py       -               network (2)         bulk copy; rank_counts ld_nc
  x, scales, topk_idx,    publish.py (1)   -               lanes               ld_na, no copy engine
    topk_weights, lists,
    numbers, rank_counts,
@@ -24,13 +27,13 @@
  (2) Where it goes to mapped memory: the warp that fills its stage. Else the NIC, or NVSHMEM.
 
 Rows leave from where they lie: see put_kept. What goes with them is small, 16 bytes a choice and the scales, and goes
-to every rank of another node for all tokens, in few messages; rows go where they are wanted.
+to every inbox for all tokens, in few messages; rows go where they are wanted.
 
 All that goes to a rank is on one queue: the next kernel's arrival there comes behind it.
 
-Who writes into an image has met its owner since that has read what was there: at the meeting of the dispatch before.
-And who lays out its half anew has met since all that have got this one: a rank comes to the next meeting only after
-the meeting of this one, behind which all is here.
+Who writes into an inbox has met all that read it since they have: at the meeting of the dispatch before. And who lays
+out its half anew has met since all that have got this one: a rank comes to the next meeting only after the meeting of
+this one, behind which all is here.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (dispatch warps), which puts from the copy engine's stage
 """
@@ -49,9 +52,12 @@ from nbep.device.layout.elastic import (
     ElasticShape,
     counts_row,
     half_offset,
-    image_offset,
+    inbox_offset,
     is_in_node,
+    list_offset,
+    outbox_offset,
     rank_count,
+    relay_of,
 )
 from nbep.device.network.seam import Network, Place, further, is_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.copies import Row, begin_copy, end_fill
@@ -61,7 +67,8 @@ from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32
 
 SEND_THREADS = 384  # of a block at most: over queue pairs more have not enough registers
-NUMBERED_NOTES = 3  # the first one that goes only if choices are numbered, and those behind it
+NUMBERS_NOTE = 3  # goes only if choices are numbered, as those behind it
+LIST_NOTE = 4  # for one rank, as the next one
 COUNTS_NOTE = 5
 
 
@@ -111,14 +118,24 @@ def put_kept(network, place, num_bytes, stage, parity, lane):
 
 
 @device_function
+def to_inbox(ctx, src, peer):
+    """The way of what lies in a half of this rank: to the same place of its inbox at a peer."""
+    return Place(inbox_offset(ctx.nodes, peer, ctx.network.rank) + src, src, peer, 0)
+
+
+@device_function
 def find_note(ctx, half, number, peer, which):
-    """Where one of the arrays that go with rows begins in this rank's buffer, what goes of it, and where it comes to.
+    """Where one of the arrays that go with rows goes, for a peer, and how many bytes of it.
 
     half: its offset; which: 0 to 4 of the half, COUNTS_NOTE the counts for the peer
     """
-    places, shape, sizes = ctx.places, ctx.shape, ctx.sizes
+    places, shape, sizes, rank = ctx.places, ctx.shape, ctx.sizes, ctx.network.rank
     num_choices = sizes.num_tokens * shape.num_topk
-    own_image = image_offset(ctx.nodes, ctx.network.rank, peer)
+    outbox = outbox_offset(ctx.nodes, rank, peer)
+    if which == COUNTS_NOTE:
+        row = counts_row(number, rank)
+        num_bytes = COUNTS_HEAD + 4 * ptx.u32_div(sizes.num_experts, ctx.network.num_ranks)
+        return Place(row, outbox + row, peer, 0), num_bytes
     begin, num_bytes = half + places.topk_idx, 8 * num_choices
     if which == 1:
         begin, num_bytes = half + places.scales, 4 * sizes.num_tokens * shape.num_scales
@@ -126,31 +143,26 @@ def find_note(ctx, half, number, peer, which):
         begin, num_bytes = half + places.topk_weights, 4 * num_choices * sizes.has_weights
     elif which == 3:
         begin, num_bytes = half + places.numbers, 4 * num_choices
-    elif which == 4:
-        begin = half + places.lists + 4 * peer * shape.num_max_tokens
-        num_bytes = 4 * ptx.ld_nc_s32(own_ptr(ctx.network, own_image + rank_count(number, ctx.network.rank)))
-    elif which == COUNTS_NOTE:
-        row = counts_row(number, ctx.network.rank)
-        return own_image + row, COUNTS_HEAD + 4 * ptx.u32_div(sizes.num_experts, ctx.network.num_ranks), row
-    return begin, num_bytes, image_offset(ctx.nodes, peer, ctx.network.rank) + begin
+    elif which == LIST_NOTE:
+        begin = half + list_offset(places, shape, peer)
+        num_bytes = 4 * ptx.ld_nc_s32(own_ptr(ctx.network, outbox + rank_count(number, rank)))
+    return to_inbox(ctx, begin, relay_of(ctx.nodes, rank, peer)), num_bytes
 
 
 @device_function
 def send_notes(ctx, half, number, peer, stage, parity):
-    """All but rows, to one rank, in whole messages; a warp. Returns the parity of the stage's next fill."""
-    for which in range(COUNTS_NOTE + 1 if ctx.sizes.does_number != 0 else NUMBERED_NOTES):
-        begin, num_bytes, dst = find_note(ctx, half, number, peer, which)
-        early = begin & (MESSAGE_BYTES - 1)
+    """All but rows, for one rank, in whole messages; a warp. Returns the parity of the stage's next fill."""
+    first = 0 if relay_of(ctx.nodes, ctx.network.rank, peer) == peer else LIST_NOTE  # the rest is there once
+    for which in range(first, COUNTS_NOTE + 1 if ctx.sizes.does_number != 0 else NUMBERS_NOTE):
+        place, num_bytes = find_note(ctx, half, number, peer, which)
         if num_bytes > 0:
-            place = Place(dst - early, begin - early, peer, 0)
-            num_bytes = align_up(early + num_bytes, MESSAGE_BYTES)
-            parity = put_kept(ctx.network, place, num_bytes, stage, parity, ctx.lane)
+            parity = put_kept(ctx.network, place, align_up(num_bytes, MESSAGE_BYTES), stage, parity, ctx.lane)
     return parity
 
 
 @device_function
 def find_remote(ctx, half, token):
-    """In lane k the rank of choice k, if it is of another node; else -1."""
+    """In lane k the rank that gets the row for choice k, if that is of another node; else -1."""
     network, lane = ctx.network, ctx.lane
     rank = -1
     if lane < ctx.shape.num_topk:
@@ -158,22 +170,20 @@ def find_remote(ctx, half, token):
         expert = ptx.ld_nc_s64(own_ptr(network, half + ctx.places.topk_idx) + 8 * choice)
         if 0 <= expert < ctx.sizes.num_experts:
             rank = ptx.u32_div(expert, ptx.u32_div(ctx.sizes.num_experts, network.num_ranks))
-            if is_in_node(ctx.nodes, network.rank, rank):
-                rank = -1
+            rank = -1 if is_in_node(ctx.nodes, network.rank, rank) else relay_of(ctx.nodes, network.rank, rank)
     return rank
 
 
 @device_function
 def send_token(ctx, half, token, stage, parity):
-    """Put a row to each rank of another node that it goes to; a warp. Returns the parity of the stage's next fill."""
+    """Put a row to where it goes in other nodes, once to each; a warp. Returns the parity of the stage's next fill."""
     rank = find_remote(ctx, half, token)
     left = ptx.vote_ballot(ptx.FULL_MASK, rank >= 0)
     while left != 0:
         peer = ptx.shfl_idx_s32(ptx.FULL_MASK, rank, ptx.ffs_u32(left) - 1)
         left &= ~ptx.vote_ballot(ptx.FULL_MASK, rank == peer)
         src = half + ctx.places.x + ptx.s64(token) * ctx.shape.hidden_bytes
-        dst = image_offset(ctx.nodes, peer, ctx.network.rank) + src
-        parity = put_kept(ctx.network, Place(dst, src, peer, 0), ctx.shape.hidden_bytes, stage, parity, ctx.lane)
+        parity = put_kept(ctx.network, to_inbox(ctx, src, peer), ctx.shape.hidden_bytes, stage, parity, ctx.lane)
     return parity
 
 
