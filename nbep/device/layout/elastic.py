@@ -46,6 +46,7 @@ from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.jit import device_function
 from nbep.device.layout.internode import call_offset, cells_bytes
 from nbep.device.layout.intranode import CALL_BYTES, MAX_LOCAL_EXPERTS
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.types import I32, I64
 
 MAX_RANKS = 32  # a lane of a warp for each
@@ -146,7 +147,7 @@ def expert_count(number, src, expert):
 
 @device_function
 def landed_cell(src, chunk):
-    return LANDED + 4 * (LANDED_WORDS * src + chunk)
+    return matrix_cell(LANDED, src, chunk, LANDED_WORDS)
 
 
 @device_function
@@ -160,6 +161,12 @@ def slot_offset(slots, place, token):
     """Where a slot begins in a buffer."""
     stride = align_up(slot_bytes(slots), ALIGNMENT_BYTES)
     return DATA + ptx.s64(place * slots.num_max_tokens + token) * stride
+
+
+@device_function
+def metadata_entry(recv_src_metadata, shape, index):
+    """Where the entry of a received token begins: its source, its last choice, and the row of each choice."""
+    return matrix_cell(recv_src_metadata, ptx.s64(index), 0, 2 + shape.num_topk)
 
 
 @device_function

@@ -40,8 +40,9 @@ from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_sums
 from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
 from nbep.device.kernels.parts.sums import Listed, list_biases, sum_rows
-from nbep.device.layout.elastic import NEXT_TOKEN, ElasticSlots, landed_cell, slot_offset
+from nbep.device.layout.elastic import NEXT_TOKEN, ElasticSlots, landed_cell, metadata_entry, slot_offset
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES, Stage
 from nbep.device.protocols.teams import Team
@@ -178,7 +179,7 @@ def push_row(ctx, inputs, row, goal, landed, stage, parities):
     weight = ptx.f32(0)
     has_weight = inputs.topk_weights != 0 and lane < shape.num_topk
     if has_weight:
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * (ptx.s64(row) * shape.num_topk + lane))
+        weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, ptx.s64(row), lane, shape.num_topk))
     announce(landed, lane)
     if has_weight:
         ptx.st_na_f32(slot + shape.hidden_bytes + 4 * lane, weight)
@@ -218,7 +219,7 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
     landed: the cell of the chunk before, if this is the first token behind it: it is told meanwhile
     """
     shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
-    entry = inputs.recv_src_metadata + 4 * ptx.s64(index) * (2 + shape.num_topk)
+    entry = metadata_entry(inputs.recv_src_metadata, shape, index)
     token = ptx.ld_nc_s32(entry) - origin.rank * shape.num_max_tokens
     last = ptx.ld_nc_s32(entry + 4) - origin.rank * shape.num_topk
     place = ctx.peers.rank if shape.by_rank != 0 else last
@@ -311,7 +312,7 @@ def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
     if ctx.sizes.one_each != 0:
         place, is_row = lane, rank >= 0
     if rank >= 0 and last == lane:
-        index = ptx.ld_nc_s32(inputs.dst_buffer_slot_idx + 4 * (ptx.s64(token) * shape.num_topk + lane))
+        index = ptx.ld_nc_s32(matrix_cell(inputs.dst_buffer_slot_idx, ptx.s64(token), lane, shape.num_topk))
         wait_landed(own + landed_cell(rank, ptx.u32_div(index, shape.chunk)), ctx.bounds, rank, index)
     slot = own + slot_offset(shape, place, token)
     num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), ptx.s64(token), shape.hidden_bytes, lane)
@@ -324,7 +325,7 @@ def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
         weight = ptx.f32(0)
         if rank >= 0:
             weight = ptx.ld_na_f32(slot + shape.hidden_bytes + 4 * lane)
-        ptx.st_na_f32(out.combined_topk_weights + 4 * (ptx.s64(token) * shape.num_topk + lane), weight)
+        ptx.st_na_f32(matrix_cell(out.combined_topk_weights, ptx.s64(token), lane, shape.num_topk), weight)
     return parities
 
 

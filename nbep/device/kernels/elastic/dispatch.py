@@ -39,7 +39,8 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
-from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset, list_offset
+from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset, list_offset, metadata_entry
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
     STAGE_STRIDE,
@@ -151,16 +152,10 @@ def find_item(ctx, out, sources, number):
     token = -1
     if index < ptx.shfl_idx_s32(ptx.FULL_MASK, sources.num_tokens, turn) and row < ctx.sizes.num_recv_tokens:
         if ctx.sizes.is_cached != 0:
-            token = ptx.ld_nc_s32(metadata_of(out, shape, row)) - src * shape.num_max_tokens
+            token = ptx.ld_nc_s32(metadata_entry(out.recv_src_metadata, shape, row)) - src * shape.num_max_tokens
         else:
             token = ptx.ld_na_s32(half + list_offset(ctx.places, shape, peers.rank) + 4 * index)
     return Item(half, src, row, token)
-
-
-@device_function
-def metadata_of(out, shape, row):
-    """The entry of a received token in recv_src_metadata."""
-    return out.recv_src_metadata + 4 * row * (2 + shape.num_topk)
 
 
 @device_function
@@ -171,10 +166,10 @@ def find_rows(ctx, out, inputs, item, expert):
     if sizes.do_expand == 0:
         row = item.row if lane == 0 else -1
     elif expert >= 0 and sizes.is_cached != 0:
-        row = ptx.ld_nc_s32(metadata_of(out, shape, item.row) + 4 * (2 + lane))
+        row = ptx.ld_nc_s32(metadata_entry(out.recv_src_metadata, shape, item.row) + 4 * (2 + lane))
     elif expert >= 0:
-        number = ptx.ld_na_s32(item.half + ctx.places.numbers + 4 * (item.token * shape.num_topk + lane))
-        row = ptx.ld_nc_s32(inputs.row_starts + 4 * (item.src * sizes.num_local_experts + expert)) + number
+        number = ptx.ld_na_s32(matrix_cell(item.half + ctx.places.numbers, item.token, lane, shape.num_topk))
+        row = ptx.ld_nc_s32(matrix_cell(inputs.row_starts, item.src, expert, sizes.num_local_experts)) + number
     return row if 0 <= row < sizes.num_rows else -1
 
 
@@ -193,7 +188,7 @@ def store_notes(ctx, out, item, row, choice):
         if out.recv_topk_weights != 0:
             ptx.st_na_f32(out.recv_topk_weights + 4 * at, choice[1])
     if sizes.is_cached == 0:
-        entry = metadata_of(out, shape, item.row)
+        entry = metadata_entry(out.recv_src_metadata, shape, item.row)
         if lane == 0:
             ptx.st_na_s32(entry, item.src * shape.num_max_tokens + item.token)
         if lane < num_topk:

@@ -28,6 +28,7 @@ from nbep.device.alignment import align_up
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.layout.elastic import TURN, expert_count, rank_count
+from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, InOut, Out, Sym
@@ -90,7 +91,7 @@ def place_rows(out, buffer, number, num_ranks, expert, sizes):
     ptx.st_weak_s32(out.psum_num_recv_tokens_per_expert + 4 * expert, end_of(start, count, sizes))
     ptx.st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * expert, align_up(count, sizes.expert_alignment))
     for src in range(num_ranks):
-        ptx.st_weak_s32(out.row_starts + 4 * (src * sizes.num_local_experts + expert), start)
+        ptx.st_weak_s32(matrix_cell(out.row_starts, src, expert, sizes.num_local_experts), start)
         start += ptx.ld_na_s32(buffer + expert_count(number, src, expert))
 
 

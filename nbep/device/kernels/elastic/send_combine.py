@@ -28,6 +28,7 @@ from nbep.device.layout.elastic import (
     ElasticNodes,
     ElasticSlots,
     is_in_node,
+    metadata_entry,
     outbox_offset,
     slot_bytes,
     slot_offset,
@@ -68,7 +69,7 @@ class ReturnContext(NamedTuple):
 def send_sums(ctx, inputs, index, stage, parity):
     """Put what one received token has become, if it is of another node; a warp. Returns the next parity."""
     shape, network, lane = ctx.shape, ctx.network, ctx.lane
-    entry = inputs.recv_src_metadata + 4 * ptx.s64(index) * (2 + shape.num_topk)
+    entry = metadata_entry(inputs.recv_src_metadata, shape, index)
     source, last = ptx.ld_nc_s32(entry), ptx.ld_nc_s32(entry + 4)
     peer = ptx.u32_div(source, shape.num_max_tokens) if source >= 0 else network.rank
     last -= peer * shape.num_topk
