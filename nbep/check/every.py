@@ -77,9 +77,9 @@ def check_all(
                 failing = named(tree, base) or failing
         except Endless as error:
             endless = str(error)
-        if failing is not None and shrinks and not is_weak and failing.finding.kind != ERROR:
+        if failing is not None and shrinks and failing.finding.kind != ERROR:
             show(description="making it smaller", total=None)
-            failing = smallest(failing)
+            failing = smallest(failing, is_weak)
     told: dict[str, Any] = {"schedules": tree.schedules, "redundant": tree.redundant, "all": tree.is_whole}
     if failing is not None:
         finding = failing.finding
@@ -133,12 +133,12 @@ class Failing(NamedTuple):
     smaller: str
 
 
-def smallest(failing: Failing) -> Failing:
+def smallest(failing: Failing, is_weak: bool = False) -> Failing:
     """A schedule that fails in the same way, with smaller parameters, and then with fewer switches."""
     kind, replays = failing.finding.kind, {failing.finding.run: failing.replay}
 
     def attempt(run: Run, most: int) -> tuple[Finding | None, int]:
-        tree, runs = Tree(), 0
+        tree, runs = Tree(is_weak=is_weak), 0
         tree.end_time = time.monotonic() + SMALLER_S
         with suppress(Endless):
             while runs < min(most, TRIED) and tree.begin():
@@ -154,7 +154,7 @@ def smallest(failing: Failing) -> Failing:
         found = perform(finding.run, strategy=strategy)
         return found if found is not None and found.kind == kind else None
 
-    both = fewest_preemptions(replays[finding.run], fails, SWITCH_RUNS)
+    both = fewest_preemptions(replays[finding.run], fails, SWITCH_RUNS, is_weak)
     if both is None:
         return Failing(finding, replays[finding.run], "")
     first, best = both

@@ -42,9 +42,10 @@ class Led(Tree):
 
     is_search = False
 
-    def __init__(self, replay: Replay, kept: Container[int]):
-        super().__init__(looked_at=replay.events)
+    def __init__(self, replay: Replay, kept: Container[int], is_weak: bool):
+        super().__init__(looked_at=replay.events, is_weak=is_weak)
         plan = self.plan = replay.picks
+        self.planned_decisions = replay.decided
         self.kept = kept
         self.at = 0
         self.left: dict[Who, list[int]] = {}
@@ -62,8 +63,8 @@ class Led(Tree):
                 self.preemptions.append(len(self.picks))
             else:
                 who = last
-        if self.left.get(who):
-            self.left[who].pop()
+        left = self.left.get(who)
+        self._decided.append(self.planned_decisions[left.pop()] if left else ())
         self.choices[len(self.steps)].chosen = who
         self.note_pick(who)
         return who
@@ -81,16 +82,18 @@ class Led(Tree):
         return min(waiting)
 
 
-def led(replay: Replay, kept: Container[int], fails: Fails) -> Schedule | None:
+def led(replay: Replay, kept: Container[int], fails: Fails, is_weak: bool) -> Schedule | None:
     """The run that follows another one, if it fails."""
-    tree = Led(replay, kept)
+    tree = Led(replay, kept, is_weak)
     found = fails(Every(tree))
     return None if found is None else Schedule(tree.replay, tuple(tree.preemptions), found)
 
 
-def fewest_preemptions(replay: Replay, fails: Fails, most: int) -> tuple[Schedule, Schedule] | None:
+def fewest_preemptions(
+    replay: Replay, fails: Fails, most: int, is_weak: bool = False
+) -> tuple[Schedule, Schedule] | None:
     """The schedule of a run, and the smallest one that still fails, in so many runs; None if it fails no more."""
-    first = led(replay, range(len(replay.picks)), fails)
+    first = led(replay, range(len(replay.picks)), fails, is_weak)
     if first is None:
         return None
     best, length = first, max(len(first.preemptions), 1)
@@ -99,7 +102,7 @@ def fewest_preemptions(replay: Replay, fails: Fails, most: int) -> tuple[Schedul
         while end > 0 and most > 0:
             most -= 1
             kept = {*best.preemptions[: max(end - length, 0)], *best.preemptions[end:]}
-            found = led(best.replay, kept, fails)
+            found = led(best.replay, kept, fails, is_weak)
             if found is not None and found.size < best.size:
                 best = found
                 end = min(end, len(best.preemptions))

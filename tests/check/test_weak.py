@@ -5,10 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from every_schedule import run_threads
 from parts import both_parts
 
 from nbep.check import main
 from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND
+from nbep.check.fewest_preemptions import Led
+from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/every_schedule.md"
 RELEASE = "st_release_sys_s32(buffer_of(peers, 1) + TAIL"
@@ -71,3 +74,51 @@ def test_weak_without_all_is_refused(ring, capsys):
     with pytest.raises(SystemExit):
         main([ring, "--weak"])
     assert "--weak: takes --all, too" in capsys.readouterr().err
+
+
+def test_what_fails_with_weak_memory_is_made_smaller(ring, capsys):
+    Path("relaxed_ring.py").write_text(relaxed(Path(ring).read_text()))
+    check = ["relaxed_ring.py", "--all", "--weak", "--num-rows", "4"]
+    assert main([*check, "--no-shrink"]) == FOUND
+    assert "Smallest" not in capsys.readouterr().out
+    assert main([*check, "--json"]) == FOUND
+    told = json.loads(capsys.readouterr().out)["found"]
+    assert (told["kind"], told["parameters"]["num_rows"]) == ("wrong result", 2)  # with one row it is right
+    assert re.fullmatch(r"Smallest: --num-rows 2, with \d+ preemptions? in place of \d+", told["smaller"])
+    assert main(["--schedule", "schedule.json"]) == FOUND
+    assert capsys.readouterr().out.strip() == told["message"]
+
+
+def told_by(strategy, threads):
+    """What two cells hold in the end, and what each thread has loaded of them."""
+    told = [[] for _ in threads]
+
+    def thread(t, number, cells):
+        for cell, value in threads[number]:
+            if value:
+                t.store(cells[cell], "s32", value, "relaxed", "sys")
+            else:
+                told[number].append(int(t.load(cells[cell], "s32", "relaxed", "sys")))
+
+    return run_threads(len(threads), 2, thread, strategy, len(threads), memory_model="delayed"), told
+
+
+@pytest.mark.parametrize(
+    "threads",
+    [[[(0, 1)], [(1, 1)], [(0, 0), (1, 0)], [(1, 0), (0, 0)]], [[(0, 1), (1, 1)], [(1, 2), (0, 2)]]],
+    ids=["IRIW", "2+2W"],
+)
+def test_a_run_that_is_made_smaller_begins_as_the_one_that_failed(threads):
+    """It takes the same old values, and its stores come to the same place among those that are late."""
+    tree, decided = Tree(is_weak=True), False
+    while tree.begin():
+        try:
+            told = told_by(Every(tree), threads)
+        except Redundant:
+            tree.end(is_redundant=True)
+            continue
+        replay = tree.replay
+        decided |= any(map(any, replay.decided))
+        assert told_by(Every(Led(replay, range(len(replay.picks)), is_weak=True)), threads) == told
+        tree.end()
+    assert decided

@@ -225,7 +225,7 @@ class Tree(Turns, Limited):
         if count == 1 or self.probing is not None or not self.steps:
             return 0
         made = self.decided[self._pick]
-        if self._replayed:
+        if self.is_replay:
             told = self._decided[self._pick] if self._pick < len(self._decided) else ()
             made.append(told[len(made)] if len(made) < len(told) else 0)
         else:
