@@ -96,7 +96,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 class OutputLost(Exception):
-    """Nobody takes what is printed; error says why."""
+    """The output cannot be written; error says why."""
 
     def __init__(self, error: OSError):
         super().__init__(str(error))

@@ -59,7 +59,7 @@ class Change(NamedTuple):
 
 
 class History:
-    """A tracer that remembers the last stores to each cell. `other`: a tracer that is told everything too.
+    """A tracer that remembers the last stores to each cell. `other`: a tracer that gets every event too.
 
     history = nbep.debug.History()
     nbep.spawn(main, 2, "emulator", tracer=history)

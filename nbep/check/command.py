@@ -24,7 +24,7 @@ from nbep.device.terminal import STDOUT, console_for, progress, write_json
 from nbep.emulator.schedule.strategies import strategy_of
 
 NOTHING_FOUND, FOUND, INTERRUPTED = 0, 1, 130
-SEEDS, FAULT_SEEDS = 200, 12  # if nobody says how many
+SEEDS, FAULT_SEEDS = 200, 12  # by default
 NOT_COMPARED = """\
 No result was compared: only races, hangs and faults were looked for. To compare results, add this to the file:
   def check(results): assert results[1] == ...  # results: what main has returned, by rank"""
@@ -207,8 +207,8 @@ def shapes_of(base: Run) -> list[Run]:
 
 
 def print_scenarios(console: Console, json: Path | None) -> None:
-    told = [{"name": s.name, "about": s.about, "parameters": dict(s.parameters)} for s in scenarios().values()]
-    write_json(json, told)
+    listed = [{"name": s.name, "about": s.about, "parameters": dict(s.parameters)} for s in scenarios().values()]
+    write_json(json, listed)
     for scenario in scenarios().values():
         console.print(f"{scenario.name:24} {scenario.about}")
         console.print(

@@ -28,7 +28,7 @@ from nbep.emulator.schedule.scheduler import few_collections
 
 Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
-LIMIT, MINUTES = 100_000, 10.0  # runs and time, if nobody says how many
+LIMIT, MINUTES = 100_000, 10.0  # runs and time, by default
 TRIED = 20  # runs with smaller parameters at most, for each of them
 SMALLER_S = 60.0  # for those of one choice of parameters
 SWITCH_RUNS = 60  # runs at most in which a thread gives way less often

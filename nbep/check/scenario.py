@@ -44,11 +44,11 @@ class Scenario:
     about: what it does, in a line
     main: main(comm, **parameters), once per rank
     check: check(results, **parameters) raises AssertionError if what the ranks have returned is wrong
-    parameters: numbers that the program takes, and what they are if nobody says; "ranks" is one
+    parameters: numbers that the program takes, and their defaults; "ranks" is one
     least: how small they may become when a failing run is made smaller; 1 if it is not said
     kernels: whose faults it can show: names of kernels, or of folders of them
     variants: parameters that lead into all of their code, for faults
-    shapes: parameters that seeds take in turn, if nobody says any: most are small, so that many seeds take little time
+    shapes: parameters that seeds take in turn by default: most are small, so that many seeds take little time
     lets_time_pass: waits that nothing can end time out, as on a GPU; else that is a deadlock
     compares: whether it looks at any result: it has a check, or its file an assert
     script: runs a program for numba.cuda, in place of main

@@ -58,7 +58,7 @@ def _without_interrupts() -> Iterator[None]:
 
 
 def first_finding(runs: Sequence[Run], each: Workers, advance: Callable[[int], object]) -> Finding | None:
-    """The first of the runs that finds something. `advance` is told how many are done."""
+    """The first of the runs that finds something. advance(number) is called after each."""
     results = chain(map(perform, runs[:FIRST_RUNS]), _later(each, runs[FIRST_RUNS:]))
     for number, finding in enumerate(results, 1):
         advance(number)

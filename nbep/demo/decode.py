@@ -45,7 +45,7 @@ def batches_of(x: np.ndarray) -> list[np.ndarray]:
 def run_step(
     comm: InProcessComm, settings: Settings, model: Model, enter: EnterPhase, deduplicate: bool
 ) -> list[BatchResult]:
-    """The step on one rank, micro-batch by micro-batch. `enter` is told which phase begins."""
+    """The step on one rank, micro-batch by micro-batch. enter(rank, phase) is called as each phase begins."""
     rank = comm.rank
     num_max_tokens = max(-(-settings.num_tokens // NUM_BATCHES), 1)
     num_rdma_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(

@@ -82,7 +82,7 @@ def make_model(settings: Settings) -> Model:
 
 
 def run_layer(comm: InProcessComm, settings: Settings, model: Model, enter: EnterPhase) -> RankResult:
-    """The layer on one rank. `enter` is told which phase begins."""
+    """The layer on one rank. enter(rank, phase) is called as each phase begins."""
     rank = comm.rank
     buffer = nbep.Buffer(comm, num_nvl_bytes=CONFIG.get_nvl_buffer_size_hint(2 * settings.hidden, comm.size))
 

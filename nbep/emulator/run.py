@@ -101,7 +101,7 @@ class Run(Scheduler):
         self.signals = 0  # so far; see `checked`
         self.observed: tuple[Any, set[Any]] = (None, set())  # by the thread that asked last; see `has_observed`
         self.history = History()  # see `checked`
-        self.has_failed = False  # whether a wait was ever over time, or a fault reported; see `checked`
+        self.has_failed = False  # whether a wait has ever timed out, or a fault was reported; see `checked`
         self.networks: dict[int, Callable[[int], list[str]]] = {}  # rank -> what to say of its network to a peer
         self.call_logs: list[Calls] = []  # how many collective calls each rank's host has made, and the last one
         self.read_report: ReadReport | None = None  # what a frame of a thread tells the host; see `reports.expected`

@@ -135,7 +135,7 @@ def arguments_of(call: Call, handle: Numbered | None) -> Arguments:
 
 
 def difference_error(rank: int, report: FaultReport) -> ValueError:
-    """What a rank is told whose call is not that of a peer."""
+    """The error for a rank whose call is not that of a peer."""
     verb, index = divmod(report.channel, WORDS_OF_VERB)
     name, own = _named(verb, index, report.expected)
     theirs = _named(verb, index, report.seen)[1]
@@ -146,7 +146,7 @@ def difference_error(rank: int, report: FaultReport) -> ValueError:
 
 
 def relayed_error(rank: int, own: Sequence[int], relayed: Sequence[int]) -> ValueError | None:
-    """What a rank is told of a call that another one of its node has met and passed on, with its rank behind the words.
+    """The error for a call that another rank of the node has met and passed on, with its rank behind the words.
 
     own: the words of that one, who calls the same as this rank. None if nothing is there.
     """

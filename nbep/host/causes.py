@@ -1,7 +1,7 @@
 """What reports of nbep's kernels mean: an exception that names the cause.
 
 A wait may have timed out because its peer has ended with an error: another rank has made another call. Then this rank
-is told of that, with both values.
+reports that, with both values.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def keep_dropped(memory: Dropped) -> None:
 
 
 def idle_names(runtime: Runtime) -> list[Name]:
-    """What this rank holds and nobody looks at."""
+    """What this rank holds and does not use."""
     return [name for name, memory in runtime.dropped.items() if not memory.is_shown]
 
 

@@ -113,7 +113,7 @@ def noting(error: PeerTimeout, gone: Gone) -> PeerTimeout:
 
 
 def destroyed_without(rank: int, masked: list[int]) -> str:
-    """What a rank is told that destroys a buffer while ranks are masked, maybe itself."""
+    """The message for a rank that destroys a buffer while ranks are masked, maybe itself."""
     others = [other for other in masked if other != rank]
     whom = f"destroy does not wait for {join_ranks(others)}, masked" if others else "other ranks have masked this one"
     return (

@@ -97,7 +97,7 @@ class Taken(NamedTuple):
 
 
 class Numbered(Protocol):
-    """A handle of one of a buffer's dispatches, from 1 on; 0 if nobody knows."""
+    """A handle of one of a buffer's dispatches, from 1 on; 0 if that is not known."""
 
     @property
     def number(self) -> int: ...

@@ -286,7 +286,7 @@ class SharedMemory:
 
     def _close(self) -> None:
         masked: list[int] = []
-        with suppress(Exception):  # all ranks are told of it below
+        with suppress(Exception):  # all ranks learn of it below
             masked = self._masked_ranks()
         # A kernel that waits for this rank times out first, and says more.
         timeout_ms = 2 * self.timeout_ms
@@ -339,7 +339,7 @@ class SharedMemory:
             self._kept.append(memory)
 
     def _leave(self) -> None:
-        """Let nobody use it any more."""
+        """Refuse all further use."""
         self._is_open = False
         self.report.keep()
 

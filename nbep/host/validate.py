@@ -65,7 +65,7 @@ def array(
 
 
 def output(name: str, view: View, dtype: str, shape: tuple[int | str, ...]) -> None:
-    """An array that a kernel writes: read-only memory would end the process, or change what nobody may change."""
+    """An array that a kernel writes: read-only memory would end the process, or change what must stay as it is."""
     array(name, view, dtype, shape)
     if not view.is_writeable:
         refuse(name, f"a read-only {_describe(dtype, view.shape)}", "writeable: the call writes it")
@@ -88,7 +88,7 @@ def apart(outputs: Mapping[str, View], inputs: Mapping[str, View]) -> None:
 def outside(memory: Node, views: Mapping[str, View], symmetric: SymmetricMemory, num_bytes: int) -> None:
     """No array that a call reads or writes lies in the part of the buffer through which it sends.
 
-    On a GPU nobody looks: it costs as much as all else that is checked.
+    On a GPU it is not checked: it costs as much as all else that is checked.
     """
     if not memory.runtime.host_reads_arrays:
         return
@@ -395,7 +395,7 @@ def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
 
 
 def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
-    """A handle of this buffer. A tuple or list of its arrays is taken too, but nobody knows whose it is."""
+    """A handle of this buffer. A tuple or list of its arrays is taken too, but its buffer is not known."""
     if not isinstance(value, kind) and isinstance(value, (tuple, list)) and len(value) == num_arrays:
         value = kind(*value)
     if not isinstance(value, kind):

@@ -30,11 +30,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with progress("litmus tests", len(programs)) as advance:
         if options.all:
             sets = every.rows_of(programs, advance)
-            told, printed = every.as_json(programs, sets), every.lines(programs, sets)
+            as_json, printed = every.as_json(programs, sets), every.lines(programs, sets)
         else:
             rows = table.rows_of(programs, advance)
-            told, printed = table.as_json(programs, rows), table.lines(programs, rows)
-    write_json(options.json, told)
+            as_json, printed = table.as_json(programs, rows), table.lines(programs, rows)
+    write_json(options.json, as_json)
     if options.json != STDOUT:
         print("\n".join(printed))
     return 0

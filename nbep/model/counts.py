@@ -3,7 +3,7 @@
     python -m nbep.model.counts                 count all modes again and write the file
     python -m nbep.model.counts intranode       count this one again
 
-Nobody types a number into the file. The forms are found from all runs of a mode but the last ones, and these have to
+No number in the file is typed by hand. The forms are found from all runs of a mode but the last ones, and these have to
 come out of them exactly. The tests make other runs, and compare.
 
 How often a flag moves may depend on which thread is first: then it has no form, but a bound, which every run keeps.

@@ -35,7 +35,7 @@ class Tally:
     payload    bytes of rows with their notes: bulk copies and stores of weak order, a NIC's writes; at "home" only
                what is stored 16 bytes at once or by bulk copies
     loads      bytes of rows that were read, in the same way; "home" alone has them
-    messages   on the network: writes that a NIC was told to do, or bulk copies where the memory is mapped
+    messages   on the network: writes that a NIC was asked for, or bulk copies where the memory is mapped
     flags      ordered stores and atomics, by the name of the cell
     """
 

@@ -1,4 +1,4 @@
-"""The last rank calls something else than the others: the kernels find it, and each rank is told what both have passed.
+"""The last rank calls something else than the others: the kernels find it, and each rank reports what both have passed.
 
 Where the ranks live in one process, their calls are compared before they are launched. That is left out here, so it is
 as in processes of their own.
@@ -35,7 +35,7 @@ def make_buffer(comm: Any, nic: int, **sizes: Any) -> nbep.Buffer:
 
 
 def error_of(buffer: nbep.Buffer, call: Callable[[], object]) -> str:
-    """What a rank is told, by the call or when its kernels have ended."""
+    """The error that a rank gets, from the call or when its kernels have ended."""
     memory: Any = buffer._memory
     try:
         call()
@@ -89,7 +89,7 @@ def check(results: list[str], named: tuple[str, str, str, str], **_: int) -> Non
     for rank, text in enumerate(results):
         own, theirs, who = (value, other, str(last)) if rank < last else (other, value, rf"[^{last}]")
         pattern = rf"{name}: got {own} on rank {rank}, {theirs} on rank {who} in the same {verb}"
-        assert re.match(pattern, text), f"rank {rank} is told {text!r}; expected {pattern!r}"
+        assert re.match(pattern, text), f"rank {rank} reports {text!r}; expected {pattern!r}"
 
 
 def make(mode: str, fn: Any, named: tuple, parameters: dict[str, int], variants: tuple, *kernels: str) -> Scenario:

@@ -1,4 +1,4 @@
-"""Which threads read and write which elements: for kernels that work on arrays and tell nobody anything.
+"""Which threads read and write which elements: for kernels that work on arrays and send no signals.
 
 touches = Touches(reads=["topk_idx"], writes=["totals"])
 nbep.spawn(main, 2, tracer=touches)

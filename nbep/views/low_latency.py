@@ -233,10 +233,10 @@ def in_tags(value: int) -> str:
     if value > LEAST_ABSENT:
         return "ABSENT"
     tags = -(-value // TAG)
-    told = value - tags * TAG
+    messages = value - tags * TAG
     if tags == 0:
-        return str(told)
+        return str(messages)
     tags_text = "TAG" if abs(tags) == 1 else f"{abs(tags)} TAG"
-    if told == 0:
+    if messages == 0:
         return tags_text
-    return f"{told} {'+' if tags > 0 else '-'} {tags_text}"
+    return f"{messages} {'+' if tags > 0 else '-'} {tags_text}"

@@ -26,10 +26,10 @@ def all_stories(trace: Recorder) -> list[Story]:
     """The stories of a run; the first one is the one that shows most."""
     scene = Scene(trace)
     stories = [_tell(scene, token, call, kernel) for kernel in BACK for token, call in scene.tokens(kernel)]
-    told = sorted(stories, key=lambda story: (-_reach(story), -len(story.steps), story.steps[0].step))[:MOST_STORIES]
-    for story in told:
+    chosen = sorted(stories, key=lambda story: (-_reach(story), -len(story.steps), story.steps[0].step))[:MOST_STORIES]
+    for story in chosen:
         story.steps = _shortened(story.steps)
-    return told
+    return chosen
 
 
 def _reach(story: Story) -> int:

@@ -73,8 +73,8 @@ COLUMNS = {
 
 
 def report_for(num_ranks: int, options: argparse.Namespace) -> Report:
-    told = {name: getattr(options, name) for name in ("transport", "hidden", "topk", "experts", "repeat")}
-    return Report(options, num_ranks=num_ranks, **told, rows=[], push=[], host=[])
+    settings = {name: getattr(options, name) for name in ("transport", "hidden", "topk", "experts", "repeat")}
+    return Report(options, num_ranks=num_ranks, **settings, rows=[], push=[], host=[])
 
 
 def say_faults(variant: Variant, faults: list[list[str]]) -> None:

@@ -12,7 +12,7 @@
                    of which each begins at a multiple of MESSAGE_BYTES
 
 Dispatches take the halves, and the counts, in turn: while a rank fills one of them, others may still read the other.
-Combine takes all of DATA. All ranks meet before it, and then nobody reads a half any more. So the buffer has room for
+Combine takes all of DATA. All ranks meet before it, and no rank reads a half after that. So the buffer has room for
 the larger of the two, not for both.
 
 A slot is for one (place, token) of the owner. With `by_rank` a place is a rank, else a choice of the token.

@@ -124,7 +124,7 @@ FROM_DOORBELL, FROM_RECORD, FROM_BOTH = 0, 1, 2  # from where a NIC learns how m
 
 
 class Troubles(NamedTuple):
-    """What a NIC is told to do badly. Entries by their numbers, which do not wrap here."""
+    """What a NIC does badly, for tests. Entries by their numbers, which do not wrap here."""
 
     seed: I64
     max_delay_ns: I32  # before each entry: 0 to so long

@@ -59,7 +59,7 @@ def serving(queue_pair, entry):
 
 @primitive("")
 def fault_reported():
-    """From now on a rank goes on with what is not there, as its host is told: nothing is checked. On a GPU: nothing."""
+    """The rank has reported a fault and goes on; data may be missing, so nothing is checked. On a GPU: nothing."""
     current_thread().world.has_failed = True
 
 

@@ -103,7 +103,7 @@ def start_wait(bounds):
 
 @device_function
 def report_fault(bounds, site, peer, channel, expected, seen):
-    """Tell the host which wait timed out. Only the first one of a rank is told."""
+    """Report to the host which wait timed out; only the first one of a rank."""
     ptx.fault_reported()
     claimed = ptx.atom_cas_acq_rel_sys_s32(bounds.claim, 0, site)
     if claimed == NO_WAIT:

@@ -4,7 +4,7 @@ from typing import Any
 
 
 class Order:
-    """Is told of what streams do. queued: what `queued` has returned when the host queued it."""
+    """Called at each step of a stream. queued: what `queued` has returned when the host queued it."""
 
     def queued(self, stream: Any) -> Any:
         """What the host knows that queues something now."""

@@ -90,7 +90,7 @@ class Errand:
 
 
 class Wire:
-    """Runs errands in their order, in a thread of its own. submit: how the kernel thread is told that one is done."""
+    """Runs errands in their order, in a thread of its own. submit: how the kernel thread learns that one is done."""
 
     def __init__(self, submit: Submit):
         self._submit = submit

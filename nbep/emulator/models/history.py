@@ -1,4 +1,4 @@
-"""The history of a run under `checked`: who has told whom something, for reports that say why there is a race.
+"""The history of a run under `checked`: which thread has signalled which, for reports that say why there is a race.
 
 Only what may order threads is written down: strong stores and loads, fences, and meetings. The oldest is forgotten.
 """
@@ -53,7 +53,7 @@ class Fenced(NamedTuple):
 
 
 class EngineTold(NamedTuple):
-    """A fence.proxy.async.global: the copy engine is told what its thread knows."""
+    """A fence.proxy.async.global: the copy engine acquires what its thread knows."""
 
     owner: Owner
 

@@ -7,7 +7,7 @@ scope sys that nothing orders, as two strong accesses of threads may.
 A word that it writes is a release of scope sys, and kernels that run may poll it with scope sys. Longer stores of its
 own are weak. Kernels that start later know of all that it has written.
 
-All ranks' hosts are one CPU here: what one of them knows it may have told the others, in ways that nobody sees.
+All ranks' hosts are one CPU here: what one of them knows the others may know too, in ways that are not seen here.
 After an event the CPU knows what a kernel would know that started in its stream then, and what it queues knows what it
 knew by then: see `streams`.
 """

@@ -1,4 +1,4 @@
-"""Who has told whom, for `checked`: signals of threads, what stores to cells take along, and where threads meet."""
+"""Which thread has signalled which, for `checked`: what stores to cells take along, and where threads meet."""
 
 from __future__ import annotations
 

@@ -166,20 +166,20 @@ def expire(threads: Sequence[Thread]) -> Told | None:
     world, lanes = first.world, first.warp_state.lanes
     if world.read_report is None:
         return None
-    told = {thread: _read(thread) for thread in lanes}  # some may have come to their report already
-    if told[first] is None:
+    reports = {thread: _read(thread) for thread in lanes}  # some may have come to their report already
+    if reports[first] is None:
         for _ in range(_MOST_STEPS):
             for thread in threads:
                 if thread in world.polling:
                     thread.expired = True
                     _wake(thread)
             for thread in lanes:
-                if told[thread] is None and thread not in world.polling:
+                if reports[thread] is None and thread not in world.polling:
                     _step(thread)
-                    told[thread] = _read(thread)
-            if told[first] is not None:
+                    reports[thread] = _read(thread)
+            if reports[first] is not None:
                 break
-    return told[first] or next((told[thread] for thread in threads if told[thread] is not None), None)
+    return reports[first] or next((reports[thread] for thread in threads if reports[thread] is not None), None)
 
 
 def _read(thread: Thread) -> Told | None:
@@ -213,7 +213,7 @@ def _step(thread: Thread) -> None:
 
 @contextmanager
 def quiet(world: Any) -> Iterator[None]:
-    """Let nobody be told of what threads do meanwhile, no launch end, and no store count as the last to a cell."""
+    """Meanwhile no tracer sees what threads do, no launch ends, and no store counts as the last to a cell."""
     hooks, launches = world.hooks, list(world.launches)
     allocations = {allocation for space in world.spaces.values() for allocation in space.segments.values()}
     writers = [(allocation, dict(allocation.writers)) for allocation in allocations]

@@ -35,7 +35,7 @@ class Writer(NamedTuple):
 def tell_who_writes(error: Uninitialized, world: Run) -> None:
     """Add to the error's first line that an order is missing, if that is the cause, and who stores the bytes.
 
-    What the other threads do is lost: nobody may look at the run afterwards.
+    What the other threads do is lost: the run is not to be looked at afterwards.
     """
     hole = error.hole
     if hole is None or world.spans_processes or hole.allocation.freed:

@@ -380,9 +380,9 @@ def least_reach(before: Message | None, after: Message | None) -> int:
 
 def shared_reach(messages: Iterable[Message | None]) -> int:
     """The least reach of a reader who hears some messages alike, as far as scopes go, if each passes on the others'."""
-    told = [message for message in messages if message is not None]
-    far = max((distance(one.owner, other.owner) for one in told for other in told), default=1)
-    return far if far == 1 or min(min(message.parts) for message in told) >= far else NEVER
+    there = [message for message in messages if message is not None]
+    far = max((distance(one.owner, other.owner) for one in there for other in there), default=1)
+    return far if far == 1 or min(min(message.parts) for message in there) >= far else NEVER
 
 
 def covers(more: Knowledge, less: Knowledge) -> bool:

@@ -322,8 +322,8 @@ class EveryThread(TurningThread, CheckedThread):
     def latest_of(self, numbers: Numbers) -> Numbers:
         owner = self.owner
         of_warp = max(latest(numbers, owner.clock), self.warp_known)
-        told = {**numbers, owner.clock: of_warp, owner.own: self.world.signals}
-        return later(told, self.known_of_warp()) if self.lanes_known else told
+        sent = {**numbers, owner.clock: of_warp, owner.own: self.world.signals}
+        return later(sent, self.known_of_warp()) if self.lanes_known else sent
 
     def earliest(self, cell: Cell) -> int:
         """The entry before which this thread cannot have read a cell."""

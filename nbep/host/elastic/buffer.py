@@ -37,10 +37,10 @@ from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, chosen_options
 
 EMULATED_SMS = 132  # as an H100 has
-QPS_OF_HYBRID, QPS_OF_DIRECT = 129, 17  # that DeepEP allocates unless it is told how many
+QPS_OF_HYBRID, QPS_OF_DIRECT = 129, 17  # that DeepEP allocates by default
 QPS_OF_SM = 16
 AREAS = "num_max_tokens_per_rank, hidden, num_topk and use_fp8_dispatch between nodes"  # what they are made of
-USUAL_TOKENS, USUAL_HIDDEN = 4096, 7168  # for a buffer that is told its bytes alone
+USUAL_TOKENS, USUAL_HIDDEN = 4096, 7168  # for a buffer of which only the bytes are given
 
 
 class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):

@@ -93,7 +93,7 @@ def _verb_of(word: int) -> int:
 
 
 def difference_error(rank: int, report: FaultReport) -> ValueError:
-    """What a rank is told whose call is not that of a peer. The report's channel is the word that differs."""
+    """The error for a rank whose call is not that of a peer. The report's channel is the word that differs."""
     verb, theirs = (_verb_of(word) for word in (report.expected, report.seen))
     if verb != theirs:
         named = f"buffer: got {VERBS[verb]} on rank {rank}, {VERBS[theirs]} on rank {report.peer} in the same call"

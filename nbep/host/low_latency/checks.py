@@ -41,7 +41,7 @@ def choices(topk_idx: Array, num_experts: int) -> None:
 
 
 def handle(mode: LowLatencyMemory, value: Any) -> LowLatencyHandle:
-    """A handle of low_latency_dispatch. A plain tuple of its five parts is taken too, but nobody knows whose it is.
+    """A handle of low_latency_dispatch. A plain tuple of its five parts is taken too, but its buffer is not known.
 
     Raises: ValueError if it is none, of another buffer, or its dispatch has not been received
     """

@@ -205,7 +205,7 @@ def gather_results(comm: Communicator, make: Callable[[], Result], where: str = 
     result, error = None, None
     try:
         result = make()
-    except Exception as caught:  # told to the peers, which would wait for this rank
+    except Exception as caught:  # sent to the peers, which would wait for this rank
         if getattr(caught, "role", "") == MISSED_MEETING:
             raise  # they find out themselves
         error = caught

@@ -63,9 +63,9 @@ def meet(comm: Communicator) -> None:
             ValueError where MPI connects fewer processes than the launcher has started
     """
     _check_launcher(comm)
-    told = gather_objects(comm, (socket.gethostname(), own_facts(comm)))
-    names = tuple(name for name, _ in told)
-    text = difference(names, [facts for _, facts in told])
+    gathered = gather_objects(comm, (socket.gethostname(), own_facts(comm)))
+    names = tuple(name for name, _ in gathered)
+    text = difference(names, [facts for _, facts in gathered])
     if text:
         raise ValueError(text)
     if isinstance(comm, TorchComm):

@@ -1,4 +1,4 @@
-"""Meetings of torch's processes that have an end: torch's own collective calls wait for minutes, and name nobody.
+"""Meetings of torch's processes that have an end: torch's own collective calls wait for minutes, and name no rank.
 
         rank 0                                      rank 1                            torch's store
  comes  "here", the 1st of 2                        computes                          here/0

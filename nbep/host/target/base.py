@@ -26,7 +26,7 @@ Kernel = Callable[..., None]
 
 
 Recognizer = Callable[[Sequence[Any]], list[Any] | None]  # see Runtime.recognizer
-LATER: Any = object()  # among the last arguments of a prepared launch: a number that each launch is told
+LATER: Any = object()  # among the last arguments of a prepared launch: a number that each launch gets
 
 
 class PreparedLaunch(ABC):
@@ -47,7 +47,7 @@ class PreparedLaunch(ABC):
 class NicDevice(ABC):
     """What the software NIC of one rank runs on: memory of its own, and its view of the memory that it serves.
 
-    Life cycle: allocate, address_of, open_peers -> start -> join, when the kernel has been told to end -> close.
+    Life cycle: allocate, address_of, open_peers -> start -> join, when the kernel has been asked to end -> close.
     From start to join all is served that kernels of this rank write into the queues. The kernel itself may run only
     while those do.
     """
@@ -97,7 +97,7 @@ class Runtime(ABC):
         shares_current_stream: ranks of this process have one current stream in common, on which none may wait
         has_own_stream: the caller's current stream is no other rank's, and the host waits for no launch on it
         array_kinds: the arrays that it takes, in words
-        is_failing: the whole run ends with an error, which is told
+        is_failing: the whole run ends with an error, which is reported
     """
 
     target: str

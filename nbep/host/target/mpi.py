@@ -15,7 +15,7 @@ calls know nothing of: see nbep.device.network.seam on who may add to a cell.
 
 MPI lets in what comes for a process while that calls MPI. So a thread of each process calls it now and then, as long as
 it has such memory, whatever the kernels and the host do; MPI has to be initialized with MPI_THREAD_MULTIPLE for that,
-as it is by mpi4py that is not told otherwise.
+as mpi4py does by default.
 
 Nothing of this needs one host for all nodes. It is run with MPICH, on one machine and between two network namespaces
 over TCP (tests/hosts). It was run neither on several machines nor with another MPI. What goes to a peer that was killed

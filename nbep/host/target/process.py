@@ -110,8 +110,8 @@ def _neighbours(comm: Any) -> Neighbours:
     from mpi4py import MPI
 
     node_comm = call_bounded(comm, lambda: comm.Split_type(MPI.COMM_TYPE_SHARED), 2 * timeout_ns())
-    told = next((os.environ[name] for name in LOCAL_RANKS if os.environ.get(name, "").isdecimal()), None)
-    neighbours = Neighbours(node_comm.rank, gather_objects(node_comm, None if told is None else int(told)))
+    local_rank = next((os.environ[name] for name in LOCAL_RANKS if os.environ.get(name, "").isdecimal()), None)
+    neighbours = Neighbours(node_comm.rank, gather_objects(node_comm, None if local_rank is None else int(local_rank)))
     node_comm.Free()
     return neighbours
 

@@ -185,7 +185,7 @@ class MemoryServer:
             return old
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Accept no more connections."""
         self._is_closed = True
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts

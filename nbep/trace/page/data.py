@@ -98,8 +98,8 @@ def page_data(trace: Recorder) -> dict[str, Any]:
 
 def all_stories(trace: Recorder) -> list[Story]:
     """The stories of a run; the first one is the one that shows most."""
-    told = [story for view in views() for story in view.stories(trace)]
-    return told or list(islice(stories_of_values(trace), 1))
+    stories = [story for view in views() for story in view.stories(trace)]
+    return stories or list(islice(stories_of_values(trace), 1))
 
 
 def _until(step: int | None) -> int:

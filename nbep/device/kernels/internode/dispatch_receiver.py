@@ -88,7 +88,7 @@ def next_rows(ctx, slots, first, count, next_row, end_row):
 def output_rows(ctx, inputs, team):
     """Where the rows of this channel begin and end that come over place team.peer: in lane n those of node n.
 
-    The end is that of recv_x if it comes first; then the host is told.
+    The end is that of recv_x if it comes first; then that is reported to the host.
     """
     begin = end = 0
     if ctx.lane < ctx.here.num_rdma_ranks:

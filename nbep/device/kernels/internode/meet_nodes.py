@@ -57,7 +57,7 @@ def wait_arrived(cell, wanted, bounds, peer):
 
 @device_function
 def words_from(ctx, node):
-    """The address of what the rank of a node has told of its call."""
+    """The address of the words of a call that the rank of a node has sent."""
     return own_ptr(ctx.network, call_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, node))
 
 

@@ -181,7 +181,7 @@ def announce(landed, lane):
 def send_row(ctx, inputs, way, landed, stage, parity):
     """Copy a row and its weights to a slot; one warp. Returns the parity of the stage's next copy.
 
-    landed: of the chunk before, if this row is the first behind it: it is told while this one is loaded
+    landed: of the chunk before, if this row is the first behind it: it is announced while this one is loaded
     """
     places, shape, lane = ctx.places, ctx.shape, ctx.team.lane
     area, slot, row = way.area, way.slot, way.row

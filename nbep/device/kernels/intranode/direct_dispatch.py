@@ -25,7 +25,7 @@ each rank knows in which row of a peer a token ends: those of the ranks before, 
 those of its channel before, which send_head counts.
 
 Block 0 alone waits for the peers, so the kernel ends when everything is there. A rank whose wait timed out sends
-nothing and adds nothing; its peers are then over time, too.
+nothing and adds nothing; its peers then time out, too.
 
 The tokens are dealt out to the warps of the grid one by one, neighbours to the same block. A warp goes through the
 ranks that want its token beginning with the one behind its own, so that not all send to the same.

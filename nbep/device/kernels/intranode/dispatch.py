@@ -272,7 +272,7 @@ def first_row(ctx, inputs):
 
 @device_function
 def check_rows(ctx, start, num_tokens):
-    """Whether the tokens fit into recv_x; the host is told if not."""
+    """Whether the tokens fit into recv_x; if not, that is reported to the host."""
     team, num_rows = ctx.team, ctx.sizes.num_recv_tokens
     fits = start >= 0 and start + num_tokens <= num_rows
     if not fits and team.warp == 0 and team.lane == 0:

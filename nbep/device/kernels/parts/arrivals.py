@@ -1,4 +1,4 @@
-"""Arrivals: what a rank is told through a cell that peers add to, and ranks that may never tell it.
+"""Arrivals: what a rank learns from a cell that peers add to, and peers that may never add.
 
  cell              written by                   with                                 read by      with
  count, arrival    peers, through the network   amo_add (TAG, or what completes)     receivers    ld_acquire_sys

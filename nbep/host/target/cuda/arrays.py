@@ -117,13 +117,13 @@ class TorchArrays:
                 strides = strides[0], 1, max(1, shape[1])
             places.append((shape, strides, TorchArrays.dtype(dtype)))
 
-        told = [(i, ROWS - shape[0]) for i, (shape, _, _) in enumerate(places) if shape and shape[0] < 0]
+        numbered = [(i, ROWS - shape[0]) for i, (shape, _, _) in enumerate(places) if shape and shape[0] < 0]
         latest: Any = None  # the numbers that places have now; most calls make as many as the one before
 
         def make(like: Any, numbers: Sequence[int] = ()) -> tuple[list[Any], list[Any]]:
             nonlocal latest
-            if told and numbers != latest:
-                for i, number in told:
+            if numbered and numbers != latest:
+                for i, number in numbered:
                     shape, strides, dtype = places[i]
                     places[i] = (numbers[number], *shape[1:]), strides, dtype
                 latest = numbers

@@ -10,7 +10,7 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-# Streams are dealt out to hardware queues, 8 unless told otherwise. A kernel behind another rank's spinning kernel in
+# Streams are dealt out to hardware queues, 8 by default. A kernel behind another rank's spinning kernel in
 # the same queue never starts. The driver reads the number when the process first uses CUDA.
 MAX_CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 os.environ.setdefault(MAX_CONNECTIONS, "32")

@@ -14,7 +14,7 @@ from nbep.host.target.cuda.streams import CudaEvent, CudaStream, is_capturing
 from nbep.host.target.memory import Describe, Memory, SymmetricMemory
 
 NIC_THREADS = 512
-LIMIT_IN_WAITS = 6  # that one launch may have, each over time, before its NIC ends without it
+LIMIT_IN_WAITS = 6  # that one launch may have, each timed out, before its NIC ends without it
 
 
 class CudaNic(NicDevice):
