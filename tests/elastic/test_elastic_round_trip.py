@@ -57,6 +57,14 @@ def test_one_to_thirty_two_choices(form, num_topk):
 
 
 @form
+@pytest.mark.parametrize("experts_per_rank", both_parts([33, 70], thorough=[31, 32, 128]))
+def test_experts_of_several_warps(form, experts_per_rank):
+    """A warp places the rows of 32 experts; alignments are no powers of two."""
+    case = make_case(9, num_tokens=12, num_topk=6, experts_per_rank=experts_per_rank)
+    run(case, replace(FORMS[form], expert_alignment=3))
+
+
+@form
 @pytest.mark.parametrize("do_cpu_sync", [True])
 def test_a_token_that_names_an_expert_twice_has_two_rows_there(form, do_cpu_sync):
     case = make_case(8, num_tokens=5, num_topk=4)

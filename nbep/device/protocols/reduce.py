@@ -18,6 +18,23 @@ def warp_sum_s32(mask, value):
 
 
 @device_function
+def warp_prefix_sum_s32(mask, value, lane):
+    """In lane i the sum over lanes 0 to i of a warp."""
+    value += value_below(mask, value, lane, 1)
+    value += value_below(mask, value, lane, 2)
+    value += value_below(mask, value, lane, 4)
+    value += value_below(mask, value, lane, 8)
+    return value + value_below(mask, value, lane, 16)
+
+
+@device_function
+def value_below(mask, value, lane, distance):
+    """The value of the lane so far below; 0 if there is none."""
+    below = ptx.shfl_up_s32(mask, value, distance)
+    return below if lane >= distance else 0
+
+
+@device_function
 def abs_max4(a, b, c, d):
     return ptx.f32_max(ptx.f32_max(ptx.f32_abs(a), ptx.f32_abs(b)), ptx.f32_max(ptx.f32_abs(c), ptx.f32_abs(d)))
 

@@ -9,7 +9,7 @@
  expert_counts[half, s]      rank s          see publish.py    all threads         ld_na, after the meeting
  num_unaligned_recv_         thread e        st_weak           all threads         ld_weak, after syncthreads
  psum_ arrays, row_starts    thread e        st_weak           (dispatch)          -
- moe_recv_counter            thread 0        st_relaxed_sys    the CPU             polls until >= 0
+ moe_recv_counter            a thread        st_relaxed_sys    the CPU             polls until >= 0
  moe_recv_expert_counter[e]  thread e        st_relaxed_sys    the CPU             polls until >= 0
  cumulative_local_expert_    thread e        st_weak           thread e            ld_weak
 
@@ -24,12 +24,12 @@ Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps)
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.alignment import align_up
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.layout.elastic import TURN, expert_count, rank_count
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
+from nbep.device.protocols.reduce import warp_prefix_sum_s32, warp_sum_s32
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, InOut, Out, Sym
 
@@ -38,7 +38,7 @@ class ElasticCounts(NamedTuple):
     """All absent (0) with a handle; cumulative_local_expert_recv_stats may be."""
 
     psum_num_recv_tokens_per_scaleup_rank: Out  # [num_ranks] s32, inclusive
-    psum_num_recv_tokens_per_expert: Out  # [num_local_experts] s32: see `end_of`
+    psum_num_recv_tokens_per_expert: Out  # [num_local_experts] s32: see `place_rows`
     num_unaligned_recv_tokens_per_expert: InOut  # [num_local_experts] s32
     row_starts: Out  # [num_ranks, num_local_experts] s32: where an expert's rows from a rank begin, if expanded
     cumulative_local_expert_recv_stats: InOut  # [num_local_experts] s32
@@ -53,19 +53,14 @@ class ElasticCountSizes(NamedTuple):
 
 
 @device_function
-def end_of(start, count, sizes):
-    """What the prefix sum says of an expert: up to where its rows go, in compact form with their padding."""
-    return start + (count if sizes.do_expand != 0 else align_up(count, sizes.expert_alignment))
-
-
-@device_function
-def sum_rank_counts(out, buffer, number, num_ranks):
-    """Prefix sums of the tokens from each rank, and the total for the CPU; one thread."""
-    total = 0
-    for src in range(num_ranks):
-        total += ptx.ld_na_s32(buffer + rank_count(number, src))
-        ptx.st_weak_s32(out.psum_num_recv_tokens_per_scaleup_rank + 4 * src, total)
-    ptx.st_relaxed_sys_s32(out.moe_recv_counter, total)
+def sum_rank_counts(out, buffer, number, num_ranks, lane):
+    """Prefix sums of the tokens from each rank, and the total for the CPU; one warp."""
+    count = ptx.ld_na_s32(buffer + rank_count(number, lane)) if lane < num_ranks else 0
+    total = warp_prefix_sum_s32(ptx.FULL_MASK, count, lane)
+    if lane < num_ranks:
+        ptx.st_weak_s32(out.psum_num_recv_tokens_per_scaleup_rank + 4 * lane, total)
+    if lane == num_ranks - 1:
+        ptx.st_relaxed_sys_s32(out.moe_recv_counter, total)
 
 
 @device_function
@@ -81,18 +76,35 @@ def sum_expert_counts(out, buffer, number, num_ranks, expert):
 
 
 @device_function
-def place_rows(out, buffer, number, num_ranks, expert, sizes):
-    """Where the rows of an expert begin, of each rank; one thread."""
-    start = 0
-    for before in range(expert):
-        count = ptx.ld_weak_s32(out.num_unaligned_recv_tokens_per_expert + 4 * before)
-        start += align_up(count, sizes.expert_alignment)
+def padded_count(out, expert, sizes):
+    """The rows of an expert with its padding; none for one that is not there."""
+    if expert >= sizes.num_local_experts:
+        return 0
     count = ptx.ld_weak_s32(out.num_unaligned_recv_tokens_per_expert + 4 * expert)
-    ptx.st_weak_s32(out.psum_num_recv_tokens_per_expert + 4 * expert, end_of(start, count, sizes))
-    ptx.st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * expert, align_up(count, sizes.expert_alignment))
-    for src in range(num_ranks):
-        ptx.st_weak_s32(matrix_cell(out.row_starts, src, expert, sizes.num_local_experts), start)
-        start += ptx.ld_na_s32(buffer + expert_count(number, src, expert))
+    return ptx.u32_div(count + sizes.expert_alignment - 1, sizes.expert_alignment) * sizes.expert_alignment
+
+
+@device_function
+def place_rows(out, buffer, number, num_ranks, first, sizes):
+    """Where the rows of 32 experts begin, from the first on, of each rank; a warp, a lane for each expert.
+
+    What the prefix sum says of an expert: up to where its rows go, in compact form with their padding.
+    """
+    lane = ptx.thread_idx() % 32
+    expert = first + lane
+    before = 0
+    for earlier in range(lane, expert, 32):
+        before += padded_count(out, earlier, sizes)
+    padded = padded_count(out, expert, sizes)
+    start = warp_sum_s32(ptx.FULL_MASK, before) + warp_prefix_sum_s32(ptx.FULL_MASK, padded, lane) - padded
+    if expert < sizes.num_local_experts:
+        count = ptx.ld_weak_s32(out.num_unaligned_recv_tokens_per_expert + 4 * expert)
+        end = start + (count if sizes.do_expand != 0 else padded)
+        ptx.st_weak_s32(out.psum_num_recv_tokens_per_expert + 4 * expert, end)
+        ptx.st_relaxed_sys_s32(out.moe_recv_expert_counter + 4 * expert, padded)
+        for src in range(num_ranks):
+            ptx.st_weak_s32(matrix_cell(out.row_starts, src, expert, sizes.num_local_experts), start)
+            start += ptx.ld_na_s32(buffer + expert_count(number, src, expert))
 
 
 @device_function
@@ -110,13 +122,13 @@ def count_tokens(out, buffer, number, num_ranks, sizes, has_met):
     """Add up what comes to this rank, and count the dispatch; a block. has_met: all ranks, which called the same"""
     counts = out.psum_num_recv_tokens_per_scaleup_rank != 0
     if counts and has_met:
-        if ptx.thread_idx() == 0:
-            sum_rank_counts(out, buffer, number, num_ranks)
+        if ptx.thread_idx() < 32:
+            sum_rank_counts(out, buffer, number, num_ranks, ptx.thread_idx())
         for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
             sum_expert_counts(out, buffer, number, num_ranks, expert)
         ptx.syncthreads()
-        for expert in range(ptx.thread_idx(), sizes.num_local_experts, ptx.block_dim()):
-            place_rows(out, buffer, number, num_ranks, expert, sizes)
+        for first in range(ptx.thread_idx() // 32 * 32, sizes.num_local_experts, ptx.block_dim()):
+            place_rows(out, buffer, number, num_ranks, first, sizes)
     elif counts:
         count_nothing(out, num_ranks, sizes)
     if ptx.thread_idx() == 0:
