@@ -110,13 +110,18 @@ def _poll(group: Group, cell: Cell) -> str:
     if allocation.freed:
         return f"polls {allocation.cell(offset)}, which is freed"
     expected = group.expected.get((allocation, offset))
-    if group.told is not None and (
-        expected is None or " or " in expected.replace(" or more", "").replace(" or less", "")
-    ):
+    if group.told is not None and _is_vague(expected):
         expected, value = str(group.told.expected), group.told.seen
     wanted = "" if expected is None else f"expects {expected} and "
     alone = len(group.wait.cells) > 1 and _is_unwritten(cell)
     return f"polls {allocation.cell(offset)}, {wanted}sees {value}" + ", to which nobody has stored" * alone
+
+
+def _is_vague(expected: str | None) -> bool:
+    """Whether what a loop compares with says less than the report of its wait: several numbers, or a sign alone."""
+    if expected is None or expected in ("-1 or less", "0 or more"):
+        return True
+    return " or " in expected.replace(" or more", "").replace(" or less", "")
 
 
 def _is_unwritten(cell: Cell) -> bool:
