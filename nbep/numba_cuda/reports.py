@@ -5,6 +5,7 @@ The first line says what is wrong and with which element. The next two are the a
 
 from __future__ import annotations
 
+import ast
 import linecache
 import re
 import sys
@@ -157,7 +158,8 @@ def _missing(world: Any, access: Any, earlier: Any, is_shared: bool) -> str:
         return "two threads store to the same element, and nothing says which comes last"
     load, store = (access, earlier) if access.verb == "load" else (earlier, access)
     if load.verb == "load" and line(load.site) == line(store.site) and segment(load.site) == _target(store.site):
-        return CHANGED
+        if not _stores_several(store.site):
+            return CHANGED
     if (a.kernel, a.launch) in world.cooperative and not is_shared:
         return "grid.sync() is missing between these two accesses"
     if a.block != b.block:
@@ -186,6 +188,15 @@ def _augments(site: Site | None) -> bool:
     """Whether a line stores what it makes of what was there."""
     parts = ASSIGNMENT.split(source_line(site), maxsplit=1)
     return len(parts) == 2 and (parts[0].strip() in parts[1] or bool(AUGMENTED.search(source_line(site))))
+
+
+def _stores_several(site: Site | None) -> bool:
+    """Whether a line stores to several elements, as a swap does: no atomic can stand in its place."""
+    try:
+        target = ast.parse(ASSIGNMENT.split(source_line(site), maxsplit=1)[0].strip(), mode="eval").body
+    except SyntaxError:
+        return False
+    return isinstance(target, ast.Tuple)
 
 
 def host_race(world: Any, fact: HostRace) -> errors.DataRace:

@@ -107,3 +107,26 @@ def test_a_record_that_is_not_there_is_named(cuda, memory_model, field, element)
     first, where = report(OutOfBounds, lambda: kernel[1, 1](records, 4))[:2]
     assert first.startswith(f"load of {element}: out of bounds, the shape of `{element.partition('[')[0]}` is (4,)")
     assert "a[n]" in where
+
+
+@pytest.mark.usefixtures("checked")
+def test_a_swap_without_a_barrier_lacks_syncthreads_and_no_atomic(cuda):
+    """As in the second half of a scan: each turn reads what other threads have written in the turn before."""
+
+    @cuda.jit
+    def kernel(a):
+        part = cuda.shared.array(64, np.int32)
+        i = cuda.threadIdx.x
+        part[2 * i] = part[2 * i + 1] = 1
+        cuda.syncthreads()
+        turn, off = 1, 64
+        while turn < 64:
+            off >>= 1
+            if i < turn:
+                low, high = off * (2 * i + 1) - 1, off * (2 * i + 2) - 1
+                part[low], part[high] = part[high], part[low] + part[high]
+            turn *= 2
+        a[i] = part[i]
+
+    first = report(DataRace, lambda: kernel[1, 32](np.zeros(32, np.int32)))[0]
+    assert "cuda.syncthreads() is missing" in first
