@@ -118,8 +118,8 @@ class Cell:
             self.entries.append(Entry(value, message, here, is_wall=True))
 
     def wrap(self, value: int) -> int:
-        """A sum as the cell would hold it."""
-        return wrap(value, self.kind)
+        """A sum as the cell would hold it; vectors and fractions are not added to."""
+        return wrap(value, self.kind) if self.kind in INTEGERS else value
 
     def last_to(self, stores: Iterable[CheckedAccess]) -> CheckedAccess | None:
         return last_to(stores, self.offset, self.offset + self.size)
