@@ -31,6 +31,7 @@ NO_READER = "nobody reads the messages: only the time counts, and a launch would
 OLD_PTX = "for versions of PTX that do not say how the engine accesses an mbarrier: docs/shared_cells.md"
 AFTER_TIMEOUT = "runs only after a wait timed out, when `checked` checks nothing; few schedules show it"
 CLAIM = "0 until a wait times out, and `checked` checks nothing after that"
+ONE_WARP = "takes a block of two warps, and the emulator gives it one, whose lanes read their own words"
 MASKS = "masks are written by kernels that have ended, or after a wait timed out, when `checked` checks nothing"
 
 # By the name of a fault, or of a place: then all faults there have the reason.
@@ -60,6 +61,7 @@ REASONS = {
     "elastic.dispatch.fetch_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "elastic.notify_dispatch.elastic_notify_dispatch: bar_red_and": AFTER_TIMEOUT,
     "elastic.notify_dispatch.count_nothing": AFTER_TIMEOUT,
+    "elastic.notify_dispatch.count_tokens: syncthreads": ONE_WARP,
     "elastic.publish.elastic_publish: tma_store_wait_all until read": END_OF_KERNEL,
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
     "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
