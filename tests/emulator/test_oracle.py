@@ -78,6 +78,24 @@ FOUND = {
     "an atomic that reads the bytes of one of another size": of_one_kernel(
         Op("add", "acq_rel", 0, 2, size=8, asks="least"), Op("cas", "relaxed", 0, 2, other=1)
     ),
+    "an add that makes the cell less, and asks only later": of_one_kernel(
+        (Op("add", "release", 0, 1, "gpu", asks="none"), Op("st", "relaxed", 16, 1, "gpu")),
+        (
+            Op("add", "relaxed", 0, -1, "gpu", other=2, asks="late"),
+            Op("add", "relaxed", 0, 1, "gpu", asks="none"),
+            Op("ld", "weak", 16, given=0),
+        ),
+        Op("add", "release", 0, 1, other=2, asks="late"),
+    ),
+    "a value that is asked for behind a later read of its cell and a fence": of_one_kernel(
+        (Op("st", "weak", 16, 1), Op("add", "release", 0, 1, asks="none")),
+        (
+            Op("add", "relaxed", 0, 1, other=1, asks="late"),
+            Op("add", "relaxed", 0, 4, asks="none"),
+            Op("fence", "acq_rel"),
+            Op("ld", "weak", 16, given=0),
+        ),
+    ),
     "an atomic that acquires, and another size": of_one_kernel(
         Op("add", "acq_rel", 0, 1, asks="none"), Op("cas", "acquire", 0, 1, size=8)
     ),

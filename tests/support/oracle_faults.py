@@ -258,11 +258,6 @@ FAULTS = (
         lambda: mock.patch.object(Step, "commutes", property(lambda self: self.is_add)),
     ),
     Fault(
-        "adds commute if each gets the same answers as behind what was there before all of them",
-        "tickets",
-        replaced(every_order, "sums", lambda _: lambda cell, value, numbers, most=0: {value}),
-    ),
-    Fault(
         "adds commute whatever they ask for, if not for the number",
         "tickets",
         both(

@@ -57,6 +57,12 @@ def agree(asked: dict[Question, bool], value: int) -> bool:
     return all(answer(question, value) == given for question, given in asked.items())
 
 
+def is_final(question: Question, given: bool) -> bool:
+    """Whether each greater value gives the same answer."""
+    steps, name, _ = question
+    return not steps and given == {"lt": False, "le": False, "gt": True, "ge": True}.get(name)
+
+
 class Entry:
     """What a cell held from one store on.
 
@@ -176,12 +182,12 @@ class Reading:
     index: the entry that was there; position: the earliest one that gives the same answers
     proxies: how many can still be asked
     is_old: whether it is the value that an atomic has replaced, which tells nothing before somebody asks for it
-    is_add: whether that is an add, which may commute with others
+    grows: whether that is an add of no negative number
     fence: the scope of a fence that its thread has made since; "" if it has made none
     """
 
     __slots__ = (
-        "thread", "cell", "index", "position", "order", "scope", "is_old", "is_add", "asked", "is_exact", "proxies",
+        "thread", "cell", "index", "position", "order", "scope", "is_old", "grows", "asked", "is_exact", "proxies",
         "fence",
     )  # fmt: skip
 
@@ -193,7 +199,7 @@ class Reading:
         self.order = order
         self.scope = scope
         self.is_old = is_old
-        self.is_add = False
+        self.grows = False
         self.asked: dict[Question, bool] = {}
         self.is_exact = False
         self.proxies = 0
@@ -217,10 +223,11 @@ class Reading:
         if self.is_exact or question in self.asked:
             return
         entries, at = self.cell.entries, self.index
-        if self.is_old and not self.is_add:
+        given = answer(question, entries[at].value)
+        if self.is_old and not (self.grows and is_final(question, given)):
             self.settle()
             return
-        given = self.asked[question] = answer(question, entries[at].value)
+        self.asked[question] = given
         while at > self.position and is_no_news(entries, at, self.reach, question, given):
             at -= 1
         self.hear(at)

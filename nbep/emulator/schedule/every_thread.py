@@ -59,7 +59,7 @@ class EveryThread(TurningThread, CheckedThread):
     is_skipped: whether its access is a load that is no step, since nobody stores there
     reading: what it reads, or has read last; latest: the same by cell
     looked: by words, what it has read since the last turn of a loop
-    unfenced: what it has read by cell, with an order that does not acquire, since its last fence
+    unfenced: what it has read with an order that does not acquire, since its last fence
     refused: of each poll that has failed since its last step, its cell, what was asked, and what the answers were
     """
 
@@ -91,7 +91,7 @@ class EveryThread(TurningThread, CheckedThread):
         self.reading: Reading | None = None
         self.looked: dict[Words, Reading] = {}
         self.latest: dict[Cell, Reading] = {}
-        self.unfenced: dict[Cell, Reading] = {}
+        self.unfenced: list[Reading] = []
         self.refused: list[tuple[Cell, dict[Question, bool]]] = []
 
     @property
@@ -297,9 +297,9 @@ class EveryThread(TurningThread, CheckedThread):
         self.note_looked()
         if self.made is not None:
             self.made.reading = reading
-            reading.is_add = self.made.is_add
+            reading.grows = self.made.is_add and self.made.number is not None and self.made.number >= 0
         if order not in ACQUIRES:
-            self.unfenced[cell] = reading
+            self.unfenced.append(reading)
         if self.is_lazy:
             return
         self.hear_entry(reading)
@@ -351,9 +351,9 @@ class EveryThread(TurningThread, CheckedThread):
     def fence(self, order: str, scope: str) -> None:
         """What has been read before counts as acquired, also if its number is asked for later."""
         super().fence(order, scope)
-        for reading in self.unfenced.values():
+        for reading in self.unfenced:
             reading.fence = min(reading.scope, scope, key=SCOPES.__getitem__)
-        self.unfenced = {}
+        self.unfenced = []
 
     def send(self, allocation: Allocation, store: CheckedAccess, modifies: bool) -> None:
         super().send(allocation, store, modifies)
