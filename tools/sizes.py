@@ -18,7 +18,7 @@ BUDGETS = {
     "nbep/device": (17_850, 136),
     "nbep/host": (17_400, 126),
     "nbep/check": (2_200, 15),
-    "nbep/scenarios": (1_320, 10),
+    "nbep/scenarios": (1_340, 10),
     "nbep/numba_cuda": (8_100, 34),  # a compiler of Numba's language, and its host's interface: ufuncs, errors, streams
     "nbep/trace": (2_700, 22),
     "nbep/views": (2_100, 14),

@@ -57,6 +57,7 @@ REASONS = {
     },
     "elastic.send_dispatch.put_kept: coherent loads": HALF,
     "elastic.meet_dispatch.meet_ranks: bar_red_and": AFTER_TIMEOUT,
+    "elastic.meet_dispatch.meet_ranks: syncthreads": "what the others read was written by the kernels before",
     "elastic.meet_dispatch.elastic_meet_dispatch: bar_red_and": AFTER_TIMEOUT,
     "elastic.dispatch.fetch_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "elastic.notify_dispatch.elastic_notify_dispatch: bar_red_and": AFTER_TIMEOUT,

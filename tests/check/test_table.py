@@ -44,7 +44,12 @@ def test_what_has_a_reason_is_not_found():
     assert [fault for fault in FOUND if reason_for(fault)] == []
 
 
-@pytest.mark.parametrize("fault", [*in_parts(faults_of_mode("intranode"), 4), *in_parts(faults_of_mode("network"), 2)])
+IN_PARTS = {"intranode": 4, "network": 2, "elastic": 2}
+
+
+@pytest.mark.parametrize(
+    "fault", [fault for mode, step in IN_PARTS.items() for fault in in_parts(faults_of_mode(mode), step)]
+)
 def test_the_run_of_a_line_finds_its_fault(fault):
     assert is_found(fault)
 
