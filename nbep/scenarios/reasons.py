@@ -80,6 +80,11 @@ REASONS = {
     "internode.notify_dispatch.send_message: syncwarp 2": "quiet has one before it",
     "arrivals.empty_cell: acquire and release of cell": "publishes nothing: relaxed would do",
     "low_latency.calls.empty_word: acquire and release of cell": "publishes nothing: relaxed would do",
+    "low_latency.calls.empty_word: scope of cell": "the peer adds behind a credit, which brings the 0 along",
+    **{
+        f"internode.meet_nodes.relay_call: scope of {cell}": "a thread has observed the words, and the block met since"
+        for cell in ("words_from", "row")
+    },
     "arrivals.leave_out": FLAG,
     "arrivals.tell: amo_add": "for networks where an add is a message of its own: they order it behind their queue",
     "low_latency.combine_sender.put_row: syncwarp": "direct: a lane puts what it has written; others need it",
