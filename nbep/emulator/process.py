@@ -3,7 +3,7 @@
 Kernels run in a thread of their own, so that they progress while the host waits for other ranks.  What the host wants
 of that thread goes through an inbox.  Four things differ from a world in one process:
 
-- a store by another process wakes nobody: cells that parked threads poll are looked at again and again, with pauses
+- a store by another process wakes no thread: cells that parked threads poll are looked at again and again, with pauses
   that grow while nothing changes
 - time is real time while this process runs, and a deadlock cannot be distinguished from a slow peer: waits end at
   their deadlines; see `clock`

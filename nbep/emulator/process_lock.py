@@ -5,7 +5,7 @@
  the first word of a held mutex: the number of the thread that holds it
 
 It is a mutex of POSIX threads, shared between processes and robust: when its holder dies, the kernel gives it to the
-next one. Nobody waits inside a call of the system: who finds it held looks again, with pauses, and gives up at a
+next one. No thread waits inside a call of the system: who finds it held looks again, with pauses, and gives up at a
 deadline.
 
 macOS has no robust mutexes, and keeps the holder's number elsewhere. There a holder that dies leaves the lock held: the

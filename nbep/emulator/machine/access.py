@@ -43,7 +43,7 @@ OPS = {
     "and": lambda old, operand, _: old & operand,
 }
 MAX_EMPTY_SPINS = 100_000
-NOBODY = None, 0  # has read 16 bytes as constant
+NO_READER = None, 0  # has read 16 bytes as constant
 COUNTS = {"s32": 4, "s64": 8}  # kinds of cells that say how far somebody is
 
 # What a thread polled: the allocation, the offset, the kind and the value seen.
@@ -325,7 +325,7 @@ class AccessingThread(Base):
     def note_nc(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         """Remember that this thread's kernel takes some bytes (inside 16 aligned ones) for constant."""
         launch = self.block.launch
-        reader, before = allocation.nc_reads.get(offset >> 4, NOBODY)
+        reader, before = allocation.nc_reads.get(offset >> 4, NO_READER)
         mask = ((1 << nbytes) - 1) << (offset & 15)
         if reader is not launch:
             allocation.nc_reads[offset >> 4] = launch, mask

@@ -3,7 +3,7 @@
 A barrier releases all its waiters at once when the last expected thread arrives.  A barrier that can no longer fill,
 because too many threads have left the kernel, is reported at once instead of hanging.
 
-In a launch with `by_ptx` threads meet as PTX has it: nobody waits at a barrier of the whole block, or in a collective
+In a launch with `by_ptx` threads meet as PTX has it: none waits at a barrier of the whole block, or in a collective
 of a warp, for threads that have left, and lanes may come to a collective from different lines.  Without it the rules
 are stricter, and find more.
 """
@@ -67,7 +67,7 @@ class Block:
         "proxy_fences",
         "stores",
         "views",
-        "told",
+        "shared_releases",
         "serial",
     )
 
@@ -86,7 +86,7 @@ class Block:
         self.proxy_fences = 0
         self.stores: dict[Any, None] = {}  # visible to the block, not beyond; see `delayed`
         self.views: dict[Any, Any] = {}  # what its threads have read where they had a choice; see `delayed`
-        self.told: dict[int, tuple[int, int]] = {}  # what strong stores to its shared memory tell; see `delayed`
+        self.shared_releases: dict[int, tuple[int, int]] = {}  # of strong stores to its shared memory; see `delayed`
         self.serial = launch.world.count_block()
 
     def arrive(self, thread: Thread, number: int, expected: int, wait: bool, predicate: bool = True) -> NamedBarrier:

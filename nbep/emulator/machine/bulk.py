@@ -56,7 +56,7 @@ class MBarrier:
         # both as belongs to phases that are over.
         self.knowledge: Any = None
         self.copies: list[Any] = []
-        self.told: Any = None
+        self.phase_knowledge: Any = None
         self.done: list[Any] = []
 
     def read(self, offset: int, kind: str) -> int:
@@ -70,7 +70,7 @@ class MBarrier:
             self.phase ^= 1
             self.phases += 1
             self.arrivals_left = self.count
-            self.told = self.knowledge
+            self.phase_knowledge = self.knowledge
             self.done += self.copies
             self.copies = []
             wake_watchers(self, 0)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ class Misaligned(EmulatorError):
 
 
 class Uninitialized(EmulatorError):
-    """A read of bytes that nobody has written. hole: which, and who has read them; see `faults`."""
+    """A read of bytes that were never written. hole: which, and who has read them; see `faults`."""
 
     def __init__(self, message: str, thread: str | None = None, source: str | None = None, hole: Any = None):
         super().__init__(message, thread, source)

@@ -42,7 +42,7 @@ class NoSegment(NamedTuple):
 
 
 class Hole(NamedTuple):
-    """Bytes that a thread has tried to load, and nobody has written; polls: it may have waited, or is an atomic."""
+    """Bytes that a thread has tried to load before any store; polls: it may have waited, or is an atomic."""
 
     thread: Thread
     allocation: Allocation

@@ -6,8 +6,8 @@
  the other process                                 its memory
 
 A block's stores to such memory are there before a release or an atomic of the same block is seen. A store of more than
-weak order leaves at once, with all before it, and nobody waits for it. Nothing can be loaded, there are no bulk copies,
-and of the atomics there is fetch-and-add alone: a NIC of RDMA writes and fetch-and-adds needs no more.
+weak order leaves at once, with all before it, and no thread waits for it. Nothing can be loaded, there are no bulk
+copies, and of the atomics there is fetch-and-add alone: a NIC of RDMA writes and fetch-and-adds needs no more.
 
 A message is an *errand*: a thread of its own for each peer, the *wire*, runs it, and who has sent it is parked until it
 is done. So other kernels go on, and other blocks of the same one, also if it is never done, because the peer has been

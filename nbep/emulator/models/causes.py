@@ -5,8 +5,8 @@ bit less than PTX allows. Here a thread knows the very stores that come before i
 and a load may miss any other one:
 
     its own stores, and those that its strong loads have read, if the scopes of both reach each other
-    what a release tells: all that its thread knew. It is told to who acquires the released value, or one that an atomic
-    has made of it, if both scopes reach each other
+    what a release passes on: all that its thread knew. Threads get it that acquire the released value, or one
+    that an atomic has made of it, if both scopes reach each other
     what those know whom it has met at a barrier
     the stores of kernels that come before its own one, and what these knew: in its stream, by events, and by what its
     host had waited for or polled when it queued it
@@ -45,12 +45,12 @@ class Releaser(NamedTuple):
     reach: int
 
 
-Told = dict[Releaser, Known]  # never changed once made
+Released = dict[Releaser, Known]  # never changed once made
 
 
-def joined(*parts: Told) -> Told:
+def joined(*parts: Released) -> Released:
     """What several tell."""
-    found: Told = {}
+    found: Released = {}
     for part in parts:
         for releaser, known in part.items():
             found[releaser] = found.get(releaser, NOTHING) | known
@@ -66,7 +66,7 @@ class CausalVersion(Version):
         super().__init__(thread, begin, nbytes, order, scope, 0)
         self.launch: Any = thread.block.launch
         self.observed: Known = NOTHING
-        self.tells: Told = {}
+        self.tells: Released = {}
 
     def pass_on(self, said: Any) -> None:
         observed, tells = said
@@ -78,8 +78,8 @@ class CausalThread(DelayedThread):
     """A thread that knows the stores which come before its next access.
 
     known: those
-    by_fences, released: what its fences have told, and its releases, by cell
-    tellings: what the strong stores have told that it has read, by cell; a new one after each, as polls are taken back
+    by_fences, released: what its fences have released, and its releases, by cell
+    tellings: what the strong stores that it has read have released, by cell; a new dict each time: polls are taken back
     """
 
     __slots__ = ("by_fences", "known", "latest", "tellings", "released")
@@ -87,9 +87,9 @@ class CausalThread(DelayedThread):
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
         self.known: Known = block.launch.known
-        self.by_fences: Told = {}
-        self.released: dict[Any, Told] = {}
-        self.tellings: dict[Any, Told] = {}
+        self.by_fences: Released = {}
+        self.released: dict[Any, Released] = {}
+        self.tellings: dict[Any, Released] = {}
         self.latest: CausalVersion | None = None
 
     # --- what it knows --------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class CausalThread(DelayedThread):
         """How many of the versions a load takes, of those that it may miss."""
         raise NotImplementedError
 
-    def acquire(self, tells: Told, reach: int) -> None:
+    def acquire(self, tells: Released, reach: int) -> None:
         for releaser, known in tells.items():
             if min(releaser.reach, reach) >= self.distance(releaser):
                 self.known |= known
@@ -121,10 +121,10 @@ class CausalThread(DelayedThread):
         version = self.latest = CausalVersion(self, offset, nbytes, order, scope)
         self.known |= {version}
         if version.reach:
-            version.tells = self.told_at((allocation, offset))
+            version.tells = self.released_to((allocation, offset))
         return version
 
-    def told_at(self, cell: Any) -> Told:
+    def released_to(self, cell: Any) -> Released:
         return joined(self.by_fences, self.released.get(cell, {}))
 
     def release(self, cell: Any, order: str, scope: str) -> None:
@@ -145,7 +145,7 @@ class CausalThread(DelayedThread):
         old = super().atomic(op, address, kind, operand, order, scope, compare)
         if order in RELEASES and self.latest is not None:  # it tells what it has acquired itself, too
             self.release(cell, order, scope)
-            self.latest.pass_on((NOTHING, self.told_at(cell)))
+            self.latest.pass_on((NOTHING, self.released_to(cell)))
         return old
 
     def fence(self, order: str, scope: str) -> None:
@@ -170,17 +170,17 @@ class CausalThread(DelayedThread):
     # --- shared memory, and those whom it meets -------------------------------------------------------------------
 
     def tell_shared(self, address: int, order: str, modifies: bool) -> None:
-        told: dict[int, Any] = self.block.told
+        releases: dict[int, Any] = self.block.shared_releases
         cell = self.shared, address
         if order == "weak":
-            told.pop(address, None)
+            releases.pop(address, None)
             return
         self.release(cell, order, "cta")
-        told[address] = joined(self.told_at(cell), told.get(address, {}) if modifies else {})
+        releases[address] = joined(self.released_to(cell), releases.get(address, {}) if modifies else {})
 
     def hear_shared(self, address: int, order: str) -> None:
-        cell, told = (self.shared, address), self.block.told
-        tells: Any = told.get(address, {})
+        cell = self.shared, address
+        tells: Any = self.block.shared_releases.get(address, {})
         self.tellings = {**self.tellings, cell: joined(self.tellings.get(cell, {}), tells)}
         if order in ACQUIRES:
             self.acquire(self.tellings[cell], SCOPES["cta"])
@@ -197,8 +197,8 @@ class CausalThread(DelayedThread):
         super().leave()
 
 
-def read_from(versions: list[Version], reader: Any, offset: int, nbytes: int, reach: int) -> tuple[Known, Told]:
-    """What a strong access has read, if that and the store reach each other; and what it is told."""
+def read_from(versions: list[Version], reader: Any, offset: int, nbytes: int, reach: int) -> tuple[Known, Released]:
+    """What a strong access has read, if that and the store reach each other; and what it may acquire."""
     for version in reversed(versions):
         if version.overlaps(offset, offset + nbytes):
             assert isinstance(version, CausalVersion)
@@ -232,8 +232,8 @@ class CausalHost(Cpu):
         if polls:
             versions = allocation.versions.get(offset // GRANULE, [])
             observed, tells = read_from(versions, self, offset, nbytes, SCOPES["sys"])
-            told = (known for releaser, known in tells.items() if releaser.reach == SCOPES["sys"])
-            self.known = self.known.union(observed, *told)
+            released = (known for releaser, known in tells.items() if releaser.reach == SCOPES["sys"])
+            self.known = self.known.union(observed, *released)
 
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         if nbytes <= WORD_BYTES:

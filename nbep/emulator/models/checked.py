@@ -17,7 +17,7 @@ which it may meet.  A weak one has been checked against all of them.
 What a thread knows is a `Knowledge`: how far it knows the signals of each warp.  Signals are numbered in the order in
 which they happen.  A store is known to whoever knows its warp up to its thread's first release after it, a load to
 whoever knows it up to the first signal of any kind.  That is not exact, so some races are not found: who hears of one
-thread knows what all of its warp have signalled before, and what an atomic passes on counts as told by its thread.
+thread knows what all of its warp have signalled before, and what an atomic passes on counts as its thread's.
 
 The copy engine loads with what its thread knows to be behind a proxy fence: of one who stored, which its thread knows
 of, or of a thread of the block that knew of the store.  A copy is checked where it starts; it is over for those who

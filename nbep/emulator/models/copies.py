@@ -90,9 +90,9 @@ class CopyCheckingThread(CheckingThread):
         signals = {access.owner.clock: number for access in mbarrier.done}
         self.world.history.add(Waited(self.owner, address, tuple(mbarrier.done)))
         mbarrier.done = []
-        mbarrier.told = with_signals(mbarrier.told or NOTHING, signals)
+        mbarrier.phase_knowledge = with_signals(mbarrier.phase_knowledge or NOTHING, signals)
         mbarrier.knowledge = with_signals(mbarrier.knowledge or NOTHING, signals)
-        self.knowledge = join((self.knowledge, mbarrier.told))
+        self.knowledge = join((self.knowledge, mbarrier.phase_knowledge))
 
     # --- copies -------------------------------------------------------------------------------------------------
 
@@ -158,7 +158,7 @@ class CopyCheckingThread(CheckingThread):
             message = "a thread leaves the kernel without having waited until its bulk stores have read shared memory"
             raise error_at(self, EmulatorError, f"{message}: wait_group.read is missing")
         copies = [access for group in groups for access in group]
-        if copies:  # nobody has waited until they are written: the end of the kernel does
+        if copies:  # no thread has waited until they are written: the end of the kernel does
             self.block.launch.callbacks.append(partial(self.end_copies, copies))
         self.storing.at_exit = True
         self.signal(True)

@@ -15,7 +15,7 @@ A bulk store goes the same way from where it is done: waiting for it makes it vi
 A load may return an older value than the present one, unless an acquire or a barrier orders it: see `versions`.  So
 bytes that are read after a poll without an acquire are those from before, under some seed.  Reads of shared memory are
 never early.  A kernel is done when all its stores have arrived.
-A relaxed atomic whose result nobody uses waits as a store does, and is performed when it arrives.  All others are
+A relaxed atomic whose result is not used waits as a store does, and is performed when it arrives.  All others are
 performed at once.
 """
 
@@ -105,7 +105,7 @@ class DelayedThread(BufferedThread):
         if order == "release":
             level = SCOPES[scope]
             self.publish(level)
-            self.told = self.floor, self.world.moment
+            self.last_release = self.floor, self.world.moment
         try:
             allocation = self.segments[address >> 32]
             offset = address & 0xFFFFFFFF
@@ -139,7 +139,7 @@ class DelayedThread(BufferedThread):
             self._count()
         if order in RELEASES:
             self.publish(SCOPES[scope])
-            self.told = self.floor, self.world.moment
+            self.last_release = self.floor, self.world.moment
         allocation = self.segments.get(address >> 32)
         offset = address & 0xFFFFFFFF
         if allocation is None or allocation.freed or kind not in KINDS:
@@ -261,7 +261,7 @@ class DelayedThread(BufferedThread):
             self.publish(SCOPES[scope])
             self.floor = max(self.floor, self.heard_shared[0], *self.heard[1 : SCOPES[scope] + 1])
             self.block_floor = max(self.block_floor, self.heard_shared[1])
-            self.told = self.floor, self.world.moment
+            self.last_release = self.floor, self.world.moment
         super().fence(order, scope)
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:

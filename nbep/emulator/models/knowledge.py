@@ -99,16 +99,16 @@ class Message:
     """What the last store to a cell tells those who read it, by how far it tells it.
 
     passes_on: whether that is an atomic that has met another thread's message, and passes on what it tells
-    told: what it has told threads so far, by how far; last: who has asked last, by what it knew, and what it knows now
+    by_reach: what threads have acquired of it, by how far; last: the last that did: what it knew before, and after
     """
 
-    __slots__ = ("owner", "parts", "passes_on", "told", "last")
+    __slots__ = ("owner", "parts", "passes_on", "by_reach", "last")
 
     def __init__(self, owner: Owner, parts: dict[int, Knowledge], passes_on: bool):
         self.owner = owner
         self.parts = parts
         self.passes_on = passes_on
-        self.told: dict[int, Knowledge] = {}
+        self.by_reach: dict[int, Knowledge] = {}
         self.last: tuple[Knowledge, int, Knowledge] = NOTHING, 0, NOTHING
 
     def heard(self, needed: int) -> Knowledge:
@@ -116,12 +116,12 @@ class Message:
 
     def heard_by_thread(self, needed: int) -> Knowledge:
         """The same, but a proxy fence of another block says nothing to the copy engine of who reads it."""
-        if needed not in self.told:
+        if needed not in self.by_reach:
             said = self.heard(needed)
             if needed > SCOPES["cta"]:
                 said = said._replace(engine=NOTHING.engine, shared=NOTHING.shared, read=NOTHING.read)
-            self.told[needed] = said
-        return self.told[needed]
+            self.by_reach[needed] = said
+        return self.by_reach[needed]
 
     def known_by(self, knowledge: Knowledge, needed: int) -> Knowledge:
         """What one knows then who has known so much before: the same for all lanes that know the same."""

@@ -1,4 +1,4 @@
-"""What is on its way to memory under `delayed`: stores, and atomics whose results nobody uses."""
+"""What is on its way to memory under `delayed`: stores, and atomics whose results are not used."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def perform(stores: Iterable[PendingStore]) -> None:
 
 
 def is_unused(frame: FrameType | None) -> bool:
-    """Whether a function that a frame calls now returns its value to nobody, through any that only pass it on."""
+    """Whether a function that a frame calls now returns a value that is not used, through any that only pass it on."""
     while frame is not None:
         following = _following(frame.f_code, frame.f_lasti)
         if following != "RETURN_VALUE":

@@ -251,8 +251,8 @@ class SignallingThread(ProxyThread):
 
     def conclude_barrier(self, barrier: NamedBarrier) -> None:
         """All are there for whom a barrier waits: what they know."""
-        told = NOTHING._replace(stores=barrier.signals, loads=barrier.signals)  # bar.arrive: some know more by now
-        barrier.known = join((*barrier.knowledge, told))
+        signals = NOTHING._replace(stores=barrier.signals, loads=barrier.signals)  # bar.arrive: some know more by now
+        barrier.known = join((*barrier.knowledge, signals))
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> NamedBarrier:
         barrier = super().meet(barrier_id, num_threads, predicate)

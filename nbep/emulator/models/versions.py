@@ -93,17 +93,17 @@ class Version:
 class KnowingThread(Thread):
     """A thread, and up to which moments it knows the versions that others have stored."""
 
-    __slots__ = ("floor", "block_floor", "told", "heard", "heard_shared", "first_moment")
+    __slots__ = ("floor", "block_floor", "last_release", "heard", "heard_shared", "first_moment")
 
     def __init__(self, block: Block, thread_idx: int, warp: Warp, hub: greenlet):
         super().__init__(block, thread_idx, warp, hub)
         self.first_moment = self.floor = self.block_floor = self.world.moment
-        self.told = (0, 0)  # its floor at its last release or fence, and the moment of that
+        self.last_release = (0, 0)  # its floor at its last release or fence, and the moment of that
         self.heard = [0, 0, 0, 0]  # what relaxed loads have met, by how far away that was stored
         self.heard_shared = (0, 0)
 
     def new_version(self, allocation: Allocation, offset: int, nbytes: int, order: str, scope: str) -> Version:
-        return Version(self, offset, nbytes, order, scope, self.told[1])
+        return Version(self, offset, nbytes, order, scope, self.last_release[1])
 
     def next_moment(self) -> int:
         self.world.moment += 1
@@ -141,16 +141,16 @@ class KnowingThread(Thread):
 
     def tell_shared(self, address: int, order: str, modifies: bool) -> None:
         """A store to shared memory tells what its thread knows."""
-        told = self.block.told
+        releases = self.block.shared_releases
         if order == "weak":
-            told.pop(address, None)
+            releases.pop(address, None)
             return
         if order in RELEASES:
-            self.told = self.floor, self.world.moment
-        told[address] = later(self.told, told.get(address, (0, 0))) if modifies else self.told
+            self.last_release = self.floor, self.world.moment
+        releases[address] = later(self.last_release, releases.get(address, (0, 0))) if modifies else self.last_release
 
     def hear_shared(self, address: int, order: str) -> None:
-        said = later(self.heard_shared, self.block.told.get(address, (0, 0)))
+        said = later(self.heard_shared, self.block.shared_releases.get(address, (0, 0)))
         if order in ACQUIRES:
             self.learn(*said)
         else:

@@ -3,7 +3,7 @@
 After an access other threads may come to hear of it: its thread stores to a cell, another one loads what it has stored,
 meets the rest of its block at a barrier, and so on to the thread of the second access. In the history such a chain can
 be found also where a link of it orders nothing: a store without a release, a load without an acquire, a scope that is
-too small, a vote in place of a syncwarp, a barrier that is left out, a bulk copy that nobody has waited for. Each such
+too small, a vote in place of a syncwarp, a barrier that is left out, a bulk copy without a wait. Each such
 *flaw* has a cost, and the cheapest chain is taken for the one that was meant.
 """
 
@@ -76,7 +76,7 @@ class Way(NamedTuple):
         return self._replace(cost=self.cost + cost, flaws=self.flaws + flaws)
 
 
-class Told(NamedTuple):
+class Carried(NamedTuple):
     """What a store takes along: a chain, how far, and what is wrong with it already."""
 
     way: Way
@@ -118,8 +118,8 @@ class Search:
         is_mbarriers = source.order == "bulk" and source.number != NOT_WAITED and source.owner.clock < 0
         self.ways: dict[int, Way] = {} if is_mbarriers else {key_of(source.owner): start}
         self.stranger = start.by(Flaw("before"), cost=LEFT_OUT)
-        self.cells: dict[Cell, list[Told]] = {}
-        self.own: dict[tuple[int, Cell], list[Told]] = {}  # what a thread has released to a cell before
+        self.cells: dict[Cell, list[Carried]] = {}
+        self.own: dict[tuple[int, Cell], list[Carried]] = {}  # what a thread has released to a cell before
         self.fences: dict[int, dict[int, tuple[Way, Site | None]]] = {}
         self.heard: dict[int, list[tuple[int, Way]]] = {}  # for a later fence: the reach that it needs, the chain
         self.arrived: dict[tuple[int, int], dict[int, Way | None]] = {}
@@ -188,22 +188,22 @@ class Search:
         owner, cell = store.owner, (allocation, store.begin)
         key = key_of(owner)
         way = self.way_to(owner)
-        told: list[Told] = []
+        carried: list[Carried] = []
         if way is not None:
             if not self.is_store or store.order in RELEASES:
-                told.append(Told(way, store.reach, store, None))
-                self.own.setdefault((key, cell), []).append(told[0])
+                carried.append(Carried(way, store.reach, store, None))
+                self.own.setdefault((key, cell), []).append(carried[0])
             else:
-                told.append(Told(way, store.reach, store, Flaw("store too weak", allocation, store)))
+                carried.append(Carried(way, store.reach, store, Flaw("store too weak", allocation, store)))
         for reach, (before, site) in self.fences.get(key, {}).items():
             name = next(name for name, number in SCOPES.items() if number == reach)
             flaw = Flaw("store fence scope", allocation, store, None, site, name) if reach < store.reach else None
-            told.append(Told(before, min(reach, store.reach), store, flaw))
-        told += self.own.get((key, cell), [])
+            carried.append(Carried(before, min(reach, store.reach), store, flaw))
+        carried += self.own.get((key, cell), [])
         if store.is_atomic:
-            told += [one._replace(reach=min(one.reach, store.reach)) for one in self.cells.get(cell, [])]
-        if told:
-            self.cells[cell] = _cheapest(told)
+            carried += [one._replace(reach=min(one.reach, store.reach)) for one in self.cells.get(cell, [])]
+        if carried:
+            self.cells[cell] = _cheapest(carried)
         else:
             self.cells.pop(cell, None)
 
@@ -326,10 +326,10 @@ class Race(races.Race):
         return told_by(events, listener, teller, is_store, of_rank)
 
 
-def _cheapest(told: list[Told]) -> list[Told]:
+def _cheapest(carried: list[Carried]) -> list[Carried]:
     """A few of them: one for each reach and flaw is enough."""
-    best: dict[tuple[int, str, Owner], Told] = {}
-    for one in told:
+    best: dict[tuple[int, str, Owner], Carried] = {}
+    for one in carried:
         key = one.reach, one.flaw.what if one.flaw else "", one.store.owner
         if key not in best or one.way.cost < best[key].way.cost:
             best[key] = one
@@ -384,7 +384,7 @@ def told_by(
 
 
 def last_heard(events: list[Event], owner: Owner) -> Stored | None:
-    """The store by which a thread was last told to go on; None if it has waited for nobody."""
+    """The store that ended a thread's last wait; None if it has waited for no other thread."""
     wanted: Cell | None = None
     for event in reversed(events):
         if wanted is None and isinstance(event, Loaded) and event.load.owner is owner:

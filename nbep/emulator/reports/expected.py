@@ -3,8 +3,8 @@
 look    the thread takes one more turn of its loop. What it loads notes what it is compared with
 expire  its wait times out. Where it goes on to report that, the world's `read_report` reads the report's words
 
-A thread is stopped before its next primitive has an effect, so that little changes. What changes all the same matters
-to nobody: the run has ended, and what its report says of memory and of places has been written down before.
+A thread is stopped before its next primitive has an effect, so that little changes. What changes all the same does
+not matter: the run has ended, and what its report says of memory and of places has been written down before.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _NEGATED = {"==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 _MIRRORED = {"==": "==", "!=": "!=", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
 
 
-class Told(NamedTuple):
-    """What a wait says that times out: who waits (role) for which peer (-1: none) and for what (awaited)."""
+class TimedOutWait(NamedTuple):
+    """What a wait reports when it times out: who waits (role) for which peer (-1: none) and for what (awaited)."""
 
     role: str
     peer: int
@@ -160,7 +160,7 @@ def look(threads: Sequence[Thread], cells: Sequence[Cell]) -> dict[tuple[Any, in
     return expected
 
 
-def expire(threads: Sequence[Thread]) -> Told | None:
+def expire(threads: Sequence[Thread]) -> TimedOutWait | None:
     """End the waits of some threads, which wait together: what the first of them reports, or else another lane."""
     first = threads[0]
     world, lanes = first.world, first.warp_state.lanes
@@ -182,7 +182,7 @@ def expire(threads: Sequence[Thread]) -> Told | None:
     return reports[first] or next((reports[thread] for thread in threads if reports[thread] is not None), None)
 
 
-def _read(thread: Thread) -> Told | None:
+def _read(thread: Thread) -> TimedOutWait | None:
     frame = None if thread.exited else thread.gr_frame
     read_report = thread.world.read_report
     return None if frame is None or read_report is None else read_report(thread, frame)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def wait_missing(world: Run, earlier: Access, access: Access) -> Cause | None:
-    """That one of two ranks has gone on in a kernel, and has waited there for nobody.
+    """That one of two ranks has gone on in a kernel, and has waited there for no thread.
 
     The other one has not left it yet: that is what the wait is for. One of the two accesses is of this kernel.
     """
@@ -38,7 +38,7 @@ def _told_in_vain(world: Run, access: Access, behind: Owner) -> Stored | None:
     loaded: set[tuple[Allocation, int]] = set()
     has_answered: set[tuple[str, int]] = set()
     signals: list[Stored] = []
-    ranks: dict[object, set[int]] = {}  # that a line of a launch has told
+    ranks: dict[object, set[int]] = {}  # that a line of a launch has signalled
     for event in reversed(world.history.between(0, world.history.now)):
         if isinstance(event, Loaded) and event.load.owner.rank == ahead.rank and event.load.order in ACQUIRES:
             has_waited.add((event.load.owner.kernel, event.load.owner.launch))

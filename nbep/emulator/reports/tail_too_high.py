@@ -13,9 +13,9 @@ from .chains import Race
 
 
 def loaded_again(race: Race) -> Cause | None:
-    """That a thread was told to load bytes once more, which this thread is about to store to; and by which cell.
+    """That a signal let a thread load bytes again, to which this thread is about to store; and the signal's cell.
 
-    This thread knows that the block has loaded them before, and had not been told by that cell yet.
+    This thread knows that the block has loaded them before, and had not acquired that cell then.
     """
     earlier, storer = race.earlier, race.thread.owner
     if earlier.verb == "store" or earlier.reach or earlier.owner.block == storer.block:

@@ -1,4 +1,4 @@
-"""A load of bytes that nobody has written: whether somebody writes them a moment later, so that an order is missing.
+"""A load of bytes that were never written: whether somebody writes them a moment later, so that an order is missing.
 
 The run is over then. The other threads go on for a moment, one primitive at a time, to see who would have stored there.
 """
@@ -103,7 +103,7 @@ def _missing(hole: Hole, writer: Writer | None) -> str:
 
 
 def _promise(hole: Hole, writer: Writer | None, so_far: list[Event]) -> str:
-    """By which cell another block has told this one last, before the bytes were stored; known under `checked` alone."""
+    """The cell of the last signal from another block before the bytes were stored; known under `checked` alone."""
     owner = getattr(hole.thread, "owner", None)
     if owner is None or hole.polls or hole.allocation is hole.thread.shared:
         return ""

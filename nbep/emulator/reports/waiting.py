@@ -13,7 +13,7 @@ from ..machine.names import name_of, ranges
 from ..machine.source import Site, call_chain, describe_site
 from ..machine.warp import Collective
 from .collectives import place
-from .expected import Told
+from .expected import TimedOutWait
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
@@ -30,7 +30,7 @@ class Wait(NamedTuple):
     body: in words; waits_for: the barrier or the like; cells: what it polls, if it polls
     absent: whom a barrier or a collective misses
     strangers: who is left to fill a barrier, though it has another one so far
-    lacking: how many of the barrier's threads these are, or nobody is
+    lacking: how many of the barrier's threads these are, or are no thread at all
     """
 
     body: Body
@@ -56,7 +56,7 @@ class Group:
     chain: tuple[Site, ...]
     wait: Wait
     threads: list[Thread] = field(default_factory=list)
-    told: Told | None = None
+    told: TimedOutWait | None = None
     expected: dict[tuple[Any, int], str] = field(default_factory=dict)
     own_cells: Sequence[Cell] = ()
 
@@ -85,7 +85,7 @@ class Group:
         return f"{name_of(self.rank)}, kernel `{self.launch.name}`, {who(self.threads)}"
 
 
-def is_told_of(told: Told | None, cell: Cell) -> bool:
+def is_told_of(told: TimedOutWait | None, cell: Cell) -> bool:
     """Whether a cell is the one that a wait tells of; never in shared memory, where a coordinator looks besides."""
     is_shared = isinstance(cell[0], Allocation) and cell[0].number == 0
     return told is not None and not is_shared and told.cell in cell[0].cell(cell[1])
@@ -179,7 +179,7 @@ def _runs(thread: Thread, is_here: bool) -> Wait:
 def _at_barrier(barrier: NamedBarrier, thread: Thread) -> Wait:
     """What misses at a barrier of a thread's block are those who came to it last.
 
-    If nobody ever met there, and it is not for the whole block: all whose warps have no other barrier of their own.
+    If no thread ever met there, and it is not for the whole block: all whose warps have no other barrier of their own.
     """
     block = thread.block
     arrived = set(barrier.arrived)
