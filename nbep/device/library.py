@@ -70,6 +70,6 @@ def checking_variants_of(kernel: Callable) -> list[Callable]:
 
 
 def describe_shared(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bool) -> Describe | None:
-    """What names the bytes of a block's shared memory; None for a kernel that is nobody's here."""
+    """What names the bytes of a block's shared memory; None for a kernel of no library here."""
     found = (library.shared_cells(kernel, args, num_threads, has_tma) for library in libraries())
     return next((describe for describe in found if describe is not None), None)

@@ -4,7 +4,7 @@ Left alone, NVVM unrolls every loop with a run-time trip count four times, inlin
 makes seven copies of the 16-byte copy loop, 128 registers instead of 76, and spills at 768 threads a block. Where a
 kernel wants several accesses in flight, its source says so (`protocols.copies.UNROLL`).
 
-A loop is told apart by its back edge: a branch to a block that stands before it in the function.
+A loop is recognized by its back edge: a branch to a block that stands before it in the function.
 """
 
 import re

@@ -30,7 +30,7 @@ NODES = scenario("internode")
 NODES_OVER_NICS = scenario("internode", ibgda=1)
 
 RDMA = "`rdma_buffer` of rank "
-NOBODY = "has no thread left that could store to it: all wait here, or for those that do"
+GIVEN_UP = "has no thread left that could store to it: all wait here, or for those that do"
 ALIKE = " in the same way"
 LAST = "The last store to it that is not weak is by"
 
@@ -53,7 +53,7 @@ LOW_LATENCY = [
     hang("low latency: combine tells nobody of its rows", TRIP, combine_sender.notify_sources,
          "amo_add(ctx.network, cell, completion(0), peer, local_expert, True)", NOTHING,
          (ROWS, ": the rows of the peer's experts", "It polls " + RDMA, ": counts[half 1, rank ",
-          "expects -1 and sees 0", NO_STORE, NOBODY), ("Next to it", "circle")),
+          "expects -1 and sees 0", NO_STORE, GIVEN_UP), ("Next to it", "circle")),
     hang("low latency: combine tells of the next expert's rows", TRIP, combine_sender.notify_sources,
          "ctx.network.rank, local_expert)", "ctx.network.rank, local_expert + 1)",
          (ROWS, RDMA, ": counts[half 1, rank ", ", local expert 0] (byte ", "expects -1 and sees 0", NO_STORE,
@@ -70,10 +70,10 @@ LOW_LATENCY = [
          "add_to_arrival(ctx, peer, completion(num_messages * num_parts), False)", NOTHING,
          (ROWS, ": arrivals[half 1, rank ", "expects -1 and sees "), ("sees -", "counts[")),
     hang("clean: nobody is told", CLEAN, clean_low_latency_buffer.barrier_network,
-         "amo_add(network, signal, ptx.s32(number - told), peer, 0, True)", NOTHING,
+         "amo_add(network, signal, ptx.s32(number - previous), peer, 0, True)", NOTHING,
          ("rank 0: the clean_low_latency_buffer", "waits for rank 0: the peer's arrival at the barrier",
           "It polls `rdma_buffer` of rank 0: barrier_signal[rank 0] (byte ", "expects 1 and sees 0", NO_STORE,
-          "Rank 1 waits for rank 0" + ALIKE, NOBODY), ("Next to it",)),
+          "Rank 1 waits for rank 0" + ALIKE, GIVEN_UP), ("Next to it",)),
     hang("clean: the signal of the peer in place of its own", CLEAN, clean_low_latency_buffer.barrier_network,
          "network.num_ranks, network.rank)", "network.num_ranks, peer)",
          (": the clean_low_latency_buffer", "It polls " + RDMA, ": barrier_signal[rank ", "expects 1 and sees 0",
@@ -96,13 +96,13 @@ BETWEEN_NODES = [
          "TOP - ptx.grid_dim()",
          ("rank 0: " + GRID + "0-6, warp 0, lane 0) " + OWN_BLOCKS,
           "It polls `internode workspace` of rank 0: grid arrivals (byte 1408), expects 7 and sees 6",
-          "Ranks 1-3 wait" + ALIKE, "Rank 0 " + NOBODY), ("circle", "wait for each other", "Next to it")),
+          "Ranks 1-3 wait" + ALIKE, "Rank 0 " + GIVEN_UP), ("circle", "wait for each other", "Next to it")),
     hang("grid barrier: a block leaves it out", NODES, notify_dispatch.internode_notify_dispatch,
          "    barrier_grid(progress.grid_arrivals, bounds)",
          "    if ptx.block_idx() != 3:\n        barrier_grid(progress.grid_arrivals, bounds)",
          ("rank 0: " + GRID + "0-2, 4-6, warp 0, lane 0) " + OWN_BLOCKS,
           "It polls `internode workspace` of rank 0: grid arrivals (byte 1408), expects 7 and sees 6",
-          "Threads that have left kernel `internode_notify_dispatch` of rank 0: block 3, warp 0", "Rank 0 " + NOBODY),
+          "Threads that have left kernel `internode_notify_dispatch` of rank 0: block 3, warp 0", "Rank 0 " + GIVEN_UP),
          ("circle", "wait for each other")),
     hang("between nodes: a cached notify tells nobody", scenario("internode.cached"), cached_notify.come_together,
          "amo_add(ctx.network, arrived, ctx.call.signal, rank_at(ctx, node), 0, True)",

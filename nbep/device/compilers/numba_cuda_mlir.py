@@ -65,7 +65,7 @@ def _register_type(kind: str):
 
 @register_model(types.Function)
 class FunctionModel(PrimitiveModel):
-    """A function that is an argument: an operand that nobody reads. Without one, a call of such a callee is refused."""
+    """A function that is an argument: an operand that is never read. Without it, a call of such a callee fails."""
 
     def __init__(self, manager, numba_type):
         super().__init__(manager, numba_type, _integer(1))
@@ -371,7 +371,7 @@ def lower(spec: KernelSpec, cc: ComputeCapability, lineinfo: bool) -> str:
         PassManager.parse(get_base_pipeline()).run(module.operation)
         compiled.metadata["mlir_module_optimized"] = module.operation.get_asm(enable_debug_info=lineinfo)
     # It has no other error model than Python's: an atomic exchange at every division notes that the divisor was 0, in
-    # a cell that nobody of nbep reads. The exchange goes, and LLVM drops the branch. numba-cuda's has none, either.
+    # a cell that nbep never reads. The exchange goes, and LLVM drops the branch. numba-cuda's has none, either.
     text = ERROR_CODE.sub("insertvalue { i32, i1 } undef, i1 false, 1", get_llvmir(compiled))
     text = re.sub(r"^define (?!ptx_kernel|internal)", "define internal ", text, flags=re.MULTILINE)
     check_orders(text, numba_cuda.text_of(spec, cc))

@@ -4,7 +4,7 @@
  last block: totals --> num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert; totals = 0
 
  cell                written by   with                     read by      with
- topk_idx            nobody       -                        all          ld_nc
+ topk_idx            no kernel    -                        all          ld_nc
  shared count[i]     a block      st_shared 0              same block   after syncthreads
                      a block      atom_add_relaxed_cta     same block   ld_shared, after syncthreads
  totals[i]           all blocks   atom_add_relaxed_gpu     last block   ld_weak, after arrivals

@@ -6,7 +6,7 @@
 
  cell           written by            with           read by            with
  stage          its warp              st_shared_v4   the network        after a proxy fence and syncwarp
- message        warps of rank r - 1   put_nbi_warp   (nobody: only the time counts)
+ message        warps of rank r - 1   put_nbi_warp   (never: only the time counts)
  arrived[q]     warps of rank r - 1   amo_add        block 0, a lane    ld_acquire_sys
  acknowledged   block 0 of rank r + 1 amo_add        block 0, lane 0    ld_acquire_sys
 

@@ -3,7 +3,7 @@
  warp: x_fp8[t, 128 b : 128 b + 128] * scales[t, b] --> x[t, 128 b : 128 b + 128]
 
  cell            written by   with      read by   with
- x_fp8, scales   nobody       -         warp      ld_nc
+ x_fp8, scales   no kernel    -         warp      ld_nc
  x               warp         st_weak   -         (the next kernel)
 
 Source: DeepEP tests/utils.py, per_token_cast_back

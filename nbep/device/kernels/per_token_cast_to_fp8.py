@@ -3,7 +3,7 @@
  warp: x[t, 128 b : 128 b + 128] --max over the warp--> scales[t, b] --> x_fp8[t, 128 b : 128 b + 128]
 
  cell     written by   with      read by   with
- x        nobody       -         warp      ld_nc
+ x        no kernel    -         warp      ld_nc
  x_fp8    warp         st_weak   -         (the next kernel)
  scales   lane 0       st_weak   -         (the next kernel)
 

@@ -25,8 +25,8 @@ the token's index at its rank, the rdma_rank of that rank, then bit k of byte d 
 
 The ring (channel, n) in the RDMA buffer of (d, l) carries what (n, l) sends: tokens in dispatch, sums in combine. Its
 slots count from 0 in every call. Its cells count on from call to call: tails[channel, n], at (d, l), says how many
-slots all calls together have filled, and heads[channel, d], at (n, l), how many they have freed. Nobody resets what a
-network adds to.
+slots all calls together have filled, and heads[channel, d], at (n, l), how many they have freed. No kernel resets
+what a network adds to.
 
 The cells lie behind num_rdma_bytes, and behind those of the low-latency mode: the slots are all that the modes share.
 

@@ -5,7 +5,7 @@ stage    lanes        st_shared   copy engine and network   after a proxy fence 
 
 A place in the buffer is its offset, the same on all ranks. A `queue` orders what goes to one peer: a message that was
 put on a queue is there before what is added on the same queue afterwards; queues are not ordered with each other.
-Nobody but the network writes a cell that peers add to, as long as one of them may: a NIC and a GPU that change the same
+Only the network writes a cell that peers add to, as long as one of them may: a NIC and a GPU that change the same
 word at the same time lose what one of them did.
 
 What stands behind them is a transport. Each has a type of network, and its own version of each function.
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     """Where a message or what is added goes: an offset at a peer, and on which queue."""
 
     dst: int
-    src: int  # of a message: where keep_message was told that it is in this rank's buffer
+    src: int  # of a message: the place in this rank's buffer that keep_message was given
     peer: int
     queue: int
 

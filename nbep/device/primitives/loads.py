@@ -3,7 +3,7 @@
  ld_acquire_{sys,gpu}   what was written before the release that is read here is visible afterwards
  ld_relaxed_{sys,gpu}   one coherent value; orders nothing else
  ld_volatile            as relaxed at system scope, never merged or dropped: for polls with another fence
- ld_nc                  the read-only path, which is not coherent: only for memory that nobody writes while the kernel
+ ld_nc                  the read-only path, which is not coherent: only for memory that is not written while the kernel
                         runs; with the hint not to keep it in L1
  ld_nc_keep             as ld_nc without the hint: for what other warps of the block read soon
  ld_na                  weak, with the hint not to keep it in L1: for payload that an acquire has already made visible

@@ -6,7 +6,7 @@ to 8.
 
  load    mbarrier_arrive_expect_tx(m, n); tma_load_1d(smem, gmem, n, m); poll mbarrier_try_wait_parity(m, phase)
  store   st_shared_*; fence_proxy_async_shared(); a barrier; one thread: tma_store_1d(gmem, smem, n) and
-         tma_store_commit(); before smem is written again: tma_store_wait_read_*(); before others are told:
+         tma_store_commit(); before smem is written again: tma_store_wait_read_*(); before others may read it:
          tma_store_wait_all()
 
 Source: PTX ISA "Asynchronous copy", DeepEP csrc/kernels/utils.cuh.

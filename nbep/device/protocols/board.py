@@ -34,7 +34,7 @@ def first_needed(expected):
 
 @device_function
 def reset_board(board, num_words, thread, num_threads):
-    """Nobody has come anywhere. A block barrier follows."""
+    """Set all progress back to the start. A block barrier follows."""
     for i in range(thread, num_words, num_threads):
         ptx.st_shared_s32(board + 4 * i, 0)
 

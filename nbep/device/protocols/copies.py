@@ -33,7 +33,7 @@ class Row(NamedTuple):
 def copy_row(load, dst, src, num_bytes, lane):
     """Copy a row. Addresses and num_bytes are multiples of 16.
 
-    load is ld_nc_v4 if nobody writes the row while the kernel runs, ld_na_v4 if the block has acquired it.
+    load is ld_nc_v4 if the row is not written while the kernel runs, ld_na_v4 if the block has acquired it.
 
     The vectors of a whole group need no conditions: with them ptxas puts the first stores before the last loads. The
     addresses move: with an offset added to those of the row, LLVM keeps one sum for each vector, in two registers.

@@ -1,4 +1,4 @@
-"""The barrier between ranks whose buffers lie in the host's memory: each cell has one writer, and nobody adds.
+"""The barrier between ranks whose buffers lie in the host's memory: each cell has one writer, and no atomics are used.
 
  rank a: sent[b][a] = sent[a][a] + signal of its call          rank b: sent[a][b] = sent[b][b] + signal of its call
  rank a waits for sent[a][a] - sent[a][b] < ONE                rank b waits for sent[b][b] - sent[b][a] < ONE

@@ -133,7 +133,7 @@ class Waiter(NamedTuple):
 def wait_until(load, cell, holds, wanted, bounds, expired):
     """Poll a cell until holds(load(cell), wanted). Returns what it held, and what `holds` said: false if it timed out.
 
-    The order of the load is that of the wait: a `# PAIR` tag stands where it is named. Nobody asks for a deadline
+    The order of the load is that of the wait: a `# PAIR` tag stands where it is named. There is no deadline
     before the first look has failed: most waits are over then. Reports of the emulator name the line that calls this.
     expired: ptx.wait_expired, or `teams.wait_expired_together`
     """

@@ -79,14 +79,14 @@ def come_together(ctx):
     is_other = wait_peer(ctx.peers, ctx.bounds, ctx.call.signal, False)
     is_other_node = wait_node(ctx, called)
     if not ptx.bar_red_and(0, ptx.block_dim(), not (is_other or is_other_node)):
-        told = ask_peer(ctx.call, ctx.peers, ctx.bounds, is_other, False)
-        told_by_node = ask_node(ctx, is_other_node)
+        has_words = ask_peer(ctx.call, ctx.peers, ctx.bounds, is_other, False)
+        has_node_words = ask_node(ctx, is_other_node)
         ptx.syncthreads()
         if not has_timed_out(ctx.bounds):  # else the words may not be those of one call
             relay_call(ctx, not is_other)
         ptx.syncthreads()  # a report ends all waits that have not begun
-        report_peer(ctx.call, ctx.peers, ctx.bounds, told)
-        report_node(ctx, told_by_node)
+        report_peer(ctx.call, ctx.peers, ctx.bounds, has_words)
+        report_node(ctx, has_node_words)
     if ptx.thread_idx() == 0:
         ptx.st_weak_s32(ctx.progress.rounds, rounds + 1)
         ptx.st_weak_s32(ctx.progress.called, ptx.s32(called + ctx.call.signal))

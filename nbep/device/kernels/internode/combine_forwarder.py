@@ -6,7 +6,7 @@
  cell                   written by             with                    read by             with
  tail of NVL ring       NVL sender (d, k)      st_release_sys          forwarder, lane k   ld_acquire_sys
  slot of NVL ring       NVL sender (d, k)      bulk copy, st_na        forwarder           ld_na, after tail
- own rows of x          nobody                 -                       forwarder           ld_na
+ own rows of x          no kernel              -                       forwarder           ld_na
  stage of a warp        forwarder              st_shared               network             after a proxy fence, syncwarp
  slot of (n, l)         forwarder              put_nbi_warp            RDMA receiver       after tails
  board[w]               forwarder w            atom_exch_release_cta   coordinators        ld_acquire_cta
@@ -149,7 +149,7 @@ def forward_sums(ctx, inputs, group, lists, stage):
     i = ptx.s32(group.warp)
     expected = load_expected(heads, i, i < total, here.num_nvl_ranks, lane)
     while i < total:
-        # Both levels are told before any wait: what this warp waits for may wait for what it is done with.
+        # Both levels get their progress before any wait: their ranks may wait for slots that this warp is done with.
         if lane < here.num_nvl_ranks:
             note_progress(board + 4 * lane, first_needed(expected))
         if lane == 0:

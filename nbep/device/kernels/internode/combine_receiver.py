@@ -6,7 +6,7 @@
  cell                   written by             with                    read by             with
  tails[c, d]            (d, l)                 amo_add                 receiver, lane d    ld_acquire_sys
  slot of RDMA ring      (d, l)                 put_nbi_warp            receiver            ld_na, after tails
- biases                 nobody                 -                       receiver            ld_na
+ biases                 no kernel              -                       receiver            ld_na
  board[w, d]            receiver w, lane d     atom_exch_release_cta   coordinator         ld_acquire_cta
                         all, at the start      st_shared 0             all                 after syncthreads
  heads[c, n] of (d, l)  coordinator, lane d    amo_add, behind reads   forwarders          ld_acquire_sys

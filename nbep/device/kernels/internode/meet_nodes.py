@@ -16,9 +16,9 @@ relayed[k]      (d, l)            st_weak (2)       (d, k), or its host     see 
 called          block 0           (the kernel)      (next notify)           -
 
 (1) A word and 1 more, to a cell that was 0: each says itself that it has come. Only where calls differ, and once.
-(2) A rank is told of a call that differs by those of its node and of its place. Those of its place hand it on, and so
-    all ranks are told: where the nodes meet before the ranks of a node do, in the same kernel; where both meet at the
-    same time, by the host, when a later wait times out.
+(2) If calls differ, a rank gets the other's words from the ranks of its node and of its place. The latter relay them,
+    so all ranks get them: in the same kernel, where the nodes meet before the ranks of a node do; where both meet at
+    the same time, by the host, when a later wait times out.
 """
 
 import nbep.device.primitives as ptx
@@ -83,7 +83,7 @@ def wait_node(ctx, called):
 @device_function
 def ask_node(ctx, is_other):
     """Exchange words with a rank that has come with another call. Returns whether its words are here."""
-    told = is_other
+    has_words = is_other
     if is_other:
         node = ptx.thread_idx()
         own_row = call_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.here.rdma_rank)
@@ -91,14 +91,14 @@ def ask_node(ctx, is_other):
         row = words_from(ctx, node)
         for i in range(TOLD_WORDS):
             if not wait_node_call(row + 4 * i, ctx.bounds, rank_at(ctx, node)):
-                told = False
-    return told
+                has_words = False
+    return has_words
 
 
 @device_function
-def report_node(ctx, told):
+def report_node(ctx, has_words):
     """Report what a rank of another node has called, if its words are here."""
-    if told and not has_timed_out(ctx.bounds):
+    if has_words and not has_timed_out(ctx.bounds):
         report_difference(ctx.call, words_from(ctx, ptx.thread_idx()), ctx.bounds)
 
 
@@ -108,19 +108,19 @@ def meet_nodes(ctx, called):
     is_other = wait_node(ctx, called)
     is_same = ptx.bar_red_and(0, ptx.block_dim(), not is_other)
     if not is_same:
-        told = ask_node(ctx, is_other)
+        has_words = ask_node(ctx, is_other)
         ptx.syncthreads()  # a report ends all waits that have not begun
-        report_node(ctx, told)
+        report_node(ctx, has_words)
         ptx.syncthreads()
     return is_same
 
 
 @device_function
 def relay_call(ctx, is_same):
-    """Write a call that another node's rank has told where the peers of this node read it, and the own one behind it.
+    """Write the call of another node's rank where the peers of this node read it, and the own one behind it.
 
     All threads of the block call it. is_same: whether this thread's peer calls the same as this rank, for all that is
-    known; else both have told each other. Returns whether there is a call to pass on.
+    known; else both have exchanged words. Returns whether there is a call to pass on.
     """
     found = -1
     for node in range(ctx.here.num_rdma_ranks):

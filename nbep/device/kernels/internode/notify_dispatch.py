@@ -27,8 +27,8 @@ theirs. DeepEP has one place, and a barrier more for it.
 
 An arrival, and the barrier of the node, compare the ranks' calls: see meet_nodes and parts.calls.
 
-An arrival also frees the slots of the RDMA rings: who has heard of this notify from (d, l) knows that (d, l) has left
-its last kernel, and so has emptied them. And after a notify nobody has to announce anything: the `recv_` arrays hold
+An arrival also frees the slots of the RDMA rings: a rank that has the arrival of (d, l) knows that (d, l) has left its
+last kernel, and so has emptied them. And after a notify no announcement is left to make: the `recv_` arrays hold
 all that a rank must know of what will come to it, or pass through it. DeepEP's dispatch sends it once more, channel by
 channel.
 

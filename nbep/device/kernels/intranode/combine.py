@@ -8,7 +8,7 @@
  tail                  sender(s)        st_release_sys         coordinator(r)    ld_acquire_sys
  head                  coordinator(r)   st_relaxed_sys (1)     sender(s)         ld_relaxed_sys
  slot[k]               sender(s)        st_na                  receivers(r)      ld_na, after shared tail (2)
- own rows of x, biases nobody           -                      receivers(r)      ld_na
+ own rows of x, biases no kernel        -                      receivers(r)      ld_na
  shared tail[s]        coordinator      atom_exch_release_cta  receivers         ld_acquire_cta
  shared head[w, s]     receiver w       atom_exch_relaxed_cta  coordinator       ld_relaxed_cta (1)
  shared head, tail     all warps        st_shared 0            all warps         after syncthreads

@@ -8,7 +8,7 @@
  slot, its weights  sender(d)         bulk copy, st_na (1)     receivers(s)      bulk copy, ld_na, after landed (2)
  next_token         receivers         atom_add_relaxed_gpu     receivers         the same
  landed, next_token the owner         st_weak 0 (notify), barrier (this kernel)  -
- own rows, biases   nobody            -                        receivers(s)      bulk copy, or ld_na
+ own rows, biases   no kernel         -                        receivers(s)      bulk copy, or ld_na
  rows, weights[w]   warp w            st_shared                the same warp     ld_shared, after syncwarp
  stage of a warp    copy engine       bulk copy                the warp          ld_shared, see staged_sums.py
  combined_ arrays   receivers         st_na, st_weak           -                 the next kernel
@@ -20,7 +20,7 @@
      syncwarp of list_rows, and fence for the copy engine.
 
 Here d is the rank that sends back and s the one that the tokens came from. Every (token, rank) of s has a slot of its
-own at s, see layout.direct: so senders never wait, and nobody tells them anything. What a rank sends to itself is
+own at s, see layout.direct: so senders never wait, and need no heads. What a rank sends to itself is
 added where it is, in x.
 
 A chunk is some rows in a row that go to one source. Warps of senders take chunks in turn, of one source after the
@@ -28,7 +28,7 @@ other, beginning with the one behind their own rank: otherwise all ranks would p
 have landed when its last row has: each release makes an SM wait for what it has under way.
 
 The first num_push_warps warps of each block push, the others add up from the first token on: what leaves an SM and what
-comes in have ways of their own. Whoever has pushed all adds up, too. A warp takes the next token that nobody has taken,
+comes in have ways of their own. Whoever has pushed all adds up, too. A warp takes the next token that no warp has,
 so that all end together.
 
 Source: DeepEP csrc/kernels/intranode.cu, combine

@@ -5,8 +5,8 @@ against: the wire, and the way out of an SM, which serves both.
          src[:] --16-byte stores--> its own buffer, as many regions behind those
 
  cell     written by   with     read by   with
- src      nobody       -        warps     ld_nc
- region   rank s       st_na    -         (nobody: only the time counts)
+ src      no kernel    -        warps     ld_nc
+ region   rank s       st_na    -         (never: only the time counts)
 
 The warps of the grid are dealt out to the peers, so that all links are busy: one peer after the other is slower.
 """

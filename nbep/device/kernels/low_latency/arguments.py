@@ -23,8 +23,8 @@ class Workspace(NamedTuple):
     slots: Sym  # [NUM_HALVES, slot_words] s32: how many tokens have a place, for each expert and then each rank
     journal: Sym  # see coordinator.py
     mask: Sym  # [num_ranks] s32: whether each is masked; 0 without enable_shrink
-    sums: Sym  # of the shape of slots: what counts and arrivals are told, as far as it is known; see arrivals.tell
-    barriers: Sym  # [num_ranks] s32: the latest barrier that each rank was told of; for this rank the latest of all
+    sums: Sym  # of the shape of slots: parts of counts and arrivals that are not sent yet; see arrivals.tell
+    barriers: Sym  # [num_ranks] s32: the latest barrier that each rank got a signal of; for this rank the latest of all
 
 
 class Call(NamedTuple):
@@ -82,7 +82,7 @@ def arrival_of_call(ctx, rank):
 
 @device_function
 def add_to_arrival(ctx, peer, value, is_behind):
-    """Add to what a rank is told of this rank's messages; one thread. is_behind: see amo_add"""
+    """Add to a rank's count of this rank's messages; one thread. is_behind: see amo_add"""
     place = Place(arrival_of_call(ctx, ctx.network.rank), 0, peer, QUEUE)
     tell(ctx.network, place, sum_cell(ctx, MAX_EXPERTS + peer), value, is_behind)
 

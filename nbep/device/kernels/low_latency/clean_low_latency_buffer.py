@@ -9,10 +9,10 @@
    slots, sums, journal
    of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
-Nobody sends before all have cleaned, and nobody cleans before all are done. Ranks that are masked are not waited for.
+No rank sends before all have cleaned, and none cleans before all are done. Ranks that are masked are not waited for.
 
 A signal is the number of the latest barrier that its rank has come to. All ranks clean equally often, so one that comes
-late counts for the barrier that it comes to, and not for the next one. A masked rank is told nothing; when it is masked
+late counts for the barrier that it comes to, and not for the next one. A masked rank gets no signal; when it is masked
 no more, what is added next makes up for that.
 
 Source: DeepEP csrc/kernels/internode_ll.cu, clean_low_latency_buffer; csrc/kernels/legacy/internode_ll.cu after v1.2.1
@@ -72,10 +72,10 @@ def barrier_network(network, work, bounds, num_rdma_bytes):
     ptx.syncthreads()
     for peer in range(ptx.thread_idx(), network.num_ranks, ptx.block_dim()):
         if not is_masked(work.mask, peer):
-            told = ptx.ld_weak_s32(work.barriers + 4 * peer)
+            previous = ptx.ld_weak_s32(work.barriers + 4 * peer)
             ptx.st_weak_s32(work.barriers + 4 * peer, number)
             signal = layout.signal_offset(num_rdma_bytes, network.num_ranks, network.rank)
-            amo_add(network, signal, ptx.s32(number - told), peer, 0, True)
+            amo_add(network, signal, ptx.s32(number - previous), peer, 0, True)
     for peer in range(ptx.thread_idx(), network.num_ranks, ptx.block_dim()):
         signal = own_ptr(network, layout.signal_offset(num_rdma_bytes, network.num_ranks, peer))
         wait_peer(signal, number, bounds, work.mask, peer)  # not if it is masked

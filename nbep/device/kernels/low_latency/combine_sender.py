@@ -153,7 +153,7 @@ def put_encoded_row(ctx, place, row, stage):
 
 @device_function
 def may_notify(ctx, inputs, pair):
-    """Whether the source of a (local expert, source) has rows there, and may be told so; one thread."""
+    """Whether the source of a (local expert, source) has rows there, and may be notified; one thread."""
     if pair >= ctx.shape.num_experts:
         return False
     has_rows = ptx.ld_nc_s64(inputs.recv_layout_range + 8 * pair) & 0xFFFFFFFF != 0
@@ -178,7 +178,7 @@ def notify_sources(ctx, inputs, pair, may):
 
 @by_type("call", Call)
 def notify_peers(ctx):
-    """Tell all peers what this rank calls; one warp. Nothing is told for a plain Call: see calls.py."""
+    """Tell all peers what this rank calls; one warp. A plain Call sends nothing: see calls.py."""
 
 
 @by_type("shape", layout.LowLatencyShape)

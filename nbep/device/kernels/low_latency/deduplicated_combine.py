@@ -79,7 +79,7 @@ def kept_offset(ctx, inputs, rows, cell):
     """Where this rank keeps the sum of a message, if it leaves from the buffer. rows: in lane k that of choice k.
 
     With zero_copy the experts' rows lie there already. The sum takes the place of the first row that it is the sum of:
-    nobody else reads that row, and this warp has.
+    no other warp reads that row, and this one has.
     """
     here = layout.send_offset(ctx.call.num_rdma_bytes, ctx.call.half)
     if sends_from_buffer(ctx.network) and inputs.x == own_ptr(ctx.network, here):

@@ -79,14 +79,14 @@ from nbep.device.protocols.waits import Waiter
 # Words of a note
 SRC_IDX = 0
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
-NOBODY = -1
-LOST = -1  # in place of a number: the wait for it timed out, and nobody may be left out
+NO_PEER = -1
+LOST = -1  # in place of a number: the wait for it timed out, and no rank may be left out
 
 
 class Choice(NamedTuple):
     """What lane k of a sender knows of choice k of a token."""
 
-    peer: int  # the rank of its expert, NOBODY if it is unused
+    peer: int  # the rank of its expert, NO_PEER if it is unused
     local_expert: int
     place: int  # among the tokens for the expert
     weight: float
@@ -102,13 +102,13 @@ def take_places(ctx, inputs, token):
     if ctx.lane < ctx.shape.num_topk:
         weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, token, ctx.lane, ctx.shape.num_topk))
         expert = expert_of(ctx, inputs, token, ctx.lane)
-    peer = NOBODY
+    peer = NO_PEER
     place = local_expert = 0
     if expert >= 0:
         peer, local_expert = layout.rank_of(ctx.shape, expert)
         place = ptx.atom_add_relaxed_gpu_s32(slot_counter(ctx, expert), 1)
     same = ptx.match_any_s32(ptx.FULL_MASK, peer)
-    is_first = peer != NOBODY and same & ((1 << ctx.lane) - 1) == 0
+    is_first = peer != NO_PEER and same & ((1 << ctx.lane) - 1) == 0
     slot = -1
     if is_first:
         slot = ptx.atom_add_relaxed_gpu_s32(slot_counter(ctx, layout.MAX_EXPERTS + peer), 1)

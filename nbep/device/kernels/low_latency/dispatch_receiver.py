@@ -26,7 +26,7 @@ def wait_counts(ctx, local_expert, src):
     """Where the tokens of a source begin among an expert's and how many there are; the same in every lane.
 
     The lanes wait for the counts of the sources up to `src`, 32 at once. Returns too whether one of these waits timed
-    out, and nobody may be left out.
+    out, and no rank may be left out.
     """
     num_tokens = num_before = 0
     has_failed = False
@@ -50,7 +50,7 @@ def wait_counts(ctx, local_expert, src):
 
 @device_function
 def is_lost(ctx, value):
-    """Whether a wait for a cell timed out, and nobody may be left out."""
+    """Whether a wait for a cell timed out, and no rank may be left out."""
     return ctx.work.mask == 0 and not is_complete(value)
 
 

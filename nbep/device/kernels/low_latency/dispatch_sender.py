@@ -149,7 +149,7 @@ def put_choice(ctx, stage, token, expert, slot):
 
 @device_function
 def add_to_count(ctx, expert, value, is_behind):
-    """Add to what an expert's rank is told of its messages; one thread. is_behind: see amo_add"""
+    """Add to the count of messages at an expert's rank; one thread. is_behind: see amo_add"""
     peer, local_expert = layout.rank_of(ctx.shape, expert)
     place = Place(count_of_call(ctx, ctx.network.rank, local_expert), 0, peer, local_expert)
     tell(ctx.network, place, sum_cell(ctx, expert), value, is_behind)

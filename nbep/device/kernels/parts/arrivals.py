@@ -94,7 +94,7 @@ def announced(value, most):
 
 @device_function
 def tell(network, place, sum_cell, value, is_behind):
-    """Add a part of what a count of a peer is told; one thread. place: of the count. is_behind: see amo_add
+    """Add a part to a count at a peer; one thread. place: of the count. is_behind: see amo_add
 
     sum_cell, of this rank, is 0 before the first part, and again after the last. Where an add is a message of its own,
     the parts are added up there, and who completes the sum sends it: one add for each count, as DeepEP does it.
@@ -166,7 +166,7 @@ def wait_arrival(cell, bounds, mask, waiter):
 
 @device_function
 def wait_number(cell, bounds, mask, waiter):
-    """Wait until a cell is told a number that counts no messages; what it holds then, or ABSENT.
+    """Wait for a number in a cell that counts no messages; what it holds then, or ABSENT.
 
     The load is relaxed: the number is the message itself, and nothing else is published by it.
     """

@@ -2,7 +2,7 @@
 
  keep_message    stage --st_na--> the message's place in this rank's buffer, from where the NIC reads it
  put_nbi_warp    an entry for each registered chunk of the peer's buffer that the message touches: a write
- amo_add         an entry: a fetch-and-add, whose old value nobody reads
+ amo_add         an entry: a fetch-and-add, whose old value is not read
  quiet           nothing to do: a NIC takes the entries of a queue in their order, its atomics come behind its writes
 
  cell            written by          with        read by    with
@@ -162,7 +162,7 @@ def post_write(network, place, num_bytes, leaves_now, lane):
     """
     last = 0
     done = 0
-    # A few at once: who waited for room for more than the queue has would wait for entries that nobody has rung for.
+    # A few at once: who waited for room for more than the queue has would wait for entries without a doorbell.
     while done < num_bytes:
         most = left_in_chunk(network, place.dst + done) + ((MOST_PIECES - 1) << network.log2_chunk)
         part = min(num_bytes - done, most)
