@@ -1,4 +1,4 @@
-"""Memory that nobody uses any more, until all its ranks give it back together: of Buffers that went away without
+"""Memory that is no longer used, until all its ranks give it back together: of Buffers that went away without
 `destroy`, and of those that were destroyed while somebody held an array of their memory.
 
  rank 0   drops buffer (4, 7)      makes a Buffer: "I hold (4, 7)" --+--> all ranks of (4, 7) hold it: they close it
@@ -87,7 +87,7 @@ class KeptMemory:
 
 
 def keep_dropped(memory: Dropped) -> None:
-    """Nobody but its kernels uses the memory any more."""
+    """Only its kernels still use the memory."""
     memory.runtime.dropped[memory.name] = memory
 
 

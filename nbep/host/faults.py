@@ -7,8 +7,8 @@ from types import FrameType
 from typing import Any
 
 from nbep.device.protocols.waits import OF_NODE, SITES, report_fault
-from nbep.emulator.reports.expected import Told
-from nbep.host.ranks.processes import NOBODY, Gone
+from nbep.emulator.reports.expected import TimedOutWait
+from nbep.host.ranks.processes import NONE_GONE, Gone
 from nbep.host.ranks.timeouts import PeerTimeout, join_ranks
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
@@ -53,7 +53,7 @@ def syndrome_name(syndrome: int) -> str:
     return f"{SYNDROMES.get(syndrome, 'error')} (syndrome {syndrome:#04x})"
 
 
-def read_report(thread: Any, frame: FrameType | None) -> Told | None:
+def read_report(thread: Any, frame: FrameType | None) -> TimedOutWait | None:
     """What a thread of the emulator is about to report, if it is in `report_fault`: for the report of a deadlock."""
     words: dict[str, Any] | None = None
     first_in_node = 0
@@ -68,7 +68,7 @@ def read_report(thread: Any, frame: FrameType | None) -> Told | None:
         return None
     role, cell, awaited = SITES.get(words["site"]) or ("kernel", "", "what its report does not name")
     peer = int(words["peer"])
-    return Told(
+    return TimedOutWait(
         role, peer if peer < 0 else peer + first_in_node, awaited, cell, int(words["expected"]), int(words["seen"])
     )
 
@@ -89,7 +89,7 @@ def lock_error(rank: int, holder: int, memory: str, timeout_ms: float) -> PeerTi
     return PeerTimeout(message, rank, holder, "atomic")
 
 
-def destroy_error(rank: int, missing: list[int], timeout_ms: float, gone: Gone = NOBODY) -> PeerTimeout:
+def destroy_error(rank: int, missing: list[int], timeout_ms: float, gone: Gone = NONE_GONE) -> PeerTimeout:
     """The exception of a rank that came to destroy while others did not."""
     message = (
         f"rank {rank}: {join_ranks(missing)} did not come to destroy in {timeout_ms:g} ms, or had given up before. The "

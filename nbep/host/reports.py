@@ -15,7 +15,7 @@ import numpy as np
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols.waits import OF_NODE, SITES, FaultReport
 from nbep.host.faults import NetworkError, noting, with_gone
-from nbep.host.ranks.processes import NOBODY, Gone
+from nbep.host.ranks.processes import NONE_GONE, Gone
 from nbep.host.ranks.timeouts import PeerTimeout, saved_calls
 from nbep.host.target.base import Runtime
 from nbep.host.target.memory import HostWords
@@ -134,7 +134,7 @@ def error_of(memory: Reporting, report: FaultReport) -> Exception:
 
 
 def wait_error(
-    rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = (), gone: Gone = NOBODY
+    rank: int, report: FaultReport, timeout_ms: float, network: Sequence[str] = (), gone: Gone = NONE_GONE
 ) -> Exception:
     """The exception for a wait that timed out, or whose NIC has refused an entry.
 

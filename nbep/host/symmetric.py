@@ -49,7 +49,7 @@ class NodeMemory(CommWork, SharedMemory):
     """One rank's share of a buffer. Construction is collective. `identity` is what handles remember.
 
     check_faults: a buffer raises the same on every later call
-    zero_rdma: for messages of whole 16 bytes, which take what nobody has written along
+    zero_rdma: for messages of whole 16 bytes, which take bytes along that were never written
 
     Raises: RuntimeError on every rank if one cannot allocate, or cannot reach a peer; it names the rank
     """

@@ -229,7 +229,7 @@ def stream_options(previous_event: object, async_finish: Any, allocate_on_comm_s
 
 
 def may_read(memory: Node, previous_event: EventOverlap | None) -> bool:
-    """Whether the contents of the arguments can be checked: they are in reach, and nobody is about to write them.
+    """Whether the contents of the arguments can be checked: they are in reach, and no queued work will write them.
 
     What an earlier call of this buffer returns may be passed on before it is written: the comm stream runs in order.
     """

@@ -183,7 +183,7 @@ def _leave(status: int) -> None:
 
 
 def end_after_timeouts() -> None:
-    """Let a PeerTimeout that nobody catches end this process, after its report: MPI_Finalize may wait for ever."""
+    """Let a PeerTimeout that is not caught end this process, after its report: MPI_Finalize may wait for ever."""
     report = sys.excepthook
     if getattr(report, "ends_after_timeouts", False):
         return

@@ -4,7 +4,7 @@
  rank 1: call 7: dispatch, 3 choices a token --> differs: ValueError on rank 1, which may call again
  rank 1: call 7: dispatch, 2 choices a token --> last at call 7: takes it away
 
-Nobody waits: a rank may be calls ahead of another. In processes of their own the ranks would have to exchange messages
+No rank waits: one may be calls ahead of another. In processes of their own the ranks would have to exchange messages
 to compare. Dispatch and combine do so in their notify kernels; see host.calls.
 """
 
@@ -77,7 +77,7 @@ class CallLog:
         return [] if self._is_closed else list(zip(self._num_calls, self._last, strict=True))
 
     def close(self) -> None:
-        """Compare no more: a CUDA graph makes calls again that nobody sees here."""
+        """Compare no more: a CUDA graph replays calls that do not pass here."""
         with self._lock:
             self._is_closed = True
             self._calls.clear()

@@ -51,7 +51,7 @@ class CommGroup:
     """What the ranks of one communicator share. `size` ranks meet here.
 
     names     what the ranks are called in the group of all
-    returned  names of those whose functions have returned, shared with subgroups: nobody need wait for them. Those of
+    returned  names of those whose functions have returned, shared with subgroups: no rank need wait for them. Those of
               the emulator are not noted; there a deadlock report says more.
     """
 

@@ -1,7 +1,7 @@
 """What a rank that fails reports to the others while it fails, and they perhaps too: nothing here waits for anybody.
 
  where the ranks are              a report goes                            who takes it
- processes under MPI              as a message, which nobody need take     rank 0
+ processes under MPI              as a message, which may stay unread      rank 0
  processes of torch.distributed   into the store of the default group      rank 0
  threads that share a GPU         into a dict                              each: who raises first ends the others
 
@@ -34,7 +34,7 @@ class Mail:
         return {}
 
     def close(self) -> None:
-        """Take what nobody had a use for."""
+        """Take the messages that are left."""
 
 
 def mail_of(comm: Communicator, messages: Any) -> Mail:

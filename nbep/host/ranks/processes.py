@@ -74,7 +74,7 @@ class Gone(NamedTuple):
         return "; ".join(said)
 
 
-NOBODY = Gone([], [])
+NONE_GONE = Gone([], [])
 
 
 def who_is_gone(processes: Sequence[Process]) -> Gone:

@@ -9,8 +9,8 @@
 
 The second round is for the late: a rank goes on to a collective call only if all others do.
 
-A rank that shrinks says in its word whom it has masked. Nobody who hears that waits for those: they may be dead. And
-nobody goes on to a collective call, which would wait for them: so there is no second round.
+A rank that shrinks says in its word which ranks it has masked. Who gets the word does not wait for those: they may be
+dead. And no rank goes on to a collective call, which would wait for them: so there is no second round.
 
            rank 0                  rank 1                  rank 2
  round 1   "here without 2" -> 1   "here" -> 0             has been killed
@@ -45,7 +45,7 @@ def _duplicate(comm: Any) -> Any:
 
 
 class Attendance(NamedTuple):
-    """The ranks that did not come, and those that somebody has masked and nobody waits for."""
+    """The ranks that did not come, and those that a rank has masked and none waits for."""
 
     missing: list[int]
     masked: list[int]

@@ -35,7 +35,7 @@ class Wait(NamedTuple):
 
 
 class Pattern(NamedTuple):
-    """A line, and what its numbers say: None if nobody waits there."""
+    """A line, and what its numbers say: None if no rank waits there."""
 
     line: re.Pattern[str]
     wait: Callable[[Numbers], Wait | None]

@@ -232,7 +232,7 @@ class Runtime(ABC):
         return array
 
     def watch(self, reader: str, until: str, arrays: dict[str, Array]) -> Callable[[], None] | None:
-        """What raises if arrays are changed between now and its call; None where nobody looks."""
+        """What raises if arrays are changed between now and its call; None on a target that does not check."""
         return None
 
     @abstractmethod

@@ -2,7 +2,7 @@
 
  num_bytes of the buffer | the lock that a kernel of any rank holds during an atomic on them
 
-Nobody outside of the job has this memory, and so nobody else can hold its lock. A NIC reaches the memory of other ranks
+No process outside of the job has this memory, and so none can hold its lock. A NIC reaches the memory of other ranks
 through channels alone, also inside a node: see nbep.emulator.machine.remote.
 """
 

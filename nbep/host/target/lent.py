@@ -34,7 +34,7 @@ class Lease:
             raise UseAfterFree(f"a use of {self.what} after {self.ended_by}, whose rows take its place")
 
     def check_read(self) -> None:
-        """Raises: as `check`; Uninitialized if it is not there yet: a later call may take it, but nobody may look"""
+        """Raises: as `check`; Uninitialized if it is not there yet: a later call may take it, but not read it"""
         self.check()
         if self.begins_with is not None:
             if not self.begins_with.is_past:

@@ -126,7 +126,7 @@ class RemoteWindow:
 
     def __init__(self, comm: MPI.Intracomm, memory: memoryview):
         self._users = comm
-        # Nobody sends anything on this one: only a look for that always makes progress.
+        # No rank sends anything on this one: to probe it is what always makes progress.
         self._comm = duplicate(comm, 2 * timeout_ns())
         self._window = _bounded(comm, lambda: MPI.Win.Create(memory, 1, comm=self._comm))
         self._window.Lock_all(MPI.MODE_NOCHECK)

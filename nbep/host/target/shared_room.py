@@ -19,7 +19,7 @@ class Room(NamedTuple):
     """What a rank says of the file system of its window. held: of its process, in all windows; wanted: in this one"""
 
     host: str
-    folder: str  # "" where nobody can tell
+    folder: str  # "" where it is unknown
     free: int
     total: int
     held: int

@@ -49,7 +49,7 @@ class SocketAddress(NamedTuple):
 def own_host() -> str:
     """The address at which other hosts reach this one: from which it would reach the master. Nothing is sent.
 
-    Raises: RuntimeError if nobody has said who that is; OSError if its name is unknown, or there is no way to it
+    Raises: RuntimeError if the environment does not name the master; OSError if the name is unknown, or out of reach
     """
     if any(name not in os.environ for name in MASTER):
         raise RuntimeError(f"{' and '.join(MASTER)}: not set; the emulator's NICs need them, as torchrun sets them")

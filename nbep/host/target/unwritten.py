@@ -29,7 +29,7 @@ class Outputs:
         self._arrays[key] = ref(array, lambda _: self._arrays.pop(key, None))
 
     def hide_unwritten(self, array: np.ndarray, allocation: Allocation) -> None:
-        """Let a kernel that reads what nobody has written stop the run, if a call has made the array.
+        """Let a kernel that reads bytes that were never written stop the run, if a call has made the array.
 
         allocation: the bytes of the array as a launch sees them
         """

@@ -1,4 +1,4 @@
-"""What nobody may change while a kernel reads it: under `checked` an input is compared at its launch and at its end."""
+"""Inputs must not change while a kernel reads them: under `checked` each is compared at the launch and at its end."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ class Transport(ABC):
         """
 
     def first_refused(self, peer: int, queue: int) -> tuple[int, int] | None:
-        """The first entry of a queue that the NIC has refused, and the syndrome; None if nobody has kept it."""
+        """The first entry of a queue that the NIC has refused, and the syndrome; None if that is not recorded."""
         return None
 
     def describe(self, peer: int) -> list[str]:

@@ -206,7 +206,7 @@ class NvshmemMemory(DeviceMemory, SymmetricMemory):
         """Nothing to do: NVSHMEM has mapped the heaps, not this memory."""
 
     def free(self) -> None:
-        """Give the memory back, unless it has been, and end NVSHMEM if nobody else uses it. Collective.
+        """Give the memory back, unless it has been, and end NVSHMEM if this was its last user. Collective.
 
         Raises: RuntimeError if NVSHMEM could not be ended, or may not be, because the work of a GPU has failed; the
                 process cannot set it up again then

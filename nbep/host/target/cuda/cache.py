@@ -1,6 +1,6 @@
 """Compiled kernels on disk. They are code, so what another user could have written is not used.
 
-As with the keys of ssh: a file, and the folder that it is in, belong to the user or to root, and nobody else may write
+As with the keys of ssh: a file, and the folder that it is in, belong to the user or to root, and no one else may write
 them. A file is a regular one, and no link.
 """
 

@@ -4,8 +4,8 @@
 
 A send only fills the receiver's queue, which has room for the 7 peers of a node (net.unix.max_dgram_qlen, 10 by
 default). It takes no privilege. Anyone on the host can send to an abstract name, which stands in /proc/net/unix. So a
-mailbox has a key, and who waits for room in another queue empties its own: ranks that all send first wait for nobody
-but those that have not come yet, whoever fills their queues.
+mailbox has a key, and who waits for room in another queue empties its own: ranks that all send first wait only
+for those that have not come yet, whoever fills their queues.
 
 Source: unix(7), "Abstract sockets" and SCM_RIGHTS
 """
@@ -92,7 +92,7 @@ class Mailbox:
                     os.close(fd)
 
     def close(self) -> None:
-        """Take no more, and close what nobody asked for."""
+        """Take no more, and close the descriptors that no caller asked for."""
         self._socket.close()
         while self._arrived:
             os.close(self._arrived.popitem()[1])

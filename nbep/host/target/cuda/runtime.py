@@ -60,7 +60,7 @@ class SharedDevice:
     """What the ranks of a process have in common on one GPU: its loaded kernels, by function.
 
     nbep's own are loaded at once, because loading may wait for what runs on the card. A user's kernel is loaded when it
-    is first asked for: one that does not compile concerns nobody else.
+    is first asked for: one that does not compile concerns no other kernel.
 
     num_ranks is how many of them run on this card: their spinning blocks must be resident at once.
 

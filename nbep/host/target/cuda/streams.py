@@ -47,7 +47,7 @@ class CudaEvent(Event):
     _goes_to: list[Any] | None = None
 
     def __init__(self, stream: int, host_wait: HostWait | None = None, idle: list[Any] | None = None):
-        """idle: events of the driver that nobody uses any more; this one comes from there, and goes there."""
+        """idle: events of the driver that are free again; this one comes from there, and goes there."""
         if host_wait is not None:
             self._host_wait = host_wait
         self._idle = idle
@@ -89,7 +89,7 @@ class CudaEvent(Event):
         self._arrays, self._caller, self._is_captured = arrays, current_stream_handle(), is_captured
 
     def use_again(self) -> None:
-        """When nobody holds it any more. Not for one that belongs to a graph."""
+        """Reuse it once no caller holds it any more. Not for one that belongs to a graph."""
         self._goes_to = self._idle
 
     @property
@@ -130,7 +130,7 @@ class CudaStream(Stream):
         self.unrecorded: list[Any] = []  # arrays of the launches since the last event
         self._in_flight: deque[CudaEvent] = deque()  # those that keep arrays, or did so
         self._behind_current: CudaEvent | None = None  # of wait_current_stream; recorded anew each time
-        self._handed_over: CudaEvent | None = None  # the latest one of hand_over; recorded anew if nobody else has it
+        self._handed_over: CudaEvent | None = None  # the latest one of hand_over; recorded anew if no one else has it
         self._idle_events: list[Any] = []
         self._turn = Lock()  # of the threads that record it
 
