@@ -16,7 +16,7 @@ A comment line before a fenced block says where its text comes from:
     <!-- primitives: loads,stores -->                                  the primitives of these modules, one a line
     <!-- options: bench/soak -->                                       the arguments of `nbep bench soak`
 
-A comment that begins with the word `holds` is Python that nobody sees: it asserts what the text says of a run. There
+A comment that begins with the word `holds` is Python that the site hides: it asserts what the text says of a run. There
 `output` is what the last run block printed.
 
     <!-- holds

@@ -138,7 +138,7 @@ def lines_of(found: dict[str, Any]) -> list[str]:
         for peer, way in rank["reaches"].items():
             ways.setdefault(way, []).append(peer)
         reaches = "; ".join(f"{', '.join(peers)} over {way}" for way, peers in ways.items())
-        lines.append(f"rank {rank['rank']} on {rank['host']} reaches {reaches or 'nobody else'}")
+        lines.append(f"rank {rank['rank']} on {rank['host']} reaches {reaches or 'no other rank'}")
     return [
         *lines,
         "each rank has received a token from each: right" if len(ranks) > 1 else "one rank: nothing to send",

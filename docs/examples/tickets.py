@@ -1,4 +1,4 @@
-"""Two ranks take numbers from one counter, which lies in rank 0: nobody may get a number that the other one has.
+"""Two ranks take numbers from one counter, which lies in rank 0: no rank may get a number that the other one has.
 
  rank 0: takes count numbers --\
                                 +--> counter : rank 0

@@ -1,7 +1,7 @@
 """`nbep check`: run a scenario under many seeds, strategies and memory models; break kernels by name.
 
-Read in this order: scenario, scenarios/; runs, search, fewest, every, debug; faults, steps, catalogue, reasons, table;
-then planted, rows, options and command.
+Read in this order: scenario, scenarios/; runs, search, fewest_preemptions, every, debug; faults, steps, catalogue,
+table; then options and command.
 """
 
 from nbep.check.catalogue import fault_of, faults_of

@@ -46,7 +46,7 @@ DEVICE = "nbep.device."
 
 
 class UnknownName(LookupError):
-    """A kernel or a fault that nobody has."""
+    """A kernel or a fault that no library has."""
 
 
 # Steps that say by their name alone what they are: their kind, and what comes in their place. Others are registered.

@@ -80,12 +80,12 @@ def check_all(
         if failing is not None and shrinks and failing.finding.kind != ERROR:
             show(description="making it smaller", total=None)
             failing = smallest(failing, is_weak)
-    told: dict[str, Any] = {"schedules": tree.schedules, "redundant": tree.redundant, "all": tree.is_whole}
+    summary: dict[str, Any] = {"schedules": tree.schedules, "redundant": tree.redundant, "all": tree.is_whole}
     if failing is not None:
         finding = failing.finding
         write_schedule(finding.run, failing.replay, Path(FILE))
         what = {"kind": finding.kind, "message": finding.message, "schedule": FILE, "smaller": failing.smaller}
-        write_json(to, {**told, "found": {**what, "parameters": finding.run.values}})
+        write_json(to, {**summary, "found": {**what, "parameters": finding.run.values}})
         console.print(f"Found in schedule {number}: {first_kind}")
         if finding.kind != first_kind:
             console.print(f"It does not say why. Another schedule does: {finding.kind}")
@@ -94,7 +94,7 @@ def check_all(
         console.print(f"\n{finding.message}\n")
         console.print(f"See it again, with --pdb in the debugger at the step that fails:\n  {command_of(FILE)}")
         return FOUND
-    write_json(to, {**told, "found": None, "share": tree.share, **({"endless": endless} if endless else {})})
+    write_json(to, {**summary, "found": None, "share": tree.share, **({"endless": endless} if endless else {})})
     redundant = f"{tree.redundant} more runs were given up as repetitions"
     if not tree.is_whole:
         left = f"about {round(tree.schedules / tree.share) - tree.schedules:,}" if tree.share > 1e-9 else "many"

@@ -20,7 +20,7 @@ that none is written down twice. A function is changed for all who call it, and 
  ring size   a number of slots                                         one slot more
  extent      the last of several slots for which a wait is             the one before
  turn        two places that rounds take in turn                       always the first
- coherent    the coherent loads of a function, ld_na                   ld_nc, for what nobody writes meanwhile
+ coherent    the coherent loads of a function, ld_na                   ld_nc, for what is not written meanwhile
 
 The emulator alone runs such kernels: a GPU's are compiled before.
 """
@@ -54,7 +54,7 @@ UNORDERED = "its last argument is False"
 ONE_MORE = "one more"
 ONE_LESS = "one less"
 FIRST = "always the first"
-CONSTANT = "ld_nc instead, which is for what nobody writes meanwhile"
+CONSTANT = "ld_nc instead, which is for what is not written meanwhile"
 UNTIL_READ = "tma_store_wait_read_all"  # in place of tma_store_wait_all
 VALUES = {TRUE: True, FALSE: False, FIRST: 0, ENDLESS: 1 << 30}
 WORDS = (NOTHING, OPINION, TRUE, FALSE, ONCE, ENDLESS, UNORDERED, ONE_MORE, ONE_LESS, FIRST, CONSTANT)

@@ -35,7 +35,7 @@ class Schedule(NamedTuple):
 
 
 class Led(Tree):
-    """A run that follows some picks as far as it can, and preempts nobody but at some of them.
+    """A run that follows some picks as far as it can, and preempts only at some of them.
 
     left: the numbers of the picks that have not been made, by who makes them, the next one last
     """

@@ -136,7 +136,7 @@ def grid_sync(t: Thread, w: Who) -> int:
 
 
 def _real(t: Thread, mask: int) -> int:
-    """A mask without the lanes that the block does not have, for which nobody waits."""
+    """A mask without the lanes that the block does not have, for which no thread waits."""
     return mask & 0xFFFFFFFF & (1 << len(t.warp_state.lanes)) - 1
 
 

@@ -81,7 +81,7 @@ def bad_store(thread: Any, array: Any, index: tuple, value: Any) -> errors.Emula
 
 
 def unwritten(thread: Any, array: Any, index: tuple) -> errors.EmulatorError:
-    """Nobody has written an element that is loaded."""
+    """A load of an element that no thread has written."""
     what = f"load of {element(array, index)}, which no thread has written"
     allocation = array.space.allocation
     hole = None

@@ -19,7 +19,7 @@ from .arrays import KArray, Space, flag_type, names_of_elements
 from .session import Session, Stream, current, stream_of
 from .types import dtype_of
 
-POISON = 0xCB  # what the host sees where nobody has written
+POISON = 0xCB  # what the host sees where nothing was written
 
 
 class Memory:

@@ -220,7 +220,7 @@ def _host_site() -> Site | None:
 
 # --- accesses ---------------------------------------------------------------------------------------------------------
 def access_fault(fault: AccessFault, default: Callable[[Any], Any]) -> Any:
-    """A failed access: of an element that nobody has written, or of memory that is gone."""
+    """A failed access: of an element that was never written, or of memory that is gone."""
     thread, address, kind, storing, shared, _, polls = fault
     allocation = thread.shared if shared else thread.segments.get(address >> OFFSET_BITS)
     if allocation is None or allocation.freed or storing or kind not in KINDS:

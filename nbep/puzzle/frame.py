@@ -20,7 +20,7 @@ from nbep.host.shared_memory import SharedMemory
 from nbep.host.spawn import spawn
 
 Arrays = tuple[np.ndarray, ...]
-LONGEST_WAIT_MS = 2000  # on a GPU; the emulator says at once that nobody can go on
+LONGEST_WAIT_MS = 2000  # on a GPU; the emulator says at once that no thread can go on
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ def draw(puzzle: Puzzle, seed: int, memory_model: str, schedule: Path | None = N
     """One run as a picture.
 
     Args: schedule: the file of one with few rows, in place of a seed
-    Raises: ValueError if nobody came to the cell that the picture is about
+    Raises: ValueError if no thread came to the cell that the picture is about
     """
     if schedule is not None:
         puzzle = puzzle.made_smaller()

@@ -95,7 +95,7 @@ def check(results: list[str], named: tuple[str, str, str, str], **_: int) -> Non
 def make(mode: str, fn: Any, named: tuple, parameters: dict[str, int], variants: tuple, *kernels: str) -> Scenario:
     return Scenario(
         f"{mode}.differ",
-        "the last rank calls something else, which only the kernels see: what each rank is told",
+        "the last rank calls something else, which only the kernels see: what each rank reports",
         fn,
         partial(check, named=named),
         parameters,

@@ -102,7 +102,7 @@ def check(results: list[list[Outcome]], last: str, is_cached: bool, is_direct: b
 
 
 def main_alone(comm: Any, **parameters: int) -> FaultReport | None:
-    """Rank 0 dispatches, and nobody else; what its kernel reports."""
+    """Rank 0 alone dispatches; what its kernel reports."""
     case = cases_of({**PARAMETERS, **parameters})[0]
     buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
     report = None

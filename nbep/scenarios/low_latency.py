@@ -122,7 +122,7 @@ def crossed(trips: list[Trip]) -> None:
 
 
 def with_cleans(trips: list[Trip]) -> None:
-    """clean_low_latency_buffer between two trips, behind a dispatch that nobody has received.
+    """clean_low_latency_buffer between two trips, behind a dispatch that no rank has received.
 
     After the last one two calls are under way at a time, for which each rank needs the right credits.
     """
@@ -136,7 +136,7 @@ def with_cleans(trips: list[Trip]) -> None:
 
 
 def with_masks(trips: list[Trip]) -> None:
-    """The last trip but one goes without the last rank, which sends a dispatch that nobody waits for."""
+    """The last trip but one goes without the last rank, which sends a dispatch that no rank waits for."""
     *before, without_it, after = trips
     buffer, case = without_it.buffer, without_it.case
     for trip in before:

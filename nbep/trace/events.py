@@ -75,7 +75,7 @@ class Token(NamedTuple):
     """A token: its rank and its index there, and the ranks that it goes to: inside a node that of the slot alone."""
 
     rank: int
-    index: int  # type: ignore[assignment]  # hides the method of tuples, which nobody calls
+    index: int  # type: ignore[assignment]  # hides the method of tuples, which is not called
     goals: tuple[int, ...]
 
 

@@ -122,6 +122,6 @@ def draw_fill(axes: Axes, ring: RingFill) -> None:
     axes.set_yticks([0, ring.capacity], ["0", "1 slot" if ring.capacity == 1 else f"{ring.capacity} slots"])
     axes.set_ylabel("fill", fontsize=SMALL, color=INK)
     if ring.left:
-        text = f"{ring.left} received and left here: nobody waits for another head"
+        text = f"{ring.left} received and left here: no sender waits for another head"
         place = (ring.steps[-1], ring.fill[-1])
         axes.annotate(text, place, (-2, 3), textcoords="offset points", ha="right", fontsize=TINY, color=INK)

@@ -24,7 +24,7 @@ class RingFill(NamedTuple):
 
     A ring of `rank` carries what `src` sends on `channel`. steps[i] is when the fill became fill[i] slots; the first is
     the launch or the first token, the last one the launch's end. Combine leaves tokens in its rings: once its
-    receivers are done, nobody waits for another head.
+    receivers are done, no sender waits for another head.
     """
 
     rank: int

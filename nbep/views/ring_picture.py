@@ -12,7 +12,7 @@ from nbep.trace.style import FAINT, INK, RANK_COLORS, SHADE, SMALL, TINY, Pictur
 from nbep.views.ring_fills import RingFill, notes_of, ring_fills
 
 LEFT = (
-    "A ring of combine may end above zero: all is received then, and nobody waits for another head, so none is stored."
+    "A ring of combine may end above zero: all is received then, no sender waits for another head, so none is stored."
 )
 ROW_GAP = 0.35  # between rows, in heights of a full ring
 

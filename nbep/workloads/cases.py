@@ -111,7 +111,7 @@ def routes_of(layout: Sequence[Any]) -> dict[str, Any]:
 
 
 def without(case: Case, senders: Sequence[int], owners: Sequence[int]) -> Case:
-    """The case as if some ranks had no choices, and nobody had chosen the experts of some ranks."""
+    """The case as if some ranks had no choices, and the experts of some ranks had not been chosen."""
     num_local_experts = case.num_experts // case.num_ranks
     topk_idx = [np.where(np.isin(idx // num_local_experts, owners), -1, idx) for idx in case.topk_idx]
     return replace(case, topk_idx=[np.full_like(i, -1) if r in senders else i for r, i in enumerate(topk_idx)])

@@ -172,7 +172,7 @@ class Trip:
             place = self.buffer.get_next_low_latency_combine_buffer(handle)
             assert_kind(place)
             assign(place, x)
-            x = np.full_like(x, np.nan)  # nobody reads it
+            x = np.full_like(x, np.nan)  # it must not be read
         out = None
         if options.with_out:
             out = to_target(np.zeros(self.case.x[rank].shape, reference.BF16))

@@ -146,7 +146,7 @@ def test_what_combine_leaves_in_a_ring_is_explained():
         src=ring.src, dst=2 * ring.node + ring.rank % 2, kernel="internode_combine", call=ring.call
     )
     texts = [text.get_text() for axes in picture.axes for text in axes.texts]
-    assert f"{ring.left} received and left here: nobody waits for another head" in texts
+    assert f"{ring.left} received and left here: no sender waits for another head" in texts
 
 
 def test_many_ranks_have_colours_and_some_can_be_chosen():

@@ -29,7 +29,7 @@ class Slots(NamedTuple):
     call: int
     begin: int
     end: int
-    count: int  # type: ignore[assignment]  # hides the method of tuples, which nobody calls
+    count: int  # type: ignore[assignment]  # hides the method of tuples, which is not called
     changes: list[Change]
 
 
