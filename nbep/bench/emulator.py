@@ -11,37 +11,21 @@ Two more tables have whole runs under each memory model, and small programs of `
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
+from nbep.bench.harness.case import Row
+from nbep.bench.harness.command import Parser
+from nbep.bench.harness.report import Report
 from nbep.bench.parts.emulator_runs import PROGRAMS, WORKLOADS, rate_of, times_of
-from nbep.bench.parts.report import table_of
-from nbep.device.terminal import STDOUT, add_json, console_for, progress, write_json
+from nbep.device.terminal import progress
 from nbep.emulator import FULL_MASK, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 REPEATS = 3
 COARSE, FINE = 0, 4  # seeds with the longest and the shortest quanta
-
-
-class Row(NamedTuple):
-    """One measurement."""
-
-    name: str
-    threads: int
-    calls_per_second: float
-
-    @property
-    def thousand_per_second(self) -> float:
-        return self.calls_per_second / 1e3
-
-    @property
-    def us(self) -> float:
-        return 1e6 / self.calls_per_second
-
 
 COLUMNS = {
     "call": "name",
@@ -106,6 +90,11 @@ def _seconds(primitive: Callable[[int], Any], threads: int, seed: int, memory_mo
     return time.perf_counter() - start
 
 
+def row_of(name: str, threads: int, calls_per_second: float) -> Row:
+    us, thousand_per_second = 1e6 / calls_per_second, calls_per_second / 1e3
+    return {"name": name, "threads": threads, "us": us, "thousand_per_second": thousand_per_second}
+
+
 def measure(seconds: float, advance: Callable[..., None] = lambda: None) -> list[Row]:
     """All rows; each run takes about `seconds`. advance is called after each row but the last."""
     rows = []
@@ -116,23 +105,16 @@ def measure(seconds: float, advance: Callable[..., None] = lambda: None) -> list
             count *= 2
         count = max(1, int(count * seconds / elapsed))
         best = min(_seconds(*shape, count) for _ in range(REPEATS))
-        rows.append(Row(name, threads, threads * count / best))
+        rows.append(row_of(name, threads, threads * count / best))
         advance()
     threads = 1024
     best = min(_seconds(_nothing, threads, COARSE, "sc", 0) for _ in range(REPEATS))
-    rows.append(Row("thread created, run and left", threads, threads / best))
+    rows.append(row_of("thread created, run and left", threads, threads / best))
     return rows
 
 
-class EveryRates(NamedTuple):
-    """What `nbep check --all` does in a second."""
-
-    schedules_per_second: float
-    calls_per_second: float
-
-
-def measure_every(seconds: float, tickets: int = 6) -> EveryRates:
-    """Go through the orders in which two threads take so many tickets each, until the time is over."""
+def measure_every(seconds: float, tickets: int = 6) -> dict[str, float]:
+    """What `nbep check --all` does in a second, of the orders in which two threads take so many tickets each."""
     tree, calls, start = Tree(), 0, time.perf_counter()
 
     def kernel(address: int) -> None:
@@ -152,7 +134,7 @@ def measure_every(seconds: float, tickets: int = 6) -> EveryRates:
             tree.end()
         calls += 4 * tickets  # an atomic and a store of each thread
         elapsed = time.perf_counter() - start
-    return EveryRates(tree.schedules / elapsed, calls / elapsed)
+    return {"schedules_per_second": tree.schedules / elapsed, "calls_per_second": calls / elapsed}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -161,34 +143,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:     argv without the program's name
     Returns:  0
     """
-    parser = argparse.ArgumentParser(prog="nbep bench emulator", description=__doc__.splitlines()[0])
+    parser = Parser("emulator", __doc__)
     parser.add_argument("--seconds", type=float, default=0.1, help="length of one run (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each program as a whole (default: %(default)s)")
-    add_json(parser)
-    arguments = parser.parse_args(argv)
+    parser.add("json")
+    options = parser.parse_args(argv)
     with progress("primitives", len(CASES) + 1) as advance:
-        rows = measure(arguments.seconds, advance)
-        every = measure_every(10 * arguments.seconds)
+        rows = measure(options.seconds, advance)
+        every = measure_every(10 * options.seconds)
     with progress("whole runs", len(WORKLOADS) + len(PROGRAMS)) as advance:
         times, programs = [], []
         for name in WORKLOADS:
-            times.append(times_of(name, arguments.repeats))
+            times.append(times_of(name, options.repeats))
             advance()
         for name in PROGRAMS:
-            programs.append(rate_of(name, arguments.repeats))
+            programs.append(rate_of(name, options.repeats))
             advance()
-    found = {
-        "calls_per_second": {row.name: round(row.calls_per_second) for row in rows},
-        "every_schedule": {k: round(v) for k, v in every._asdict().items()},
-        "cpu_seconds": [one._asdict() for one in times],
-        "all_schedules": [one._asdict() for one in programs],
-    }
-    write_json(arguments.json, found)
-    if arguments.json != STDOUT:
-        console = console_for(None)
-        console.print(table_of(rows, COLUMNS, "Emulator: primitive calls on one core"))
-        schedules, calls = every
-        console.print(f"Every schedule: {schedules:,.0f} schedules/s, {calls / 1e3:,.0f} thousand calls/s")
-        console.print(table_of(times, RUN_COLUMNS, "Whole runs: CPU seconds by memory model"))
-        console.print(table_of(programs, RATE_COLUMNS, "Small programs under `--all`: runs a second of CPU"))
+    report = Report(
+        options,
+        calls_per_second={row["name"]: round(1e3 * row["thousand_per_second"]) for row in rows},
+        every_schedule={name: round(rate) for name, rate in every.items()},
+    )
+    report.table(rows, COLUMNS, "Emulator: primitive calls on one core")
+    schedules, calls = every.values()
+    report.say(f"Every schedule: {schedules:,.0f} schedules/s, {calls / 1e3:,.0f} thousand calls/s")
+    report.table(times, RUN_COLUMNS, "Whole runs: CPU seconds by memory model")
+    report.table(programs, RATE_COLUMNS, "Small programs under `--all`: runs a second of CPU")
+    report.add(cpu_seconds=times, all_schedules=programs)
+    report.close()
     return 0

@@ -20,27 +20,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from importlib import import_module
+from functools import partial
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from nbep.bench import UNUSABLE, positive
-from nbep.bench.parts.host_calls import (
-    FOR_GPUS,
-    FOR_THE_CPU,
-    NVL_BYTES,
-    Verbs,
-    elastic_verbs,
-    events_verbs,
-    low_latency_verbs,
-    normal_verbs,
-    zero_copy_verbs,
-)
-from nbep.bench.parts.report import Report
-from nbep.device.terminal import add_json
+from nbep.bench.harness.case import Row
+from nbep.bench.harness.clocks import nothing
+from nbep.bench.harness.command import UNUSABLE, Parser, positive
+from nbep.bench.harness.report import Report
+from nbep.bench.parts.host_calls import FOR_GPUS, FOR_THE_CPU, NVL_BYTES, Verbs, all_verbs
 from nbep.version import __version__
 
 FRONTS = {"nbep.Buffer": "nbep", "nbep.deep_ep": "nbep.deep_ep"}
@@ -60,28 +50,14 @@ COLUMNS = {
 Synchronize = Callable[[], None]
 
 
-@dataclass
-class Row:
-    """Microseconds of one verb through one front; events is None where nothing is launched."""
-
-    verb: str
-    front: str
-    in_a_row: float
-    cold: float
-    events: float | None
-    in_a_row_default: float
-    cold_default: float
-    events_default: float | None
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="nbep bench host", description=__doc__.partition("\n")[0])
-    parser.add_argument("--ranks", type=positive, default=2, help="processes, each with a GPU of its own")
+    parser = Parser("host", __doc__)
+    parser.add("ranks", type=positive, choices=None, help="processes, each with a GPU of its own")
     parser.add_argument("--beside", metavar="MODULE", help="a package like DeepEP to measure, too, such as deep_ep")
     parser.add_argument("--verbs", default="", help="measure only calls whose names contain this")
     parser.add_argument("--series", type=positive, default=SERIES, help="series of calls in a row")
     parser.add_argument("--no-launch", action="store_true", help="launch nothing, even if there are GPUs")
-    add_json(parser)
+    parser.add("json")
     return parser.parse_args(argv)
 
 
@@ -110,19 +86,13 @@ def report_on(options: argparse.Namespace, launches: bool, rows: Iterator[Row]) 
     """Measure, print and write."""
     sizes = FOR_GPUS if launches else FOR_THE_CPU
     about = {"version": __version__, "launches": launches, "ranks": options.ranks}
-    report = Report(options, **about, **sizes._asdict())
-    measured = []
+    report = Report(options, **about, **sizes._asdict(), rows=[])
     for row in rows:
-        measured.append(row)
         report.add(rows=[row])
     how = f"{options.ranks} GPUs" if launches else "nothing is launched, tensors lie on the CPU: nbep's own steps alone"
-    order = {verb: i for i, verb in enumerate(dict.fromkeys(row.verb for row in measured))}
     columns = {title: field for title, field in COLUMNS.items() if launches or "events" not in title}
-    report.table(sorted(measured, key=lambda row: order[row.verb]), columns, f"CPU, us of a call ({how})")
+    report.table(report.found["rows"], columns, f"CPU, us of a call ({how})")
     report.close()
-
-
-# A process for each GPU
 
 
 def _run_rank(rank: int, options: argparse.Namespace, store: Path) -> None:
@@ -146,39 +116,24 @@ def measure_on_gpu(options: argparse.Namespace, dist: Any) -> Iterator[Row]:
     """All ranks together."""
     import torch
 
-    group, sizes = dist.new_group(list(range(options.ranks))), FOR_GPUS
-    fronts = FRONTS | ({options.beside: options.beside} if options.beside else {})
+    group, sizes, buffers = dist.new_group(list(range(options.ranks))), FOR_GPUS, []
 
     def meet() -> None:
         torch.cuda.synchronize()
         dist.barrier()
         torch.cuda.synchronize()
 
-    buffers, verbs = [], {}
-    for front, name in fronts.items():
-        cls = import_module(name).Buffer
-        num_experts = sizes.low_latency_experts
-        hint = cls.get_low_latency_rdma_size_hint(sizes.low_latency_tokens, sizes.hidden, options.ranks, num_experts)
-        more: Any = {"explicitly_destroy": True}
-        if front in FRONTS:
-            num_bytes = cls.get_zero_copy_size_hint(sizes.tokens, sizes.hidden, options.ranks, sizes.topk)
-            more["num_zero_copy_bytes"] = num_bytes
-        buffer = cls(group, NVL_BYTES, hint, True, num_experts // options.ranks, **more)
-        calls = low_latency_verbs(buffer, torch, sizes, "cuda") | normal_verbs(buffer, torch, sizes, "cuda")
-        calls |= events_verbs(buffer, torch, sizes, "cuda")
-        if front in FRONTS:
-            calls |= zero_copy_verbs(buffer, torch, sizes, "cuda")
-            # Each rank is a node.
-            nodes = cls(group, NVL_BYTES, NVL_BYTES, num_nvl_peers=1, explicitly_destroy=True)
-            calls |= normal_verbs(nodes, torch, sizes, "cuda", between_nodes=True)
-            buffers.append(nodes)
-            elastic = import_module(name).ElasticBuffer(
-                group, num_max_tokens_per_rank=sizes.low_latency_tokens, hidden=sizes.hidden, num_topk=sizes.topk
-            )
-            verbs[f"{name}.ElasticBuffer"] = elastic_verbs(elastic, torch, sizes, "cuda")
-            buffers.append(elastic)
-        buffers.append(buffer)
-        verbs[front] = calls
+    def create(cls: Any, num_rdma_bytes: int, **more: Any) -> Any:
+        buffers.append(cls(group, NVL_BYTES, num_rdma_bytes, explicitly_destroy=True, **more))
+        return buffers[-1]
+
+    def create_elastic(cls: Any) -> Any:
+        num_tokens = sizes.low_latency_tokens
+        buffers.append(cls(group, num_max_tokens_per_rank=num_tokens, hidden=sizes.hidden, num_topk=sizes.topk))
+        return buffers[-1]
+
+    fronts = FRONTS | ({options.beside: options.beside} if options.beside else {})
+    verbs = all_verbs(fronts, torch, sizes, "cuda", options.ranks, create, create_elastic)
     yield from measure(options, verbs, "cuda", torch.cuda.synchronize, meet)
     meet()
     verbs.clear()
@@ -186,30 +141,18 @@ def measure_on_gpu(options: argparse.Namespace, dist: Any) -> Iterator[Row]:
         buffer.destroy()
 
 
-# Nothing is launched
-
-
 def measure_without_gpu(options: argparse.Namespace) -> Iterator[Row]:
-    """nbep's own steps of one rank."""
+    """nbep's own steps of one rank, where nothing is launched."""
     from nbep.bench.parts.no_gpu import make_buffer, make_elastic, tensors_of_the_cpu
 
-    def nothing() -> None:
-        pass
+    num_ranks, sizes = max(2, options.ranks), FOR_THE_CPU
 
-    num_ranks, sizes, verbs = max(2, options.ranks), FOR_THE_CPU, {}
+    def create(cls: Any, num_rdma_bytes: int, num_qps_per_rank: int = 0, num_nvl_peers: int = 0, **more: Any) -> Any:
+        return make_buffer(num_ranks, num_rdma_bytes, num_nvl_peers, cls, **more)
+
+    create_elastic = partial(make_elastic, num_ranks, sizes.low_latency_tokens, sizes.hidden)
     with tensors_of_the_cpu() as torch:
-        for front, name in FRONTS.items():
-            cls = import_module(name).Buffer
-            hint = cls.get_low_latency_rdma_size_hint(
-                sizes.low_latency_tokens, sizes.hidden, num_ranks, sizes.low_latency_experts
-            )
-            buffer = make_buffer(num_ranks, hint, front=cls, num_zero_copy_bytes=1 << 28)
-            calls = low_latency_verbs(buffer, torch, sizes, "cpu") | normal_verbs(buffer, torch, sizes, "cpu")
-            calls |= zero_copy_verbs(buffer, torch, sizes, "cpu")
-            nodes = make_buffer(num_ranks, 1 << 30, 1, front=cls, low_latency_mode=False)
-            verbs[front] = calls | normal_verbs(nodes, torch, sizes, "cpu", between_nodes=True)
-            elastic = make_elastic(num_ranks, sizes.low_latency_tokens, sizes.hidden, import_module(name).ElasticBuffer)
-            verbs[f"{name}.ElasticBuffer"] = elastic_verbs(elastic, torch, sizes, "cpu")
+        verbs = all_verbs(FRONTS, torch, sizes, "cpu", num_ranks, create, create_elastic)
         yield from measure(options, verbs, "cpu", nothing, nothing)
 
 
@@ -231,27 +174,26 @@ def measure(
         calls = {front: of_front[verb] for front, of_front in verbs.items() if verb in of_front}
         if options.verbs not in verb:
             continue
-        found: dict[str, dict[str, list[float]]] = {front: {} for front in calls}
-        for _ in range(PASSES):
-            for suffix, front in product(("", "_default"), calls):
-                call, times = calls[front], found[front]
-                torch.set_default_device(device if suffix else None)
-                try:
-                    for _ in range(WARM_UPS):
-                        call()
-                    meet()
-                    series = in_a_row_us(call, -(-options.series // PASSES), wait)
-                    times.setdefault("in_a_row" + suffix, []).append(series)
-                    times.setdefault("cold" + suffix, []).append(cold_us(call, junk, wait))
-                    meet()
-                    if device == "cuda":
-                        times.setdefault("events" + suffix, []).append(events_us(call))
-                    meet()
-                finally:
-                    torch.set_default_device(None)
-        for front, times in found.items():
-            least: dict[str, Any] = {"events": None, "events_default": None}
-            yield Row(verb, front, **least | {clock: min(passes) for clock, passes in times.items()})
+        rows: dict[str, Row] = {front: {"verb": verb, "front": front} for front in calls}
+        for _, suffix, front in product(range(PASSES), ("", "_default"), calls):
+            call, row = calls[front], rows[front]
+            torch.set_default_device(device if suffix else None)
+            try:
+                for _ in range(WARM_UPS):
+                    call()
+                meet()
+                found: dict[str, float | None] = {
+                    "in_a_row": in_a_row_us(call, -(-options.series // PASSES), wait),
+                    "cold": cold_us(call, junk, wait),
+                }
+                meet()
+                found["events"] = events_us(call) if device == "cuda" else None
+                meet()
+            finally:
+                torch.set_default_device(None)
+            for clock, us in found.items():
+                row[clock + suffix] = None if us is None else min(us, row.get(clock + suffix, us))
+        yield from rows.values()
 
 
 def in_a_row_us(call: Callable[[], Any], series: int, wait: Synchronize) -> float:

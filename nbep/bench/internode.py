@@ -18,92 +18,100 @@ Source: DeepEP tests/test_internode.py (test_main, "Tune dispatch performance", 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from typing import Any, get_args
 
 import numpy as np
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, mpi_world, numbers, on_ranks, positive, some_of
-from nbep.bench.parts.internode_calls import (
-    COMBINE_BF16,
+from nbep.bench.harness.case import Case, Row
+from nbep.bench.harness.clocks import Clock, mean_us
+from nbep.bench.harness.command import Parser, numbers, positive, run, some_of
+from nbep.bench.harness.push import Push, Pushes, push_bytes, push_gbps, push_rates, say_push
+from nbep.bench.harness.report import Report
+from nbep.bench.parts.internode_calls import Carried, Routes, allowed_us, make_tokens, wrong_results
+from nbep.bench.parts.normal_calls import (
     DISPATCH_BF16,
-    DISPATCH_FP8,
     WORKS,
-    Carried,
-    GpuArrays,
-    Routes,
-    allowed_us,
+    Inputs,
+    call_of,
     choose_experts,
-    make_tokens,
+    put_inputs,
     token_bytes,
-    wrong_results,
 )
-from nbep.bench.parts.internode_report import Row, add_transport, begin_report
-from nbep.bench.parts.normal_clock import Push, mean_seconds, push_bytes, push_rates
 from nbep.device.layout.intranode import MAX_NVL_PEERS
-from nbep.device.terminal import add_json
 from nbep.host.ranks.comm import InProcessComm
-from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import TransportName
 from nbep.workloads.cases import routes_of
 
-WRONG = 1  # the exit code if a result is
 MAX_RANKS = MAX_NVL_PEERS  # which push reaches all at once
-ARRAYS: Any = GpuArrays
+COLUMNS = {
+    "work": "work",
+    "SMs": "num_sms",
+    "NVL chunk": "nvl_chunk",
+    "RDMA chunk": "rdma_chunk",
+    "us": "us:.1f",
+    "RDMA GB/s": "rdma_gbps:.1f",
+    "NVL GB/s": "nvl_gbps:.1f",
+    "link GB/s": "link_gbps:.1f",
+    "allowed us": "allowed_us:.1f",
+    "of push": "of_push:.2f",
+}
+MOVED = {"work": "work", "RDMA": "rdma:.2f", "NVL": "nvl:.2f", "stored": "stored:.2f", "link": "link:.2f"}
+COUNTED = (
+    "us: from a call with a cached handle to its end, the notify kernel too.",
+    "RDMA and NVL, DeepEP's units: a token counts once for each node that it goes to, its own too; once for each rank.",
+    "link: of both hops, what goes to another rank. stored: all of both hops, whether it leaves the GPU or not.",
+    "Receivers' copies to the user's arrays do not count, nor does what a software NIC copies.",
+    "allowed: link bytes by push to peers, or stored bytes by push at home, whichever takes longer, at as many SMs.",
+)
 
 
 @dataclass
 class Setup:
-    """One rank's inputs. xs: of each dispatch"""
+    """One rank's."""
 
     comm: Any
     options: argparse.Namespace
-    topk_idx: Any
-    xs: dict[str, Any]
+    inputs: Inputs
     routes: Routes
     carried: dict[str, Carried]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="nbep bench internode", description=__doc__.partition("\n")[0])
+    parser = Parser("internode", __doc__)
     parser.add_argument("--nodes", type=positive, default=2)
     parser.add_argument("--num-nvl-peers", type=positive, help="ranks of a node; 2, or under mpirun what there are")
     parser.add_argument(
         "--transport", type=some_of(get_args(TransportName)), default=["direct", "ibgda"], help="direct,ibgda or one"
     )
-    parser.add_argument("--tokens", type=positive, default=4096, help="of each rank")
-    parser.add_argument("--hidden", type=positive, default=7168)
-    parser.add_argument("--topk", type=positive, default=8)
+    parser.add("tokens", help="of each rank")
+    parser.add("hidden", "topk")
     parser.add_argument("--topk-groups", type=positive, help="nodes that a token goes to; all, or four of more")
-    parser.add_argument("--experts", type=positive, default=256, help="of all ranks")
+    parser.add("experts", help="of all ranks")
     parser.add_argument("--num-sms", type=numbers, default=[16, 20, 24], help="SMs to try, even numbers")
     parser.add_argument("--nvl-chunks", type=numbers, default=[4, 8, 16, 32], help="tokens a chunk inside a node")
     parser.add_argument("--rdma-chunks", type=numbers, default=[8, 16, 32], help="tokens a chunk between nodes")
     parser.add_argument("--nvl-slots", type=positive, default=512, help="slots of a ring inside a node")
     parser.add_argument("--rdma-slots", type=positive, default=128, help="slots of a ring between nodes")
-    parser.add_argument("--threads", type=positive, help="threads a block")
+    parser.add("threads")
     parser.add_argument("--num-qps", type=positive, help="queue pairs for each peer; one for each channel")
-    parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
-    parser.add_argument("--repeat", type=positive, default=30, help="timed calls of each kind")
-    parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
-    add_json(parser)
+    parser.add_works(WORKS)
+    parser.add("repeat", "handle-type", "json")
     return parser.parse_args(argv)
 
 
-def fill_in(options: argparse.Namespace, num_ranks: int | None) -> str | None:
-    """Set what depends on the ranks, which are None if they are to be made. Returns what cannot be measured."""
+def fill_in(options: argparse.Namespace, comm: Any) -> str | None:
+    """Set what depends on the ranks. Returns what cannot be measured."""
     if options.num_nvl_peers is None:
-        options.num_nvl_peers = 2 if num_ranks is None else max(1, num_ranks // options.nodes)
-    wanted = options.nodes * options.num_nvl_peers
+        options.num_nvl_peers = 2 if comm is None else max(1, comm.size // options.nodes)
+    wanted = options.ranks = options.nodes * options.num_nvl_peers
     options.topk_groups = options.topk_groups or min(options.nodes, 4)
     options.num_qps = options.num_qps or max(options.num_sms) // 2
-    if num_ranks is not None and wanted != num_ranks:
-        return f"{num_ranks} ranks are not {options.nodes} nodes of {options.num_nvl_peers}"
+    if comm is not None and wanted != comm.size:
+        return f"{comm.size} ranks are not {options.nodes} nodes of {options.num_nvl_peers}"
     if options.nodes < 2 or wanted > MAX_RANKS:
         return f"{wanted} ranks in {options.nodes} nodes; there must be 2 to {MAX_RANKS}, in at least 2 nodes"
     if options.experts % wanted != 0:
@@ -125,15 +133,7 @@ def fill_in(options: argparse.Namespace, num_ranks: int | None) -> str | None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
-    if not can_run("internode", with_torch=True):
-        return UNUSABLE
-    comm = mpi_world()
-    problem = fill_in(options, None if comm is None else comm.size)
-    if problem is not None:
-        print(f"nbep bench internode: {problem}", file=sys.stderr)
-        return UNUSABLE
-    return 0 if all(on_ranks(comm, options.nodes * options.num_nvl_peers, measure_rank, options)) else WRONG
+    return run("internode", parse(argv), measure_rank, fill_in)
 
 
 def config_of(options: argparse.Namespace, num_sms: int, nvl_chunk: int, rdma_chunk: int) -> nbep.Config:
@@ -151,13 +151,12 @@ def largest_config(options: argparse.Namespace, num_sms: int) -> nbep.Config:
 
 def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
     """Measure everything on this rank; rank 0 prints and writes. False if a result was wrong."""
-    pushes = measure_push(comm, options)
+    clock = Clock(comm, options.repeat, sleeps=False)
+    pushes = measure_push(clock, options)
     setup = prepare(comm, options)
-    report = None
-    if comm.rank == 0:
-        report = begin_report(isinstance(comm, InProcessComm), options, setup.carried, pushes)
+    report = begin_report(setup, pushes) if comm.rank == 0 else None
     for transport in options.transport:
-        rows, faults = measure_transport(setup, transport, pushes)
+        rows, faults = measure_transport(setup, transport, clock, pushes)
         if report is not None and faults:
             report.say(*(f"{transport}: {fault}" for fault in faults))
         elif report is not None:
@@ -169,11 +168,10 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
     return not faults
 
 
-def measure_push(comm: Any, options: argparse.Namespace) -> dict[int, Push]:
-    """Push bandwidth by number of SMs; every other rank counts as a peer, in any node."""
-    memory = nbep.SharedMemory.create(comm, push_bytes(comm.size), handle_type=options.handle_type)
-    setup = argparse.Namespace(comm=comm, options=options)
-    pushes = {num_sms: push_rates(setup, memory, num_sms) for num_sms in options.num_sms}
+def measure_push(clock: Clock, options: argparse.Namespace) -> Pushes:
+    """Every other rank counts as a peer, in any node."""
+    memory = nbep.SharedMemory.create(clock.comm, push_bytes(clock.comm.size), handle_type=options.handle_type)
+    pushes = push_rates(clock, memory, options.num_sms)
     memory.close()
     return pushes
 
@@ -184,11 +182,9 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     owners = topk_idx // (options.experts // comm.size)
     in_rank = (owners[:, :, None] == np.arange(comm.size)).any(axis=1)
     routes = Routes(np.stack(comm.allgather(in_rank)), options.num_nvl_peers)
-    x = ARRAYS.put(make_tokens(comm.rank, np.arange(options.tokens), options.hidden))
-    xs = {DISPATCH_BF16: x, DISPATCH_FP8: nbep.per_token_cast_to_fp8(x, column_major_scales=True)}
+    inputs = put_inputs(make_tokens(comm.rank, np.arange(options.tokens), options.hidden), topk_idx)
     carried = {work: routes.carried(token_bytes(work, options.hidden)) for work in options.works}
-    ARRAYS.wait()
-    return Setup(comm, options, ARRAYS.put(topk_idx), xs, routes, carried)
+    return Setup(comm, options, inputs, routes, carried)
 
 
 def create_buffer(setup: Setup, transport: str) -> nbep.Buffer:
@@ -206,38 +202,81 @@ def create_buffer(setup: Setup, transport: str) -> nbep.Buffer:
     )
 
 
-def measure_transport(setup: Setup, transport: str, pushes: dict[int, Push]) -> tuple[list[Row], list[str]]:
+def measure_transport(setup: Setup, transport: str, clock: Clock, pushes: Pushes) -> tuple[list[Row], list[str]]:
     """All rows, and what is wrong on any rank; no rows then."""
     options = setup.options
     buffer = create_buffer(setup, transport)
-    layout = routes_of(buffer.get_dispatch_layout(setup.topk_idx, options.experts))
+    layout = routes_of(buffer.get_dispatch_layout(setup.inputs.topk_idx, options.experts))
     rows: list[Row] = []
     faults: list[str] = []
-    for num_sms in options.num_sms:
+    for num_sms, push in pushes.items():
         config = config_of(options, num_sms, options.nvl_chunks[0], options.rdma_chunks[0])
-        wrong = wrong_results(setup.comm, buffer, ARRAYS, setup.routes, layout, setup.xs, config)
+        wrong = wrong_results(setup.comm, buffer, setup.routes, layout, setup.inputs, config)
         faults = [fault for of_rank in setup.comm.allgather(wrong) for fault in of_rank]
         if faults:
             break
-        recv_x, _, _, _, handle, _ = buffer.dispatch(setup.xs[DISPATCH_BF16], config=config, **layout)
-        assert handle is not None
-        assert not isinstance(recv_x, tuple)
-        for work, nvl_chunk, rdma_chunk in product(options.works, options.nvl_chunks, options.rdma_chunks):
-            config = config_of(options, num_sms, nvl_chunk, rdma_chunk)
-            call: Callable[[], Any] = partial(buffer.dispatch, setup.xs.get(work), handle=handle, config=config)
-            if work == COMBINE_BF16:
-                call = partial(buffer.combine, recv_x, handle, config=config)
-            us = 1e6 * mean_seconds(setup, call)
-            rows.append(
-                make_row(setup.carried[work], pushes[num_sms], transport, work, num_sms, nvl_chunk, rdma_chunk, us)
-            )
+        recv_x, _, _, _, handle, _ = buffer.dispatch(setup.inputs.xs[DISPATCH_BF16], config=config, **layout)
+        for case in cases(setup, buffer, recv_x, handle, num_sms, push):
+            rows.append(case.row(mean_us(clock, case.call), transport=transport))
     buffer.destroy()
     return ([] if faults else rows), faults
 
 
-def make_row(
-    carried: Carried, push: Push, transport: str, work: str, num_sms: int, nvl_chunk: int, rdma_chunk: int, us: float
-) -> Row:
-    rates = (carried.rdma / us / 1e3, carried.nvl / us / 1e3, carried.link / us / 1e3)
-    allowed = allowed_us(carried, push)
-    return Row(transport, work, num_sms, nvl_chunk, rdma_chunk, us, *rates, allowed, allowed / us)
+def cases(setup: Setup, buffer: nbep.Buffer, recv_x: Any, handle: Any, num_sms: int, push: Push) -> Iterator[Case]:
+    """All works and chunk sizes at one number of SMs."""
+    options = setup.options
+    for work, nvl_chunk, rdma_chunk in product(options.works, options.nvl_chunks, options.rdma_chunks):
+        config = config_of(options, num_sms, nvl_chunk, rdma_chunk)
+        carried = setup.carried[work]
+        settings = {"work": work, "num_sms": num_sms, "nvl_chunk": nvl_chunk, "rdma_chunk": rdma_chunk}
+        allowed = allowed_us(carried, push)
+        yield Case(
+            {**settings, "allowed_us": allowed},
+            call_of(work, buffer, setup.inputs, recv_x, handle, config=config),
+            {"rdma_gbps": carried.rdma, "nvl_gbps": carried.nvl, "link_gbps": carried.link},
+            {"of_push": allowed},
+        )
+
+
+# What is said
+
+
+def network(is_virtual: bool) -> str:
+    """What carries the bytes between the nodes."""
+    if is_virtual:
+        return 'the "network" is the memory of one card; no NIC and no NVLink is measured'
+    return 'the "network" is NVLink, or memory where ranks share a card; no NIC is measured'
+
+
+def begin_report(setup: Setup, pushes: Pushes) -> Report:
+    """What rank 0 says: what is measured, and the ceiling; the rows come later."""
+    options, carries = setup.options, network(isinstance(setup.comm, InProcessComm))
+    carried = {work: of_work._asdict() for work, of_work in setup.carried.items()}
+    sizes = {"num_nodes": options.nodes, "num_nvl_peers": options.num_nvl_peers}
+    heads = {"network": carries, "counted": COUNTED, "carried_bytes": carried, "push_gbps": push_gbps(pushes)}
+    report = Report(options, **sizes, **heads)
+    report.say(
+        f"{options.nodes} virtual nodes of {options.num_nvl_peers} ranks; {carries}",
+        f"{options.tokens} tokens a rank, hidden {options.hidden}, top-{options.topk} of {options.experts} experts "
+        f"on {options.topk_groups} nodes",
+    )
+    say_push(report, pushes)
+    megabytes = [
+        {"work": work, **{unit: num_bytes / 1e6 for unit, num_bytes in of_work.items()}}
+        for work, of_work in carried.items()
+    ]
+    report.table(megabytes, MOVED, "MB of a rank in one call")
+    report.say(*COUNTED)
+    return report
+
+
+def add_transport(report: Report, rows: list[Row]) -> None:
+    """The rows of one transport."""
+    report.table(rows, COLUMNS, rows[0]["transport"])
+    for work in dict.fromkeys(row["work"] for row in rows):
+        best = min((row for row in rows if row["work"] == work), key=lambda row: row["us"])
+        report.say(
+            "best {work}: {us:.1f} us, {rdma_gbps:.1f} GB/s RDMA, {nvl_gbps:.1f} GB/s NVL, {of_push:.2f} of push "
+            "({num_sms} SMs, NVL chunk {nvl_chunk}, RDMA chunk {rdma_chunk})".format(**best)
+        )
+    report.add(rows=rows)

@@ -7,28 +7,27 @@ All launch a kernel of twelve parameters that has nothing to do, on an idle stre
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, positive
+from nbep.bench.harness.command import UNUSABLE, Parser, can_run, positive
 from nbep.device.kernels.get_dispatch_layout import (
     LayoutOutputs,
     LayoutSizes,
     LayoutWorkspace,
     get_dispatch_layout,
 )
-from nbep.device.terminal import STDOUT, add_json, write_json
+from nbep.device.terminal import STDOUT, write_json
 
 GRID, BLOCK = 1, 32
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="nbep bench launch", description=__doc__.partition("\n")[0])
+    parser = Parser("launch", __doc__)
     parser.add_argument("--repeat", type=positive, default=2000)
-    add_json(parser)
+    parser.add("json")
     options = parser.parse_args(argv)
     if not can_run("launch", with_torch=False):
         return UNUSABLE

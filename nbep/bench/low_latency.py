@@ -26,18 +26,15 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any, get_args
 
 import nbep
-from nbep.bench import UNUSABLE, add_ranks, can_run, mpi_world, numbers, on_ranks, positive, some_of
-from nbep.bench.parts.clocks import (
+from nbep.bench.harness.case import Case, Row
+from nbep.bench.harness.clocks import (
     Clock,
     KernelTime,
     Spread,
@@ -46,33 +43,36 @@ from nbep.bench.parts.clocks import (
     by_profile,
     capture,
     host_times,
+    mean,
     over_ranks,
 )
-from nbep.bench.parts.low_latency_calls import DEVICE, Bytes, Calls, Gap, Variant, bytes_of, make_inputs
-from nbep.bench.parts.low_latency_report import (
-    PAIR,
-    HostCost,
-    PushTime,
-    Row,
-    add_variant,
-    plot,
-    report_for,
-    say_faults,
-)
-from nbep.bench.parts.normal_clock import PUSH_OFFSET, PUSH_THREADS
+from nbep.bench.harness.command import Parser, numbers, run, some_of
+from nbep.bench.harness.push import PUSH_OFFSET, push_call
+from nbep.bench.harness.report import Report, draw
+from nbep.bench.parts.low_latency_calls import Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.device.jit import KERNELS, spec_of
-from nbep.device.kernels.intranode.push import ROW_BYTES, TO_PEERS, push
+from nbep.device.kernels.intranode.push import ROW_BYTES, push
 from nbep.device.layout.low_latency import MAX_RANKS
-from nbep.device.terminal import add_json
-from nbep.host.target.memory import HandleType
 from nbep.host.transport.base import TransportName
 from nbep.host.validate import INTRANODE_RANKS
 
-WORKS = ("dispatch", "combine", "both", "halves")
+PAIR = ("dispatch", "combine")
+WORKS = (*PAIR, "both", "halves")
 HALVES = ("dispatch send", "dispatch receive", "combine send", "combine receive")
 GRAPH_ROUNDS = 10
 PUSH_SMS = 24  # fill the wire; for few bytes all SMs are faster
-WRONG = 1  # the exit code if a round trip is
+COLUMNS = {
+    "work": "work",
+    "clock": "clock",
+    "graph": "graph",
+    "us": "us:.1f",
+    "min": "min_us:.1f",
+    "max": "max_us:.1f",
+    "average": "average_us:.1f",
+    "GB/s": "gbps:.1f",
+    "wire GB/s": "wire_gbps:.1f",
+    "of push": "of_push:.2f",
+}
 
 Samples = dict[tuple[str, str, bool], list[float]]  # microseconds by work, clock and whether in a graph
 
@@ -88,50 +88,39 @@ class Setup:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="nbep bench low-latency", description=__doc__.partition("\n")[0])
-    parser.add_argument("--tokens", type=numbers, default=[128], help="tokens of a rank to try, such as 1,8,32,64,128")
-    parser.add_argument("--hidden", type=positive, default=7168)
-    parser.add_argument("--topk", type=positive, default=8)
-    parser.add_argument("--experts", type=positive, default=288, help="of all ranks")
-    parser.add_argument("--works", type=some_of(WORKS), default=list(WORKS), help=f"some of: {', '.join(WORKS)}")
-    parser.add_argument("--deduplicate", type=some_of(("off", "on")), default=["off", "on"], help="off, on or off,on")
-    parser.add_argument(
-        "--graph",
-        type=some_of(("off", "on")),
-        default=None,
-        help="off, on or off,on: without CUDA graphs, with them; virtual ranks do without unless asked",
-    )
+    parser = Parser("low-latency", __doc__)
+    on_off = some_of(("off", "on"))
+    tried = "tokens of a rank to try, such as 1,8,32,64,128"
+    parser.add("tokens", type=numbers, default=[128], help=tried)
+    parser.add("hidden", "topk")
+    parser.add("experts", default=288, help="of all ranks")
+    parser.add_works(WORKS)
+    parser.add_argument("--deduplicate", type=on_off, default=["off", "on"], help="off, on or off,on")
+    text = "off, on or off,on: without CUDA graphs, with them; virtual ranks do without unless asked"
+    parser.add_argument("--graph", type=on_off, default=None, help=text)
     parser.add_argument("--bf16", action="store_true", help="dispatch BF16, too")
     parser.add_argument("--logfmt", action="store_true", help="combine with LogFMT, too")
-    parser.add_argument("--repeat", type=positive, default=30, help="rounds that are timed")
-    parser.add_argument("--handle-type", default="ipc", choices=get_args(HandleType), help="as in nbep.Buffer")
-    parser.add_argument(
-        "--transport",
-        default="direct",
-        choices=get_args(TransportName),
-        help="as in nbep.Buffer; if not direct, each rank is a node of its own, and nothing is compared with push",
-    )
-    add_ranks(parser, MAX_RANKS)
-    add_json(parser)
-    parser.add_argument("--plot", type=Path, help="draw the time over tokens there")
+    parser.add("repeat", help="rounds that are timed")
+    parser.add("handle-type")
+    text = "as in nbep.Buffer; if not direct, each rank is a node of its own, and nothing is compared with push"
+    parser.add_argument("--transport", default="direct", choices=get_args(TransportName), help=text)
+    parser.add_ranks(MAX_RANKS)
+    parser.add("json")
+    parser.add("plot", help="draw the time over tokens there")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or torch's profiler tells of every start and stop
-    if not can_run("low-latency", with_torch=True):
-        return UNUSABLE
-    comm = mpi_world()
-    num_ranks = options.ranks if comm is None else comm.size
-    if options.experts % num_ranks != 0:
-        print(
-            f"nbep bench low-latency: {options.experts} experts are no multiple of {num_ranks} ranks", file=sys.stderr
-        )
-        return UNUSABLE
+    return run("low-latency", parse(argv), measure_rank, fill_in)
+
+
+def fill_in(options: argparse.Namespace, comm: Any) -> str | None:
+    """Set whether there are graphs. Returns what cannot be measured."""
     if options.graph is None:
         options.graph = ["off"] if comm is None else ["off", "on"]
-    return 0 if all(on_ranks(comm, num_ranks, measure_rank, options)) else WRONG
+    num_ranks = options.ranks if comm is None else comm.size
+    return f"{options.experts} experts are no multiple of {num_ranks} ranks" if options.experts % num_ranks else None
 
 
 def variants(options: argparse.Namespace) -> list[Variant]:
@@ -146,10 +135,9 @@ def variants(options: argparse.Namespace) -> list[Variant]:
 def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
     """Measure everything on this rank; rank 0 prints and writes. False if a round trip was wrong."""
     setup = prepare(comm, options)
-    report = report_for(comm.size, options)
-    rows: list[Row] = []
-    pushes: list[PushTime] = []
-    hosts: dict[Variant, list[HostCost]] = {}
+    settings = {name: getattr(options, name) for name in ("transport", "hidden", "topk", "experts", "repeat")}
+    report = Report(options, num_ranks=comm.size, **settings, rows=[], push=[], host=[])
+    hosts: dict[Variant, list[Row]] = {}
     right = True
     for variant in variants(options):  # all of them first: torch's profiler, once started, makes each launch slower
         calls, choices = prepare_calls(setup, variant)
@@ -163,27 +151,23 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> bool:
     for variant, costs in hosts.items() if right else ():
         calls, choices = prepare_calls(setup, variant)
         calls.round_trip(choices)
-        measured = measure_variant(setup, calls, choices)
-        rows += measured[0]
-        pushes += measured[1]
+        rows, pushes = measure_variant(setup, calls, choices)
         if comm.rank == 0:
-            add_variant(report, variant, *measured, costs)
+            add_variant(report, variant, rows, pushes, costs)
     if comm.rank == 0:
         report.close()
         if options.plot:
-            plot(rows, pushes, comm.size, options.plot)
+            plot(report)
     setup.buffer.destroy()
     return right
 
 
 def prepare(comm: Any, options: argparse.Namespace) -> Setup:
-    most_tokens = max(options.tokens)
+    most_tokens, is_direct = max(options.tokens), options.transport == "direct"
     num_rdma_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(most_tokens, options.hidden, comm.size, options.experts)
     num_nvl_bytes = 0
-    is_direct = options.transport == "direct"
-    if (
-        comm.size in INTRANODE_RANKS and is_direct
-    ):  # push writes there: as many bytes as if all choices went to peers, and more
+    if comm.size in INTRANODE_RANKS and is_direct:
+        # Push writes there: as many bytes as if all choices went to peers, and more.
         most_bytes = most_tokens * options.topk * (2 * options.hidden + 1024)
         num_nvl_bytes = PUSH_OFFSET + comm.size * push_rows(most_bytes, comm.size) * ROW_BYTES
     # The buffer comes first: its GPU is torch's current one from then on.
@@ -213,25 +197,20 @@ def prepare_calls(setup: Setup, variant: Variant) -> tuple[Calls, Any]:
     return Calls(setup.buffer, variant, inputs, options.experts, setup.gap), choices
 
 
-def measure_variant(setup: Setup, calls: Calls, choices: Any) -> tuple[list[Row], list[PushTime]]:
+def measure_variant(setup: Setup, calls: Calls, choices: Any) -> tuple[list[Row], list[Row]]:
+    """The rows of the calls, and those of push."""
     comm, options, variant = setup.comm, setup.options, calls.variant
-    clock = Clock(comm, calls.clean, options.repeat)
-    moved = bytes_of(variant, choices, comm.rank, options.hidden, options.experts)
-    of_ranks = comm.allgather(moved)
-    mean_bytes = {
-        verb: Bytes(
-            *(statistics.fmean(numbers) for numbers in zip(*(of_rank[verb] for of_rank in of_ranks), strict=True))
-        )
-        for verb in PAIR
-    }
-    pushes = push_times(setup, clock, variant, mean_bytes)
+    clock = Clock(comm, options.repeat, calls.clean)
+    own = bytes_of(variant, choices, comm.rank, options.hidden, options.experts)
+    moved = {verb: Bytes(*(mean(comm, num_bytes) for num_bytes in own[verb])) for verb in PAIR}
+    pushes = push_times(setup, clock, variant, moved)
     samples: Samples = {}
     if "off" in options.graph:
         samples |= eager_samples(clock, calls, options.works)
     if "on" in options.graph:
         samples |= graph_samples(clock, calls, options.works)
     rows = [
-        make_row(variant, *key, over_ranks(comm, of_key), mean_bytes, pushes)
+        make_row(variant, *key, over_ranks(comm, of_key), moved, pushes)
         for key, of_key in samples.items()
         if work_of(key[0]) in options.works
     ]
@@ -314,17 +293,20 @@ def make_row(
     graph: bool,
     spread: Spread,
     moved: dict[str, Bytes],
-    pushes: Sequence[PushTime],
+    pushes: Sequence[Row],
 ) -> Row:
+    """Halves move no bytes of their own; push is timed by the same clock."""
     verbs = PAIR if label == "both" else (label,) if label in PAIR else ()
-    gbps = wire_gbps = of_push = None
+    settings = {**variant.columns, "work": label, "clock": clock, "graph": graph}
+    rates, compared = {}, {}
     if verbs:
-        gbps = sum(moved[verb].selections for verb in verbs) / spread.mean / 1e3
-        wire_gbps = sum(moved[verb].wire for verb in verbs) / spread.mean / 1e3
-        push_us = {p.verb: p.kernel_us if graph or clock == "kernel" else p.events_us for p in pushes}
-        if push_us:
-            of_push = sum(push_us[verb] for verb in verbs) / spread.mean
-    return Row(*variant.columns, label, clock, graph, *spread, gbps, wire_gbps, of_push)
+        rates["gbps"] = sum(moved[verb].selections for verb in verbs)
+        rates["wire_gbps"] = sum(moved[verb].wire for verb in verbs)
+    if verbs and pushes:
+        push_us = "kernel_us" if graph or clock == "kernel" else "events_us"
+        compared["of_push"] = sum(push[push_us] for push in pushes if push["verb"] in verbs)
+    case = Case({**settings, "gbps": None, "wire_gbps": None, "of_push": None}, moved=rates, compared=compared)
+    return case.row(spread.mean, min_us=spread.min, max_us=spread.max, average_us=spread.average)
 
 
 # Push and the host
@@ -335,39 +317,29 @@ def push_rows(num_bytes: float, num_ranks: int) -> int:
     return max(1, math.ceil(num_bytes / (num_ranks - 1) / ROW_BYTES))
 
 
-def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, Bytes]) -> list[PushTime]:
-    """None if the buffer has no memory for push, which knows 2, 4 or 8 ranks, all mapped."""
-    import torch
-
+def push_times(setup: Setup, clock: Clock, variant: Variant, moved: dict[str, Bytes]) -> list[Row]:
+    """Push with as many bytes as each call sends. None if the buffer has no memory for push, which knows 2, 4 or 8
+    ranks, all mapped."""
     memory = setup.buffer._memory
     assert memory is not None
     if memory.num_nvl_bytes == 0 or memory.low_latency is None:
         return []
-    runtime, times = memory.runtime, []
+    times = []
     for verb in PAIR:
-        num_rows = push_rows(moved[verb].wire, setup.comm.size)
-        src = torch.ones(num_rows * ROW_BYTES // 4, dtype=torch.int32, device=DEVICE)
-
-        def call(num_sms: int, src: Any = src, num_rows: int = num_rows) -> None:
-            stream, peers = runtime.current_stream, memory.peers
-            runtime.launch(stream, push, num_sms, PUSH_THREADS, 0, src, PUSH_OFFSET, num_rows, TO_PEERS, peers)
-
         of_kernel, of_events = [], []
         for num_sms in sorted({PUSH_SMS, memory.low_latency.num_blocks}):
-            on_sms = partial(call, num_sms)
-            of_events.append(over_ranks(setup.comm, by_events(clock, [Step("push", on_sms)])["push"]).mean)
-            rounds = by_profile(clock, on_sms, [spec_of(push).full_name])
+            call = push_call(memory, push_rows(moved[verb].wire, setup.comm.size), num_sms)
+            of_events.append(over_ranks(setup.comm, by_events(clock, [Step("push", call)])["push"]).mean)
+            rounds = by_profile(clock, call, [spec_of(push).full_name])
             if rounds is not None:
                 of_kernel.append(over_ranks(setup.comm, [kernels[0].us for kernels in rounds]).mean)
-        events_us = min(of_events)
-        kernel_us = min(of_kernel, default=events_us)
-        times.append(PushTime(*variant.columns, verb, moved[verb].wire, kernel_us, events_us))
+        found = {"kernel_us": min(of_kernel or of_events), "events_us": min(of_events)}
+        times.append({**variant.columns, "verb": verb, "wire_bytes": moved[verb].wire, **found})
     return times
 
 
-def host_costs(setup: Setup, calls: Calls) -> list[HostCost]:
-    """What each call costs the CPU."""
-    clock = Clock(setup.comm, calls.clean, setup.options.repeat)
+def host_costs(setup: Setup, calls: Calls) -> list[Row]:
+    """What each call costs the CPU; see HostTime."""
     steps = [
         Step("dispatch", calls.dispatch, calls.forget_dispatch),
         Step("combine", calls.combine, calls.forget_combine),
@@ -376,7 +348,55 @@ def host_costs(setup: Setup, calls: Calls) -> list[HostCost]:
         Step("combine with hook", calls.send_combine, calls.forget_combine),
         Step("hook of combine", calls.receive),
     ]
+    times = host_times(Clock(setup.comm, setup.options.repeat, calls.clean), steps)
     return [
-        HostCost(calls.variant.deduplicate, label, **spent._asdict())
-        for label, spent in host_times(clock, steps).items()
+        {"deduplicate": calls.variant.deduplicate, "call": label, **spent._asdict()} for label, spent in times.items()
     ]
+
+
+# What is said
+
+
+def say_faults(variant: Variant, faults: list[list[str]]) -> None:
+    """What is wrong on each rank."""
+    print(f"nbep bench low-latency: the round trip of {variant} is wrong", file=sys.stderr)
+    for rank, of_rank in enumerate(faults):
+        for fault in of_rank:
+            print(f"  rank {rank}: {fault}", file=sys.stderr, flush=True)
+
+
+def add_variant(report: Report, variant: Variant, rows: list[Row], pushes: list[Row], hosts: list[Row]) -> None:
+    options = report.options
+    report.say(
+        f"\n{report.found['num_ranks']} ranks over {options.transport}, {variant.num_tokens} tokens, hidden "
+        f"{options.hidden}, top-{options.topk} of {options.experts}, dispatch {variant.dispatch}, combine "
+        f"{variant.combine}, deduplicate {'on' if variant.deduplicate else 'off'}"
+    )
+    report.table(rows, COLUMNS)
+    if not any(row["clock"] == "kernel" for row in rows):
+        report.say("no times of kernels: the profiler has not seen all; KINETO_LOG_LEVEL=0 says more")
+    for row in pushes:
+        report.say(
+            f"push of {row['verb']}'s {row['wire_bytes'] / 1e6:.2f} MB: kernel {row['kernel_us']:.1f} us, "
+            f"events {row['events_us']:.1f} us"
+        )
+    cost = "{call} {us:.1f} us (least {least_us:.1f}, in a row {in_a_row_us:.1f})"
+    report.say("host cost: " + ", ".join(cost.format(**row) for row in hosts))
+    report.add(rows=rows, push=pushes, host=hosts)
+
+
+def plot(report: Report) -> None:
+    """Time of the kernels over tokens, one line for each work and variant; dashed what push takes."""
+
+    def label(row: Row, verb: str, *words: str) -> str:
+        return " ".join(filter(None, (*words, verb, row[verb], "deduplicated" * row["deduplicate"])))
+
+    points = [
+        (label(row, row["work"]) + " in a graph" * row["graph"], row["num_tokens"], row["us"])
+        for row in report.found["rows"]
+        if row["work"] in PAIR and row["clock"] == "kernel"
+    ]
+    pushes = report.found["push"]
+    points += [(label(row, row["verb"], "push as"), row["num_tokens"], row["kernel_us"]) for row in pushes]
+    texts = {"xlabel": "tokens of a rank", "ylabel": "us", "title": f"{report.found['num_ranks']} ranks"}
+    draw(report.options.plot, points, dashed="push", ylim=(0, None), **texts)

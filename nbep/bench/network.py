@@ -17,20 +17,18 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import product
-from pathlib import Path
+from itertools import count, product
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
 import nbep
-from nbep.bench import UNUSABLE, add_ranks, can_run, mpi_world, numbers, on_ranks, positive, some_of
-from nbep.bench.parts.clocks import driver_us
-from nbep.bench.parts.report import Report, draw
+from nbep.bench.harness.case import Case, Row
+from nbep.bench.harness.clocks import driver_us
+from nbep.bench.harness.command import Parser, numbers, positive, run, some_of
+from nbep.bench.harness.report import Report, draw
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import (
     CELLS_BYTES,
@@ -43,36 +41,11 @@ from nbep.device.kernels.network_push import (
     smem_bytes,
 )
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, MAX_NVL_PEERS, align_up
-from nbep.device.terminal import add_json
 from nbep.host.ranks.comm import InProcessComm
 from nbep.host.transport.base import TransportName
 
 NUM_THREADS = 32 * MAX_WARPS
 LAUNCHES = 10  # in a row
-
-
-@dataclass(frozen=True)
-class Row:
-    """One measurement. batch, num_queues: entries a doorbell and queue pairs for each peer; 0 where there are none."""
-
-    transport: str
-    batch: int
-    num_queues: int
-    num_bytes: int  # of a message
-    num_messages: int  # of a rank in a launch
-    us: float  # of a launch
-    million_per_s: float
-    gbps: float
-    of_copy: float
-
-    @property
-    def label(self) -> str:
-        """The transport, and how its queues are used."""
-        if self.num_queues == 0:
-            return self.transport
-        return f"{self.transport}, {self.batch} a doorbell, {self.num_queues} queue pairs"
-
-
 COLUMNS = {
     "bytes": "num_bytes",
     "messages": "num_messages",
@@ -91,11 +64,19 @@ def wire(is_virtual: bool) -> str:
 
 
 class Setting(NamedTuple):
-    """A transport and how its queues are used; 0 where it has none."""
+    """A transport and how its queues are used.
+
+    batch, num_queues: entries a doorbell and queue pairs for each peer; 0 where there are none
+    """
 
     transport: TransportName
     batch: int
     num_queues: int
+
+    def __str__(self) -> str:
+        if self.num_queues == 0:
+            return self.transport
+        return f"{self.transport}, {self.batch} a doorbell, {self.num_queues} queue pairs"
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -105,7 +86,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"{text}: messages have multiples of 16 bytes")
         return found
 
-    parser = argparse.ArgumentParser(prog="nbep bench network", description=__doc__.partition("\n")[0])
+    parser = Parser("network", __doc__)
     transports = some_of(get_args(TransportName))
     parser.add_argument("--transports", type=transports, default=None, help="some of: direct,ibgda,nvshmem")
     parser.add_argument("--sizes", type=sizes, default=[16 << 2 * i for i in range(9)], help="bytes of a message")
@@ -114,10 +95,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sms", type=positive, default=8, help="blocks that send")
     parser.add_argument("--messages", type=positive, default=64, help="of each warp in a launch, at most")
     parser.add_argument("--bytes", type=positive, default=1 << 26, help="of each rank in a launch, at most")
-    parser.add_argument("--repeat", type=positive, default=5, help=f"times that {LAUNCHES} launches are timed")
-    add_ranks(parser, MAX_NVL_PEERS)
-    add_json(parser)
-    parser.add_argument("--plot", type=Path, help="draw GB/s over the size of messages there")
+    parser.add("repeat", default=5, help=f"times that {LAUNCHES} launches are timed")
+    parser.add_ranks(MAX_NVL_PEERS)
+    parser.add("json")
+    parser.add("plot", help="draw GB/s over the size of messages there")
     options = parser.parse_args(argv)
     if max(options.queues) > min(MAX_QUEUES, MAX_WARPS * options.sms):
         parser.error(f"--queues: at most {min(MAX_QUEUES, MAX_WARPS * options.sms)} with --sms {options.sms}")
@@ -130,19 +111,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(argv)
-    if not can_run("network", with_torch=False):
-        return UNUSABLE
-    comm = mpi_world()
-    if "nvshmem" in (options.transports or ()):
-        missing = why_no_nvshmem(comm)
-        if missing is not None:
-            print(f"nbep bench network: {missing}", file=sys.stderr)
-            return UNUSABLE
+    return run("network", parse(argv), measure_rank, fill_in, with_torch=False)
+
+
+def fill_in(options: argparse.Namespace, comm: Any) -> str | None:
+    """Set the transports. Returns what cannot be measured."""
+    missing = why_no_nvshmem(comm)
     if options.transports is None:
-        options.transports = [name for name in get_args(TransportName) if name != "nvshmem" or not why_no_nvshmem(comm)]
-    on_ranks(comm, options.ranks, measure_rank, options)
-    return 0
+        options.transports = [name for name in get_args(TransportName) if name != "nvshmem" or not missing]
+    return missing if "nvshmem" in options.transports else None
 
 
 def why_no_nvshmem(comm: Any) -> str | None:
@@ -175,26 +152,19 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> None:
     copies = copy_times(comm, options)
     if comm.rank == 0:
         report.say(f"{comm.size} ranks, {options.sms} blocks each; {carries}")
-    rows: list[Row] = []
+    points: list[tuple[str, float, float]] = []
     for setting in settings(options):
-        of_setting = measure_setting(comm, options, setting, copies)
-        rows += of_setting
+        rows = measure_setting(comm, options, setting, copies)
+        points += [(str(setting), row["num_bytes"], row["gbps"]) for row in rows]
         if comm.rank == 0:
-            report.table(of_setting, COLUMNS, of_setting[0].label)
-            report.add(rows=of_setting)
+            report.table(rows, COLUMNS, str(setting))
+            report.add(rows=rows)
     if comm.rank == 0:
         report.close()
         if options.plot:
-            plot(rows, f"{comm.size} ranks; {carries}", options.plot)
-
-
-def plot(rows: list[Row], title: str, path: Path) -> None:
-    """GB/s over the size of messages, one line for each transport and way to use its queues."""
-    lines: dict[str, dict[int, float]] = {}
-    for row in rows:
-        lines.setdefault(row.label, {})[row.num_bytes] = row.gbps
-    texts = {"xlabel": "bytes of a message", "ylabel": "GB/s, each rank"}
-    draw(path, lines, dashed="", small=title, xscale="log", yscale="log", **texts)
+            texts = {"xlabel": "bytes of a message", "ylabel": "GB/s, each rank"}
+            title = f"{comm.size} ranks; {carries}"
+            draw(options.plot, points, dashed="", small=title, xscale="log", yscale="log", **texts)
 
 
 def create_memory(comm: Any, options: argparse.Namespace, setting: Setting) -> nbep.SharedMemory:
@@ -209,39 +179,28 @@ def create_memory(comm: Any, options: argparse.Namespace, setting: Setting) -> n
 
 
 def measure_setting(comm: Any, options: argparse.Namespace, setting: Setting, copies: dict[int, float]) -> list[Row]:
-    num_warps = MAX_WARPS * options.sms
     memory = create_memory(comm, options, setting)
     kernel = over(network_push, memory.transport.network_type)
     memory.runtime.load(kernel)
-    rows = []
+    num_warps, rows = MAX_WARPS * options.sms, []
     for size in options.sizes:
         sizes = sizes_of(options, size, setting.num_queues)
         comm.barrier()
         # The cells lie behind the messages, so their place depends on the size, and they begin as zeros.
         memory.symmetric.write(2 * messages_bytes(num_warps, sizes), np.zeros(CELLS_BYTES // 4, np.int32))
-        num_launches = 0
+        launches = count(1)
 
-        def push(sizes: PushSizes = sizes) -> None:
-            nonlocal num_launches
-            num_launches += 1
-            args = (sizes._replace(round=num_launches), memory.network, memory.bounds)
+        def push(sizes: PushSizes = sizes, launches: Iterator[int] = launches) -> None:
+            args = (sizes._replace(round=next(launches)), memory.network, memory.bounds)
             smem = smem_bytes(NUM_THREADS, sizes.num_bytes)
             memory.runtime.launch(memory.comm_stream, kernel, options.sms, NUM_THREADS, smem, *args)
 
-        us = timed(comm, options, memory, push)
         num_messages = num_warps * sizes.num_messages
-        num_bytes = num_messages * size
-        rows.append(
-            Row(
-                *setting,
-                size,
-                num_messages,
-                us,
-                num_messages / us,
-                num_bytes / us / 1e3,
-                copies[num_bytes] / us,
-            )
-        )
+        moved = num_messages * size
+        settings = {**setting._asdict(), "num_bytes": size, "num_messages": num_messages}
+        case = Case(settings, push, {"gbps": moved}, {"of_copy": copies[moved]})
+        us = timed(comm, options, memory, case.call)
+        rows.append(case.row(us, million_per_s=num_messages / us))
     memory.close()
     return rows
 

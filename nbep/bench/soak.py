@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import nbep
-from nbep.bench import UNUSABLE, can_run, mpi_world, on_ranks, positive
+from nbep.bench.harness.command import Parser, positive, run
 from nbep.workloads.cases import routes_of
 
 NUM_NVL_BYTES = 1 << 29
@@ -52,14 +52,11 @@ class Inputs(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="nbep bench soak", description=__doc__.partition("\n")[0])
+    parser = Parser("soak", __doc__)
     parser.add_argument("--rounds", type=positive, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of all routings and sizes; the same seed, the same rounds")
-    parser.add_argument("--ranks", type=int, choices=(2, 4, 8), default=2, help="virtual ranks, when not under mpirun")
-    options = parser.parse_args(argv)
-    if not can_run("soak", with_torch=True):
-        return UNUSABLE
-    return 0 if all(on_ranks(mpi_world(), options.ranks, soak, options)) else 1
+    parser.add("ranks")
+    return run("soak", parser.parse_args(argv), soak)
 
 
 def soak(comm: Any, options: argparse.Namespace) -> bool:

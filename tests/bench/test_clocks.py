@@ -6,10 +6,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kernel_times import kernels
+from bench_fakes import kernels
 
-from nbep.bench.parts import clocks
-from nbep.bench.parts.clocks import Clock, KernelTime, Spread, Step
+from nbep.bench.harness import clocks
+from nbep.bench.harness.clocks import Clock, KernelTime, Spread, Step
 
 ALONE = SimpleNamespace(rank=0, size=1, barrier=lambda: None, allgather=lambda value: [value])
 
@@ -41,7 +41,7 @@ class FakeCuda:
         monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
 
     def clock(self, comm, repeat: int) -> Clock:
-        return Clock(comm, lambda: self.did.append("barrier"), repeat)
+        return Clock(comm, repeat, lambda: self.did.append("barrier"))
 
 
 def test_events_leave_out_the_first_round_and_what_has_no_label(monkeypatch):
@@ -120,7 +120,7 @@ def test_kernels_are_dealt_out_to_rounds():
 def test_a_lost_kernel_makes_the_profiler_try_again(monkeypatch):
     seen = [kernels("a", "a"), kernels("a", "a", "a")]
     monkeypatch.setattr(clocks, "_profile", lambda *_: [seen.pop(0)])
-    rounds = clocks.by_profile(Clock(ALONE, lambda: None, 2), lambda: None, ["a"])
+    rounds = clocks.by_profile(Clock(ALONE, 2), lambda: None, ["a"])
     assert rounds == [[kernel] for kernel in kernels("a", "a", "a")[1:]]
     assert seen == []
 
@@ -129,7 +129,7 @@ def test_kernels_lost_on_another_rank_are_lost_here_too(monkeypatch):
     tries = []
     comm = SimpleNamespace(rank=0, size=2, allgather=lambda value: [value, False])
     monkeypatch.setattr(clocks, "_profile", lambda *_: [tries.append(1) or kernels("a", "a")])
-    assert clocks.by_profile(Clock(comm, lambda: None, 1), lambda: None, ["a"]) is None
+    assert clocks.by_profile(Clock(comm, 1), lambda: None, ["a"]) is None
     assert len(tries) == clocks.TRIES
 
 
@@ -138,7 +138,7 @@ def test_each_virtual_rank_takes_the_kernels_of_one_stream(rank, monkeypatch):
     streams = [kernels("a", "a", stream=stream) for stream in (13, 17)]
     comm = SimpleNamespace(rank=rank, size=2, allgather=lambda value: [value] * 2, bcast=lambda value: streams)
     monkeypatch.setattr(clocks, "_profile", lambda *_: streams if rank == 0 else [])
-    clock = Clock(comm, lambda: None, 1)
+    clock = Clock(comm, 1)
     clock.is_virtual = True
     assert clocks.by_profile(clock, lambda: None, ["a"]) == [[streams[rank][1]]]
 

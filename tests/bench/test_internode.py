@@ -5,23 +5,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from bench_fakes import NumpyArrays
 from parts import both_parts
 
 import nbep
 from nbep.bench import internode
-from nbep.bench.parts.internode_calls import (
-    WORKS,
-    Carried,
-    Routes,
-    allowed_us,
-    choose_experts,
-    expected_rows,
-    make_tokens,
-    num_wrong_rows,
-    token_bytes,
-)
-from nbep.bench.parts.internode_report import network
-from nbep.bench.parts.normal_clock import Push
+from nbep.bench.harness import command
+from nbep.bench.harness.push import Push
+from nbep.bench.internode import network
+from nbep.bench.parts import normal_calls
+from nbep.bench.parts.internode_calls import Carried, Routes, allowed_us, expected_rows, make_tokens, num_wrong_rows
+from nbep.bench.parts.normal_calls import WORKS, choose_experts, token_bytes
 
 SHAPE = ["--tokens", "2", "--hidden", "128", "--topk", "3", "--experts", "8", "--nvl-slots", "8", "--rdma-slots", "8"]
 TRIED = ["--num-sms", "2", "--nvl-chunks", "2", "--rdma-chunks", "2", "--repeat", "1"]
@@ -29,32 +23,16 @@ CALL_US = 50.0
 PUSH = Push(to_peers=2.0, at_home=4.0, both=4.0)
 
 
-class NumpyArrays:
-    """In place of GpuArrays."""
-
-    @staticmethod
-    def put(array):
-        return array
-
-    @staticmethod
-    def get_bytes(array):
-        return np.ascontiguousarray(array).view(np.uint8)
-
-    @staticmethod
-    def wait():
-        """Nothing to do."""
-
-
 def measure_on_the_emulator(argv, monkeypatch):
     """Run everything but the clock and push. Returns whether the results were right, of every rank."""
 
-    def mean_seconds(setup, call):
+    def mean_us(clock, call):
         call()
-        return CALL_US / 1e6
+        return CALL_US
 
-    monkeypatch.setattr(internode, "ARRAYS", NumpyArrays)
-    monkeypatch.setattr(internode, "mean_seconds", mean_seconds)
-    monkeypatch.setattr(internode, "measure_push", lambda comm, options: dict.fromkeys(options.num_sms, PUSH))
+    monkeypatch.setattr(normal_calls, "arrays", NumpyArrays)
+    monkeypatch.setattr(internode, "mean_us", mean_us)
+    monkeypatch.setattr(internode, "measure_push", lambda clock, options: dict.fromkeys(options.num_sms, PUSH))
     options = internode.parse(argv)
     assert internode.fill_in(options, None) is None
     return nbep.spawn(internode.measure_rank, options.nodes * options.num_nvl_peers, "emulator", (options,))
@@ -176,9 +154,10 @@ def test_expected_rows_run_by_source_then_token():
     assert rows[:, 1].astype(int).tolist() == [1, 3, 0]
 
 
-def test_rows_of_another_number_are_wrong():
-    assert num_wrong_rows(NumpyArrays, np.zeros((3, 4)), np.zeros((2, 4))) == 3
-    assert num_wrong_rows(NumpyArrays, (np.zeros((3, 4)), np.ones((3, 1))), (np.zeros((3, 4)), np.zeros((3, 1)))) == 3
+def test_rows_of_another_number_are_wrong(monkeypatch):
+    monkeypatch.setattr(normal_calls, "arrays", NumpyArrays)
+    assert num_wrong_rows(np.zeros((3, 4)), np.zeros((2, 4))) == 3
+    assert num_wrong_rows((np.zeros((3, 4)), np.ones((3, 1))), (np.zeros((3, 4)), np.zeros((3, 1)))) == 3
 
 
 @pytest.mark.parametrize(
@@ -199,8 +178,8 @@ def test_rows_of_another_number_are_wrong():
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_what_cannot_be_measured_is_told_in_one_line(argv, num_ranks, problem, monkeypatch, capsys):
-    monkeypatch.setattr(internode, "can_run", lambda *_, **__: True)
-    monkeypatch.setattr(internode, "mpi_world", lambda: num_ranks and SimpleNamespace(size=num_ranks))
+    monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(command, "mpi_world", lambda: num_ranks and SimpleNamespace(size=num_ranks))
     assert internode.main(argv) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"nbep bench internode: {problem}")
@@ -228,8 +207,8 @@ def test_nodes_are_filled_with_the_ranks_that_there_are(world, right, monkeypatc
         assert num_ranks == 4
         return [True, fn(None, *args)]
 
-    monkeypatch.setattr(internode, "can_run", lambda *_, **__: True)
-    monkeypatch.setattr(internode, "mpi_world", lambda: world)
+    monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(command, "mpi_world", lambda: world)
     monkeypatch.setattr(internode, "measure_rank", measure_rank)
     monkeypatch.setattr(internode.nbep, "spawn", spawn)
     assert internode.main(["--experts", "24"]) == (0 if right else 1)

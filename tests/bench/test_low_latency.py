@@ -6,12 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from kernel_times import kernels
+from bench_fakes import kernels
 
 from nbep.bench import low_latency
-from nbep.bench.parts.clocks import Spread
+from nbep.bench.harness import command
+from nbep.bench.harness.clocks import Spread
+from nbep.bench.harness.report import Report
+from nbep.bench.low_latency import add_variant, plot, say_faults
 from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of, calc_diff
-from nbep.bench.parts.low_latency_report import HostCost, PushTime, add_variant, plot, report_for, say_faults
 from nbep.device.jit import spec_of
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
@@ -24,8 +26,8 @@ PEERS = (0, 2)  # of rank 1
 
 
 def test_experts_that_ranks_cannot_share_are_refused_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(low_latency, "can_run", lambda *_, **__: True)
-    monkeypatch.setattr(low_latency, "mpi_world", lambda: None)
+    monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(command, "mpi_world", lambda: None)
     assert low_latency.main(["--ranks", "5"]) == 2
     assert capsys.readouterr().err == "nbep bench low-latency: 288 experts are no multiple of 5 ranks\n"
 
@@ -47,8 +49,8 @@ def test_virtual_ranks_use_graphs_only_if_asked(world, argv, graph, monkeypatch)
         seen.append(options.graph)
         return True
 
-    monkeypatch.setattr(low_latency, "can_run", lambda *_, **__: True)
-    monkeypatch.setattr(low_latency, "mpi_world", lambda: world)
+    monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(command, "mpi_world", lambda: world)
     monkeypatch.setattr(low_latency, "measure_rank", measure_rank)
     monkeypatch.setattr(low_latency.nbep, "spawn", lambda fn, n, target, args: [fn(None, *args) for _ in range(n)])
     assert low_latency.main(argv) == 0
@@ -57,8 +59,8 @@ def test_virtual_ranks_use_graphs_only_if_asked(world, argv, graph, monkeypatch)
 
 @pytest.mark.parametrize("wrong_rank", [0, 1])
 def test_a_wrong_round_trip_on_any_rank_is_the_exit_code(wrong_rank, monkeypatch):
-    monkeypatch.setattr(low_latency, "can_run", lambda *_, **__: True)
-    monkeypatch.setattr(low_latency, "mpi_world", lambda: None)
+    monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(command, "mpi_world", lambda: None)
     monkeypatch.setattr(low_latency.nbep, "spawn", lambda fn, n, target, args: [r != wrong_rank for r in range(n)])
     assert low_latency.main([]) == 1
 
@@ -96,6 +98,32 @@ def test_logfmt_is_not_measured_with_deduplicate():
             (False, False, True),
         )
     ]
+
+
+# Transports
+
+
+class FakeBuffer:
+    """Attributes: made_with: the keywords of the latest one"""
+
+    made_with: dict
+
+    def __init__(self, comm, **keywords):
+        FakeBuffer.made_with = keywords
+
+    @staticmethod
+    def get_low_latency_rdma_size_hint(*_):
+        return 128
+
+
+@pytest.mark.parametrize(("transport", "num_nvl_peers"), [("direct", None), ("ibgda", 1), ("nvshmem", 1)])
+def test_each_rank_is_a_node_without_memory_for_push_unless_all_is_mapped(transport, num_nvl_peers, monkeypatch):
+    monkeypatch.setattr(low_latency.nbep, "Buffer", FakeBuffer)
+    monkeypatch.setattr(low_latency, "Gap", lambda: lambda: None)
+    low_latency.prepare(SimpleNamespace(size=2), low_latency.parse(["--transport", transport]))
+    made_with = FakeBuffer.made_with
+    assert (made_with["transport"], made_with["num_nvl_peers"]) == (transport, num_nvl_peers)
+    assert (made_with["num_nvl_bytes"] > 0) == (transport == "direct")
 
 
 # Bytes
@@ -238,9 +266,10 @@ def test_both_is_from_the_start_of_dispatch_to_the_end_of_combine():
 
 MOVED = {"dispatch": Bytes(8000, 6000), "combine": Bytes(16000, 12000)}
 PUSHES = [
-    PushTime(128, False, "fp8", "bf16", "dispatch", 6000, 2.0, 3.0),
-    PushTime(128, False, "fp8", "bf16", "combine", 12000, 4.0, 5.0),
+    {**Variant(128).columns, "verb": "dispatch", "wire_bytes": 6000, "kernel_us": 2.0, "events_us": 3.0},
+    {**Variant(128).columns, "verb": "combine", "wire_bytes": 12000, "kernel_us": 4.0, "events_us": 5.0},
 ]
+HOST = {"deduplicate": False, "call": "dispatch", "us": 21.5, "least_us": 18.25, "in_a_row_us": 19.75}
 
 
 @pytest.mark.parametrize(
@@ -255,15 +284,15 @@ PUSHES = [
 )
 def test_rates_are_of_the_bytes_of_a_call_and_push_has_the_same_clock(label, clock, graph, rates):
     row = low_latency.make_row(Variant(128), label, clock, graph, Spread(10.0, 9.0, 11.0, 10.5), MOVED, PUSHES)
-    assert (row.gbps, row.wire_gbps, row.of_push) == pytest.approx(rates)
-    assert (row.us, row.min_us, row.max_us, row.average_us) == (10.0, 9.0, 11.0, 10.5)
-    assert (row.num_tokens, row.dispatch, row.combine, row.deduplicate) == (128, "fp8", "bf16", False)
+    assert (row["gbps"], row["wire_gbps"], row["of_push"]) == pytest.approx(rates)
+    assert [row[name] for name in ("us", "min_us", "max_us", "average_us")] == [10.0, 9.0, 11.0, 10.5]
+    assert {**row, "num_tokens": 128, "dispatch": "fp8", "combine": "bf16", "deduplicate": False} == row
 
 
 def test_without_push_there_is_no_ratio():
     row = low_latency.make_row(Variant(1), "both", "kernel", False, Spread(1, 1, 1, 1), MOVED, [])
-    assert row.of_push is None
-    assert row.gbps is not None
+    assert row["of_push"] is None
+    assert row["gbps"] is not None
 
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
@@ -281,10 +310,10 @@ def test_push_has_whole_rows_for_all_bytes(num_ranks):
 def report(tmp_path):
     files = {"json": tmp_path / "all.json", "plot": tmp_path / "plot.png"}
     options = argparse.Namespace(transport="direct", hidden=7168, topk=8, experts=288, repeat=30, **files)
-    return report_for(4, options)
+    return Report(options, num_ranks=4, rows=[], push=[], host=[])
 
 
-def rows_of(variant: Variant) -> list[low_latency.Row]:
+def rows_of(variant: Variant) -> list[dict]:
     spread = Spread(10.0 + variant.num_tokens, 9.0, 11.0, 10.5)
     return [
         low_latency.make_row(variant, label, "kernel", False, spread, MOVED, PUSHES)
@@ -294,7 +323,7 @@ def rows_of(variant: Variant) -> list[low_latency.Row]:
 
 def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
     variant = Variant(128)
-    add_variant(report, variant, rows_of(variant), PUSHES, [HostCost(False, "dispatch", 21.5, 18.25, 19.75)])
+    add_variant(report, variant, rows_of(variant), PUSHES, [HOST])
     told = capsys.readouterr().out
     assert (
         "4 ranks over direct, 128 tokens, hidden 7168, top-8 of 288, dispatch fp8, combine bf16, deduplicate off"
@@ -309,9 +338,7 @@ def test_every_variant_is_told_and_written_when_it_is_measured(report, capsys):
     assert [row["num_tokens"] for row in written["rows"]] == [128] * 3 + [8] * 3
     assert written["rows"][0]["us"] == 138.0
     assert written["push"][1]["kernel_us"] == 4.0
-    assert written["host"] == [
-        {"deduplicate": False, "call": "dispatch", "us": 21.5, "least_us": 18.25, "in_a_row_us": 19.75}
-    ]
+    assert written["host"] == [HOST]
 
 
 def test_times_of_kernels_that_are_missing_are_told(report, capsys):
@@ -325,7 +352,7 @@ def test_what_is_wrong_is_told_with_its_rank(capsys):
     assert capsys.readouterr().err.splitlines()[1:] == ["  rank 1: recv_count is [1], not [2]"]
 
 
-def test_the_plot_has_a_line_for_each_work_and_push(monkeypatch, tmp_path):
+def test_the_plot_has_a_line_for_each_work_and_push(report, monkeypatch):
     from matplotlib.axes import Axes
 
     drawn = {}
@@ -337,8 +364,9 @@ def test_the_plot_has_a_line_for_each_work_and_push(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Axes, "plot", remember)
     rows = [row for tokens in (8, 1) for row in rows_of(Variant(tokens, deduplicate=True))]
-    plot(rows, PUSHES, 4, tmp_path / "plot.png")
-    assert (tmp_path / "plot.png").stat().st_size > 0
+    report.add(rows=rows, push=PUSHES)
+    plot(report)
+    assert report.options.plot.stat().st_size > 0
     assert drawn == {
         "dispatch fp8 deduplicated": ([1, 8], [11.0, 18.0]),
         "combine bf16 deduplicated": ([1, 8], [11.0, 18.0]),

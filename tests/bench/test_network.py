@@ -7,7 +7,8 @@ import pytest
 
 import nbep
 from nbep.bench import network
-from nbep.bench.network import Row, Setting, parse, settings, sizes_of, wire
+from nbep.bench.harness import command
+from nbep.bench.network import Setting, parse, settings, sizes_of, wire
 
 SMALL = ["--sizes", "16,64", "--batches", "1,4", "--queues", "1,2", "--sms", "1", "--messages", "3", "--repeat", "2"]
 LAUNCHES = 2
@@ -38,7 +39,7 @@ def test_every_transport_size_and_use_of_queues_has_a_row(monkeypatch, tmp_path,
     report = tmp_path / "report.json"
     copied = measure_on_the_emulator([*SMALL, "--json", str(report), "--plot", str(tmp_path / "p.png")], monkeypatch)
     everything = json.loads(report.read_text())
-    rows = [Row(**row) for row in everything["rows"]]
+    rows = [SimpleNamespace(**row) for row in everything["rows"]]
     ibgda = [("ibgda", batch, queues) for batch in (1, 4) for queues in (1, 2)]
     assert [(row.transport, row.batch, row.num_queues, row.num_bytes) for row in rows] == [
         (*setting, size) for setting in [("direct", 0, 0), *ibgda] for size in (16, 64)
@@ -103,17 +104,17 @@ def test_what_cannot_be_measured_is_refused(argv, message, capsys):
 )
 def test_nvshmem_is_measured_where_it_can_run(world, installed, measured, monkeypatch):
     seen = []
-    monkeypatch.setattr(network, "can_run", lambda *_, **__: True)
-    monkeypatch.setattr(network, "mpi_world", lambda: world)
+    monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(command, "mpi_world", lambda: world)
     monkeypatch.setattr(network, "find_spec", lambda name: installed or None)
     monkeypatch.setattr(network, "measure_rank", lambda comm, options: seen.append(options.transports))
-    monkeypatch.setattr(network.nbep, "spawn", lambda fn, n, target, args: fn(None, *args))
+    monkeypatch.setattr(network.nbep, "spawn", lambda fn, n, target, args: [fn(None, *args)])
     assert network.main([]) == 0
     assert seen == [measured]
 
 
 def test_nvshmem_that_is_asked_for_and_cannot_run_is_told_in_one_line(monkeypatch, capsys):
-    monkeypatch.setattr(network, "can_run", lambda *_, **__: True)
-    monkeypatch.setattr(network, "mpi_world", lambda: None)
+    monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(command, "mpi_world", lambda: None)
     assert network.main(["--transports", "nvshmem"]) == 2
     assert "nvshmem takes a process for each GPU" in capsys.readouterr().err

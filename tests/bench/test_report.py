@@ -1,26 +1,17 @@
-"""What all benchmarks say and write by: nbep.bench.parts.report."""
+"""What all benchmarks say and write by: nbep.bench.harness.report."""
 
 import argparse
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from nbep.bench.parts.normal_clock import Push
-from nbep.bench.parts.report import Report, cell, draw, push_gbps
+from nbep.bench.harness.push import Push, push_gbps
+from nbep.bench.harness.report import Report, cell, draw
 from nbep.device.terminal import STDOUT
 
-
-@dataclass(frozen=True)
-class Row:
-    work: str
-    us: float
-    gbps: float | None
-    graph: bool = False
-
-
-ROW = Row("dispatch", 12.345, None)
+ROW = {"work": "dispatch", "us": 12.345, "gbps": None, "graph": False}
+OTHER = {"work": "combine", "us": 1.0, "gbps": 2.0, "graph": True}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +25,7 @@ def test_what_is_found_is_written_at_once_and_kept(tmp_path):
     path = tmp_path / "all.json"
     report = Report(argparse.Namespace(json=path), num_ranks=2, push_gbps=push_gbps({8: Push(1.0, 2.0, 3.0)}))
     report.add(rows=[ROW])
-    report.add(rows=[Row("combine", 1.0, 2.0)], host=[])
+    report.add(rows=[OTHER], host=[])
     written = json.loads(path.read_text())
     assert [row["work"] for row in written.pop("rows")] == ["dispatch", "combine"]
     assert written == {"num_ranks": 2, "push_gbps": {"8": {"to_peers": 1, "at_home": 2, "both": 3}}, "host": []}
@@ -51,7 +42,7 @@ def test_with_json_alone_the_output_has_one_value(capsys):
 
 def test_a_table_has_a_line_for_each_row(capsys):
     report = Report(argparse.Namespace(json=None))
-    report.table([ROW, Row("combine", 1.0, 2.0, True)], {"work": "work", "us": "us:.1f", "graph": "graph"}, "times")
+    report.table([ROW, OTHER], {"work": "work", "us": "us:.1f", "graph": "graph"}, "times")
     told = capsys.readouterr().out
     assert "times" in told
     assert [line.split()[1::2] for line in told.splitlines() if "combine" in line] == [["combine", "1.0", "yes"]]
@@ -64,6 +55,6 @@ def test_ceilings_are_dashed(monkeypatch, tmp_path):
     monkeypatch.setattr(Axes, "plot", lambda axes, x, y, **style: styles.update({style["label"]: style}))
     monkeypatch.setattr(Axes, "legend", lambda axes, **_: None)
     path: Path = tmp_path / "plot.png"
-    draw(path, {"combine": {2: 1.0}, "push": {2: 3.0}}, dashed="push", title="2 ranks")
+    draw(path, [("combine", 2, 1.0), ("push", 2, 3.0)], dashed="push", title="2 ranks")
     assert path.stat().st_size > 0
     assert [style.get("linestyle") for style in styles.values()] == [None, "--"]

@@ -6,6 +6,7 @@ import pytest
 
 import nbep
 from nbep.bench import soak
+from nbep.bench.harness import command
 
 
 @pytest.fixture
@@ -13,8 +14,8 @@ def soak_of(monkeypatch):
     """Run the soak on two emulated ranks, whose rounds find what find(rank, number) returns; which ones were run."""
     monkeypatch.setattr(soak, "NUM_NVL_BYTES", 256)
     monkeypatch.setattr(soak, "MAX_TOKENS", 2)
-    monkeypatch.setattr(soak, "can_run", lambda *_, **__: True)
-    monkeypatch.setattr(soak, "mpi_world", lambda: None)
+    monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
+    monkeypatch.setattr(command, "mpi_world", lambda: None)
     spawn = nbep.spawn
     monkeypatch.setattr(nbep, "spawn", lambda fn, num_ranks, target, args: spawn(fn, num_ranks, "emulator", args))
 

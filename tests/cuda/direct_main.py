@@ -24,7 +24,9 @@ from mpi4py import MPI
 from rounds import rounds_without_rings
 
 import nbep
-from nbep.bench import intranode, numbers, soak
+from nbep.bench import intranode, soak
+from nbep.bench.harness.command import numbers
+from nbep.bench.parts.normal_calls import DISPATCH_BF16
 
 NUM_PROFILED = 200
 
@@ -55,7 +57,8 @@ def profile_host(comm: MPI.Intracomm, zero_copy: bool) -> None:
     setup = intranode.prepare(comm, intranode.parse(flags))
     config = nbep.Config(8, 4, 256)
     way = {"zero_copy": zero_copy}
-    handle = setup.buffer.dispatch(setup.x, config=config, **setup.layout, **way)[4]
+    x = setup.inputs.xs[DISPATCH_BF16]
+    handle = setup.buffer.dispatch(x, config=config, **setup.layout, **way)[4]
     spent = []
     profile = cProfile.Profile()
     for number in range(2 * NUM_PROFILED):
@@ -64,7 +67,7 @@ def profile_host(comm: MPI.Intracomm, zero_copy: bool) -> None:
         if number >= NUM_PROFILED:
             profile.enable()
         start = time.perf_counter()
-        setup.buffer.dispatch(setup.x, handle=handle, config=config, **way)
+        setup.buffer.dispatch(x, handle=handle, config=config, **way)
         spent.append(1e6 * (time.perf_counter() - start))
         profile.disable()
     torch.cuda.current_stream().synchronize()

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import nbep
+from nbep.bench.harness.case import Row
 from nbep.check.scenario import accepted
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 from nbep.emulator.schedule.scheduler import few_collections
@@ -101,25 +102,10 @@ PROGRAMS: dict[str, Main] = {
 }
 
 
-class Times(NamedTuple):
+def times_of(name: str, repeats: int) -> Row:
     """CPU seconds of a workload under each memory model, the least of several runs."""
-
-    name: str
-    sc: float
-    delayed: float
-    checked: float
-
-
-class Rate(NamedTuple):
-    """How many schedules of a program `--all` runs in a second of CPU, with those that turn out to be repetitions."""
-
-    name: str
-    runs: int
-    runs_per_second: float
-
-
-def times_of(name: str, repeats: int) -> Times:
-    return Times(name, *(min(run_once(WORKLOADS[name], model) for _ in range(repeats)) for model in MODELS))
+    least = {model: min(run_once(WORKLOADS[name], model) for _ in range(repeats)) for model in MODELS}
+    return {"name": name, **least}
 
 
 def run_once(main: Main, memory_model: str) -> float:
@@ -128,9 +114,10 @@ def run_once(main: Main, memory_model: str) -> float:
     return time.process_time() - start
 
 
-def rate_of(name: str, repeats: int) -> Rate:
+def rate_of(name: str, repeats: int) -> Row:
+    """How many schedules of a program `--all` runs in a second of CPU, with those that turn out to be repetitions."""
     counted = [run_all(PROGRAMS[name]) for _ in range(repeats)]
-    return Rate(name, counted[0][0], max(runs / seconds for runs, seconds in counted))
+    return {"name": name, "runs": counted[0][0], "runs_per_second": max(runs / seconds for runs, seconds in counted)}
 
 
 def run_all(main: Main) -> tuple[int, float]:

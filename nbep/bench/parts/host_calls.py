@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from importlib import import_module
 from typing import Any, NamedTuple
+
+from nbep.workloads.cases import routes_of
 
 Verbs = dict[str, Callable[[], Any]]
 PAIR = "low-latency pair"
@@ -34,6 +38,13 @@ def inputs(torch: Any, sizes: Sizes, num_tokens: int, num_experts: int, device: 
     return x, (first[:, None] + step[None]) % num_experts, weights
 
 
+def routed(buffer: Any, topk_idx: Any, weights: Any, num_experts: int) -> dict[str, Any]:
+    """What a dispatch takes besides x."""
+    routes = routes_of(buffer.get_dispatch_layout(topk_idx, num_experts)[:4])
+    given = {name: array for name, array in routes.items() if array is not None}
+    return {**given, "topk_idx": topk_idx, "topk_weights": weights}
+
+
 def low_latency_verbs(buffer: Any, torch: Any, sizes: Sizes, device: str) -> Verbs:
     """Those of the low-latency mode, which all fronts have."""
     num_tokens, num_experts = sizes.low_latency_tokens, sizes.low_latency_experts
@@ -44,8 +55,7 @@ def low_latency_verbs(buffer: Any, torch: Any, sizes: Sizes, device: str) -> Ver
     def dispatch(**options: Any) -> Any:
         return buffer.low_latency_dispatch(x, topk_idx, num_tokens, num_experts, use_fp8=True, **options)
 
-    def pair() -> Any:
-        handle = dispatch()[2]
+    def combine(handle: Any) -> Any:
         return buffer.low_latency_combine(rows, topk_idx, weights, handle)
 
     def with_hook() -> Any:
@@ -54,84 +64,52 @@ def low_latency_verbs(buffer: Any, torch: Any, sizes: Sizes, device: str) -> Ver
         return received
 
     held = dispatch()[2]
-
-    def combine() -> Any:
-        return buffer.low_latency_combine(rows, topk_idx, weights, held)
-
     return {
-        PAIR: pair,
+        PAIR: lambda: combine(dispatch()[2]),
         "low-latency dispatch": dispatch,
         "low-latency dispatch and hook": with_hook,
-        "low-latency combine": combine,
+        "low-latency combine": lambda: combine(held),
     }
 
 
 def normal_verbs(buffer: Any, torch: Any, sizes: Sizes, device: str, between_nodes: bool = False) -> Verbs:
     """Those of the normal mode, which all fronts have."""
     x, topk_idx, weights = inputs(torch, sizes, sizes.tokens, sizes.experts, device)
-    most = sizes.tokens * buffer.group_size
-
-    def layout() -> Any:
-        return buffer.get_dispatch_layout(topk_idx, sizes.experts)
-
-    per_rank, per_node, per_expert, in_rank, _ = layout()
-    counts = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
-    if between_nodes:
-        counts["num_tokens_per_rdma_rank"] = per_node
-    choices = {"topk_idx": topk_idx, "topk_weights": weights}
-
-    def dispatch() -> Any:
-        return buffer.dispatch(x, **counts, **choices, num_worst_tokens=most)
-
+    routes, most = routed(buffer, topk_idx, weights, sizes.experts), sizes.tokens * buffer.group_size
     # Where no counts come because nothing is launched, none must be waited for.
     most_of_first = 0 if device == "cuda" else most
-    received, _, received_weights, _, handle, _ = buffer.dispatch(
-        x, **counts, **choices, num_worst_tokens=most_of_first
-    )
-
-    def cached_dispatch() -> Any:
-        return buffer.dispatch(x, handle=handle)
-
-    def combine() -> Any:
-        return buffer.combine(received, handle, topk_weights=received_weights)
-
-    names = "layout", "dispatch, num_worst_tokens", "cached dispatch", "combine"
+    received, _, received_weights, _, handle, _ = buffer.dispatch(x, **routes, num_worst_tokens=most_of_first)
     where = " between nodes" if between_nodes else ""
-    return {name + where: call for name, call in zip(names, (layout, dispatch, cached_dispatch, combine), strict=True)}
+    return {
+        f"layout{where}": lambda: buffer.get_dispatch_layout(topk_idx, sizes.experts),
+        f"dispatch, num_worst_tokens{where}": lambda: buffer.dispatch(x, **routes, num_worst_tokens=most),
+        f"cached dispatch{where}": lambda: buffer.dispatch(x, handle=handle),
+        f"combine{where}": lambda: buffer.combine(received, handle, topk_weights=received_weights),
+    }
 
 
 def events_verbs(buffer: Any, torch: Any, sizes: Sizes, device: str) -> Verbs:
     """A cached dispatch and a combine behind an event, as programs make them that overlap."""
     x, topk_idx, weights = inputs(torch, sizes, sizes.tokens, sizes.experts, device)
-    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, sizes.experts)
-    counts = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
-    received, _, _, _, handle, _ = buffer.dispatch(x, **counts, topk_idx=topk_idx, topk_weights=weights)
+    received, _, _, _, handle, _ = buffer.dispatch(x, **routed(buffer, topk_idx, weights, sizes.experts))
 
-    def options() -> dict[str, Any]:
-        return {"previous_event": buffer.capture(), "async_finish": True, "allocate_on_comm_stream": True}
-
-    def dispatch() -> Any:
-        made = buffer.dispatch(x, handle=handle, **options())
+    def behind_an_event(verb: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        options |= {"previous_event": buffer.capture(), "async_finish": True, "allocate_on_comm_stream": True}
+        made = verb(*args, **options)
         made[-1].current_stream_wait()
         return made
 
-    def combine() -> Any:
-        made = buffer.combine(received, handle, **options())
-        made[-1].current_stream_wait()
-        return made
-
-    return {"cached dispatch behind an event": dispatch, "combine behind an event": combine}
+    return {
+        "cached dispatch behind an event": lambda: behind_an_event(buffer.dispatch, x, handle=handle),
+        "combine behind an event": lambda: behind_an_event(buffer.combine, received, handle),
+    }
 
 
 def zero_copy_verbs(buffer: Any, torch: Any, sizes: Sizes, device: str) -> Verbs:
     """Those without rings, which DeepEP has not."""
     x, topk_idx, weights = inputs(torch, sizes, sizes.tokens, sizes.experts, device)
-    per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, sizes.experts)
-    counts = {"num_tokens_per_rank": per_rank, "is_token_in_rank": in_rank, "num_tokens_per_expert": per_expert}
-    most = sizes.tokens * buffer.group_size
-    received, _, _, _, handle, _ = buffer.dispatch(
-        x, **counts, topk_idx=topk_idx, topk_weights=weights, num_worst_tokens=most, zero_copy=True
-    )
+    routes, most = routed(buffer, topk_idx, weights, sizes.experts), sizes.tokens * buffer.group_size
+    received, _, _, _, handle, _ = buffer.dispatch(x, **routes, num_worst_tokens=most, zero_copy=True)
     return {
         "cached dispatch, zero copy": lambda: buffer.dispatch(x, handle=handle, zero_copy=True),
         "combine, zero copy": lambda: buffer.combine(received, handle, zero_copy=True),
@@ -142,12 +120,45 @@ def elastic_verbs(elastic: Any, torch: Any, sizes: Sizes, device: str) -> Verbs:
     """Those of an ElasticBuffer: a decoding step's, and along the routes of a handle."""
     x, topk_idx, weights = inputs(torch, sizes, sizes.low_latency_tokens, sizes.experts, device)
 
-    def dispatch() -> Any:
-        return elastic.dispatch(x, topk_idx, weights, num_experts=sizes.experts, do_cpu_sync=False)
-
+    dispatch = partial(elastic.dispatch, x, topk_idx, weights, num_experts=sizes.experts, do_cpu_sync=False)
     received, _, received_weights, handle, _ = dispatch()
     return {
         "elastic dispatch, no CPU sync": dispatch,
         "elastic dispatch, cached": lambda: elastic.dispatch(x, handle=handle),
         "elastic combine": lambda: elastic.combine(received, handle, topk_weights=received_weights),
     }
+
+
+def all_verbs(
+    fronts: dict[str, str],
+    torch: Any,
+    sizes: Sizes,
+    device: str,
+    num_ranks: int,
+    create: Callable[..., Any],
+    create_elastic: Callable[[Any], Any],
+) -> dict[str, Verbs]:
+    """The calls of each front, by its name.
+
+    Args: fronts: the module of each. One that is not nbep's is like DeepEP: without zero_copy, virtual nodes and such
+          create(class, num_rdma_bytes, **options) makes a Buffer, create_elastic(class) an ElasticBuffer
+    """
+    verbs = {}
+    for front, name in fronts.items():
+        module, num_experts = import_module(name), sizes.low_latency_experts
+        cls = module.Buffer
+        hint = cls.get_low_latency_rdma_size_hint(sizes.low_latency_tokens, sizes.hidden, num_ranks, num_experts)
+        more = {"low_latency_mode": True, "num_qps_per_rank": num_experts // num_ranks}
+        given = torch, sizes, device
+        is_nbeps = name.startswith("nbep")
+        if is_nbeps:
+            more["num_zero_copy_bytes"] = cls.get_zero_copy_size_hint(sizes.tokens, sizes.hidden, num_ranks, sizes.topk)
+        buffer = create(cls, hint, **more)
+        verbs[front] = low_latency_verbs(buffer, *given) | normal_verbs(buffer, *given)
+        if device == "cuda":
+            verbs[front] |= events_verbs(buffer, *given)
+        if is_nbeps:
+            nodes = create(cls, NVL_BYTES, low_latency_mode=False, num_nvl_peers=1)  # each rank is a node
+            verbs[front] |= zero_copy_verbs(buffer, *given) | normal_verbs(nodes, *given, between_nodes=True)
+            verbs[f"{name}.ElasticBuffer"] = elastic_verbs(create_elastic(module.ElasticBuffer), *given)
+    return verbs

@@ -1,9 +1,9 @@
-"""What `nbep bench internode` sends, which bytes that carries over the two hops, and whether it comes right.
+"""Which bytes `nbep bench internode` carries over the two hops, its tokens, and whether they come right.
 
  dispatch: rank (n, l) --hop 1, between nodes--> rank (d, l) --hop 2, inside node d--> ranks (d, k)
  combine:  rank (n, l) <--hop 1, between nodes-- rank (d, l) <--hop 2, inside node d-- ranks (d, k)
 
-Source: DeepEP tests/test_internode.py (test_main) and tests/utils.py (create_grouped_scores)
+Source: DeepEP tests/test_internode.py (test_main)
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import ml_dtypes
 import numpy as np
 
 import nbep
-from nbep.bench.parts.normal_clock import Push
+from nbep.bench.harness.push import Push
+from nbep.bench.parts import normal_calls
+from nbep.bench.parts.normal_calls import COMBINE_BF16, DISPATCH_BF16, DISPATCH_FP8, WORKS, Inputs, call_of
 
-DISPATCH_BF16, DISPATCH_FP8, COMBINE_BF16 = WORKS = ("dispatch bf16", "dispatch fp8", "combine bf16")
 NUM_DIGITS = 6  # columns that say which token it is, in base 16, behind the one for its rank
 
 
@@ -60,29 +61,9 @@ class Routes(NamedTuple):
         return Carried(rdma * of_rank, nvl * of_rank, (rdma + nvl) * of_rank, link * of_rank)
 
 
-def token_bytes(work: str, hidden: int) -> int:
-    """Of a row and its scales."""
-    return hidden + hidden // 128 * 4 if work == DISPATCH_FP8 else 2 * hidden
-
-
 def allowed_us(carried: Carried, push: Push) -> float:
     """The time in which `push` carries as much: over the links, or out of the SMs if that takes longer."""
     return max(carried.link / push.to_peers, carried.stored / push.at_home) / 1e3
-
-
-# Inputs
-
-
-def choose_experts(rank: int, num_tokens: int, num_topk: int, num_experts: int, num_nodes: int, num_groups: int) -> Any:
-    """topk_idx [num_tokens, num_topk] int64: of the num_groups nodes with the best experts, the best experts."""
-    rng = np.random.default_rng(rank)
-    scores = np.abs(rng.standard_normal((num_tokens, num_experts), np.float32)) + 1
-    of_nodes = scores.reshape(num_tokens, num_nodes, -1)
-    best = np.argsort(-of_nodes.max(axis=2), axis=1)[:, :num_groups]
-    is_chosen = np.zeros((num_tokens, num_nodes, 1), bool)
-    np.put_along_axis(is_chosen, best[:, :, None], True, axis=1)
-    masked = np.where(is_chosen, of_nodes, 0).reshape(num_tokens, num_experts)
-    return np.argpartition(-masked, num_topk - 1, axis=1)[:, :num_topk].astype(np.int64)
 
 
 def make_tokens(rank: int, tokens: np.ndarray, hidden: int) -> np.ndarray:
@@ -95,31 +76,6 @@ def make_tokens(rank: int, tokens: np.ndarray, hidden: int) -> np.ndarray:
     values[:, 0] = rank % 16
     values[:, 1 : 1 + NUM_DIGITS] = tokens[:, None] >> 4 * np.arange(NUM_DIGITS) & 15
     return values.astype(np.int8).astype(ml_dtypes.bfloat16)
-
-
-class GpuArrays:
-    """NumPy arrays as torch's on the GPU, and the bytes of those."""
-
-    @staticmethod
-    def put(array: np.ndarray) -> Any:
-        import torch
-
-        if array.dtype == ml_dtypes.bfloat16:
-            return torch.from_numpy(array.view(np.int16)).cuda().view(torch.bfloat16)
-        return torch.from_numpy(array).cuda()
-
-    @staticmethod
-    def get_bytes(array: Any) -> np.ndarray:
-        """[rows, bytes]"""
-        import torch
-
-        return array.contiguous().view(torch.uint8).cpu().numpy()
-
-    @staticmethod
-    def wait() -> None:
-        import torch
-
-        torch.cuda.current_stream().synchronize()
 
 
 # What comes
@@ -142,40 +98,31 @@ def expected_sums(routes: Routes, rank: int, hidden: int) -> np.ndarray:
     return (rows.astype(np.float32) * goals[:, None]).astype(ml_dtypes.bfloat16)
 
 
-def num_wrong_rows(arrays: Any, got: Any, wanted: Any) -> int:
+def num_wrong_rows(got: Any, wanted: Any) -> int:
     """Rows of arrays on the GPU that differ in a bit; of arrays with scales those of either."""
     if isinstance(wanted, tuple):
-        return max(num_wrong_rows(arrays, *pair) for pair in zip(got, wanted, strict=True))
-    left, right = arrays.get_bytes(got), arrays.get_bytes(wanted)
+        return max(num_wrong_rows(*pair) for pair in zip(got, wanted, strict=True))
+    left, right = normal_calls.arrays.get_bytes(got), normal_calls.arrays.get_bytes(wanted)
     if left.shape != right.shape:
         return max(len(left), len(right), 1)
     return int((left != right).any(axis=1).sum())
 
 
 def wrong_results(
-    comm: Any,
-    buffer: nbep.Buffer,
-    arrays: Any,
-    routes: Routes,
-    layout: dict[str, Any],
-    xs: dict[str, Any],
-    config: nbep.Config,
+    comm: Any, buffer: nbep.Buffer, routes: Routes, layout: dict[str, Any], inputs: Inputs, config: nbep.Config
 ) -> list[str]:
     """What is wrong with one call of each work on this rank."""
-    rank = comm.rank
-    hidden = xs[DISPATCH_BF16].shape[1]
+    rank, arrays = comm.rank, normal_calls.arrays
+    hidden = inputs.xs[DISPATCH_BF16].shape[1]
     x = arrays.put(expected_rows(routes, rank, hidden))
     sums = arrays.put(expected_sums(routes, rank, hidden))
     wanted = {DISPATCH_BF16: x, DISPATCH_FP8: nbep.per_token_cast_to_fp8(x), COMBINE_BF16: sums}
     arrays.wait()
     comm.barrier()  # on one card an allocation may wait for the kernels of other ranks, which wait for this one
-    recv_x, _, _, _, handle, _ = buffer.dispatch(xs[DISPATCH_BF16], config=config, **layout)
-    assert handle is not None
-    got: dict[str, Any] = {
-        DISPATCH_BF16: recv_x,
-        DISPATCH_FP8: buffer.dispatch(xs[DISPATCH_FP8], handle=handle, config=config)[0],
-        COMBINE_BF16: buffer.combine(recv_x, handle, config=config)[0],
-    }
+    recv_x, _, _, _, handle, _ = buffer.dispatch(inputs.xs[DISPATCH_BF16], config=config, **layout)
+    got = {DISPATCH_BF16: recv_x}
+    for work in (DISPATCH_FP8, COMBINE_BF16):
+        got[work] = call_of(work, buffer, inputs, recv_x, handle, config=config)()[0]
     arrays.wait()
-    counts = {work: num_wrong_rows(arrays, got[work], wanted[work]) for work in WORKS}
+    counts = {work: num_wrong_rows(got[work], wanted[work]) for work in WORKS}
     return [f"rank {rank}: {work}: {count} wrong rows" for work, count in counts.items() if count]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import nbep
+from nbep.bench.harness.case import Row
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, note_bytes, note_offset
 from nbep.device.layout.low_latency_host import shape_of
 
@@ -36,9 +37,10 @@ class Variant(NamedTuple):
         return "logfmt" if self.use_logfmt else "bf16"
 
     @property
-    def columns(self) -> tuple[int, bool, str, str]:
+    def columns(self) -> Row:
         """As the rows of a report begin."""
-        return self.num_tokens, self.deduplicate, self.dispatch, self.combine
+        names = ("num_tokens", "deduplicate", "dispatch", "combine")
+        return {name: getattr(self, name) for name in names}
 
 
 class Bytes(NamedTuple):

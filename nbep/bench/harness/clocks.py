@@ -1,11 +1,13 @@
-"""Two clocks for work on a GPU: CUDA events around calls, and the profiler's own times of kernels.
+"""The clocks of benchmarks on GPUs: CUDA events, the profiler's own times of kernels, and the CPU's.
 
  by_events    |sleep|barrier| [e] call [e] call [e] ...     launch gaps count, the cost of launching does not
  by_profile   |sleep|barrier|  kernel  kernel ...           from the start of a kernel to its end
+ host_times   call, call, ...                               what the CPU takes from a call to its return
 
-Every series begins with a kernel that sleeps while the host queues the calls behind it, and then a barrier of all
-ranks on their GPUs, so that they begin within a microsecond or two. The first round after it is not counted. Virtual
-ranks do not sleep: their hosts wait for each kernel, and what that costs is in the times of events.
+A series of low-latency calls begins with a kernel that sleeps while the host queues the calls behind it, and then a
+barrier of all ranks on their GPUs, so that they begin within a microsecond or two. Calls of the normal mode are long
+enough to do without. The first round of a series is not counted. Virtual ranks do not sleep: their hosts wait for each
+kernel, and what that costs is in the times of events.
 
 Source: DeepEP tests/utils.py (bench, bench_kineto with barrier_comm_profiling)
 """
@@ -30,16 +32,22 @@ NUM_HOST_WARM_UPS, NUM_HOST_CALLS = 20, 100
 HOST_CALLS_IN_A_ROW = 20
 
 
+def nothing() -> None:
+    """No barrier, or nothing to let go of."""
+
+
 class Clock:
     """One rank's.
 
-    barrier() launches a kernel that ends when all ranks are there. repeat: rounds that are counted
+    repeat: rounds that are counted. barrier() launches a kernel that ends when all ranks are there. sleeps: whether
+    series of events begin with a kernel that sleeps
     """
 
-    def __init__(self, comm: Any, barrier: Callable[[], Any], repeat: int):
+    def __init__(self, comm: Any, repeat: int, barrier: Callable[[], Any] = nothing, sleeps: bool = True):
         self.comm = comm
-        self.barrier = barrier
         self.repeat = repeat
+        self.barrier = barrier
+        self.sleeps = sleeps
         self.num_warm_ups = max(3, repeat // 3)
         self.is_virtual = isinstance(comm, InProcessComm)
 
@@ -48,7 +56,7 @@ class Clock:
         import torch
 
         self.meet()
-        if not self.is_virtual:
+        if self.sleeps and not self.is_virtual:
             torch.cuda._sleep(SLEEP_CYCLES + num_calls * SLEEP_CYCLES_PER_CALL)
         self.barrier()
 
@@ -58,10 +66,6 @@ class Clock:
 
         torch.cuda.current_stream().synchronize()
         self.comm.barrier()
-
-
-def nothing() -> None:
-    """There is nothing to let go of."""
 
 
 class Step(NamedTuple):
@@ -116,6 +120,11 @@ def by_events(clock: Clock, steps: Sequence[Step]) -> dict[str, list[float]]:
         for i, step in enumerate(steps)
         if step.label
     }
+
+
+def mean_us(clock: Clock, call: Callable[[], Any]) -> float:
+    """Microseconds of a call on the GPU, the mean over rounds and ranks. Collective."""
+    return over_ranks(clock.comm, by_events(clock, [Step("call", call)])["call"]).average
 
 
 def by_profile(clock: Clock, call: Callable[[], Any], names: Sequence[str]) -> list[list[KernelTime]] | None:
@@ -195,6 +204,11 @@ def capture(clock: Clock, call: Callable[[], Any]) -> Any:
                 call()
     clock.meet()
     return graph
+
+
+def mean(comm: Any, value: float) -> float:
+    """The mean over ranks. Collective."""
+    return statistics.fmean(comm.allgather(float(value)))
 
 
 def over_ranks(comm: Any, samples: Sequence[float]) -> Spread:
