@@ -19,10 +19,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .clock import RunningClock
 from .machine.errors import EmulatorError
 from .machine.remote import ReachingThread, RemoteAllocation, map_remote
 from .machine.world import NEVER
+from .process_lock import RunningClock
 from .run import MEMORY_MODELS
 from .world import World
 

@@ -18,9 +18,8 @@ from .machine.errors import EmulatorError, Uninitialized
 from .machine.faults import AccessFault, Diverged, LaneLeft, NeverFull, NoSegment
 from .models.host import HostRace
 from .models.races import Race
-from .reports.collectives import diverged, lane_left, never_full
 from .reports.deadlock import deadlock_error
-from .reports.faults import access_fault, no_segment
+from .reports.faults import access_fault, diverged, lane_left, never_full, no_segment
 from .reports.race import host_race, race
 from .reports.unwritten import tell_who_writes
 from .run import Run

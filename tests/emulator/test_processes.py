@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from shared_counter import add_many
 
-from nbep.emulator import EmulatorError, OutOfBounds, clock, current_thread
-from nbep.emulator.clock import LONGEST_STEP_NS, RunningClock
+from nbep.emulator import EmulatorError, OutOfBounds, current_thread, process_lock
 from nbep.emulator.process import ProcessWorld
-from nbep.emulator.process_lock import ProcessLock, lock_bytes
+from nbep.emulator.process_lock import LONGEST_STEP_NS, ProcessLock, RunningClock, lock_bytes
 
 SECOND = 10**9
 
@@ -158,7 +157,7 @@ def test_a_lock_names_a_holder_that_is_stopped_and_is_free_when_it_is_killed():
 
 def test_a_clock_skips_the_time_in_which_its_process_stood_still(monkeypatch):
     times = iter([0, 10, 10 + 100 * SECOND, 20 + 100 * SECOND])
-    monkeypatch.setattr(clock.time, "monotonic_ns", lambda: next(times))
+    monkeypatch.setattr(process_lock.time, "monotonic_ns", lambda: next(times))
     running = RunningClock()
     assert [running.now() for _ in range(3)] == [10, 10 + LONGEST_STEP_NS, 20 + LONGEST_STEP_NS]
 

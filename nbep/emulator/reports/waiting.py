@@ -12,8 +12,8 @@ from ..machine.memory import OFFSET_BITS, Allocation
 from ..machine.names import name_of, ranges
 from ..machine.source import Site, call_chain, describe_site
 from ..machine.warp import Collective
-from .collectives import place
 from .expected import TimedOutWait
+from .faults import place
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
