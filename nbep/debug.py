@@ -25,8 +25,8 @@ from nbep.emulator.machine.names import name_of
 from nbep.emulator.machine.source import Site, describe_site, site_of
 from nbep.emulator.reports.waiting import last_writer, waiting_groups, warps_and_lanes, who
 from nbep.emulator.tracing import Atomic
+from nbep.host.target.checked_arrays import unwritten_rows
 from nbep.host.target.cpu_arrays import CpuTensors
-from nbep.host.target.unwritten import unwritten_rows
 from nbep.registry import registered
 
 __all__ = ["History", "history", "unwritten", "what", "where"]

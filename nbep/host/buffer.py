@@ -7,21 +7,22 @@ Source: DeepEP deep_ep/buffer.py
 
 from __future__ import annotations
 
+import math
 import os
 from threading import Lock
 from typing import Any
 
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import validate
-from nbep.host.arguments import flags, integer
+from nbep.host.arguments import flags, integer, refuse
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, Sizes, table_config
 from nbep.host.connect import connect
 from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import OfThisProcess
 from nbep.host.intranode.direct import size_hint
-from nbep.host.local_buffer import local_buffer_tensor
 from nbep.host.low_latency.verbs import LowLatencyVerbs
+from nbep.host.node import Node
 from nbep.host.normal_verbs import NormalVerbs
 from nbep.host.one_thread import in_turn
 from nbep.host.ranks.comm import gather_results
@@ -290,3 +291,27 @@ def _check_calls(target: str, given: bool | None) -> bool:
 def _timeout_ms() -> float:
     text = os.environ.get("NBEP_TIMEOUT_MS")
     return DEFAULT_TIMEOUT_MS if text is None else validate.timeout_ms("NBEP_TIMEOUT_MS", text)
+
+
+# --- Buffer.get_local_buffer_tensor: this rank's symmetric memory as an array -----------------------------------------
+
+
+def local_buffer_tensor(memory: Node, dtype: Any, size: Any, offset: Any, use_rdma_buffer: Any) -> Array:
+    """See Buffer.get_local_buffer_tensor."""
+    symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
+    flags(use_rdma_buffer=use_rdma_buffer)
+    if use_rdma_buffer:
+        if memory.rdma is None:
+            refuse("use_rdma_buffer", True, "False: num_rdma_bytes was 0 at construction")
+        symmetric, num_bytes = memory.rdma.symmetric, memory.rdma.num_rdma_bytes
+    offset = integer("offset", offset, 0)
+    dtype = validate.dtype(memory.runtime, "dtype", dtype)
+    itemsize = symmetric.array(dtype, 0, 0).dtype.itemsize
+    num_elements = num_bytes // itemsize
+    if offset > num_elements:
+        refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
+    shape = (num_elements - offset,) if size is None else validate.shape("size", size)
+    count = math.prod(shape)
+    if count > num_elements - offset:
+        refuse("size", f"{shape} at offset {offset}", f"at most {num_elements - offset} elements")
+    return symmetric.array(dtype, offset * itemsize, count).reshape(shape)

@@ -14,7 +14,7 @@ from processes import run_python
 
 import nbep
 from nbep.emulator.machine.memory import OFFSET_BITS, AddressSpace
-from nbep.host.ranks import mail, roll_call, torch_meeting
+from nbep.host.ranks import comm, roll_call
 from nbep.host.ranks.comm import TorchComm, is_torch_group
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.target import process
@@ -52,7 +52,7 @@ def torch_without_torch(monkeypatch):
     torch, distributed = ModuleType("torch"), ModuleType("torch.distributed")
     torch.distributed, distributed.all_gather_object = distributed, all_gather_object
     distributed.get_world_size = lambda: NUM_RANKS  # it is only compared with that of other ranks
-    monkeypatch.setattr(torch_meeting, "meet", lambda *_: None)  # it is about the store of real processes
+    monkeypatch.setattr(comm, "meet_torch_group", lambda *_: None)  # it is about the store of real processes
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setitem(sys.modules, "torch.distributed", distributed)
 
@@ -118,7 +118,7 @@ class TorchsStore(dict):
 @pytest.mark.usefixtures("torch_without_torch")
 def test_reports_of_all_ranks_reach_rank_0_through_torchs_store(monkeypatch):
     store = TorchsStore()
-    monkeypatch.setattr(mail, "default_store", lambda: store)
+    monkeypatch.setattr(roll_call, "default_store", lambda: store)
 
     def main(comm):
         calls = [RollCall(TorchComm(ProcessGroup(comm))) for _ in range(2)]  # of two buffers, which do not mix
@@ -137,7 +137,7 @@ def test_a_store_that_is_gone_does_not_hide_what_a_rank_raises(monkeypatch):
     def gone():
         raise RuntimeError("connection closed")
 
-    monkeypatch.setattr(mail, "default_store", gone)
+    monkeypatch.setattr(roll_call, "default_store", gone)
     monkeypatch.setattr(roll_call, "REPORTS_S", 0.01)
 
     def main(comm):

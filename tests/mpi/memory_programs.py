@@ -11,7 +11,7 @@ from cases import make_case
 from intranode import Options, dispatch
 
 import nbep
-from nbep.host.target import shared_room
+from nbep.host.target import mpi
 from nbep.host.target.process import process_runtime
 
 
@@ -70,7 +70,7 @@ def windows_without_room(comm):
             blocks = (megabytes << 20) // 4096
             return SimpleNamespace(f_frsize=4096, f_blocks=blocks, f_bavail=blocks)
 
-        patch.setattr(shared_room.os, "statvfs", room)
+        patch.setattr(mpi.os, "statvfs", room)
         sizes = {"num_nvl_bytes": size // 2, "num_rdma_bytes": size}
         for _ in range(2):
             with pytest.raises(RuntimeError, match=message) as refused:

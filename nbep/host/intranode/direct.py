@@ -30,7 +30,7 @@ from nbep.device.layout.intranode import MAX_TOPK
 from nbep.device.protocols.peers import Peers
 from nbep.host.arguments import integer, refuse
 from nbep.host.target.base import Array, Runtime
-from nbep.host.target.lent import Lease
+from nbep.host.target.checked_arrays import Lease
 from nbep.host.target.memory import SymmetricMemory
 from nbep.host.target.streams import Event
 

@@ -27,7 +27,7 @@ from nbep.host.intranode.notify import Routes, prepare_counts
 from nbep.host.node import Node
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
-from nbep.host.target.lent import Lease
+from nbep.host.target.checked_arrays import Lease
 from nbep.host.target.new_arrays import ROWS, Make, Wanted
 from nbep.host.tokens import Tokens, await_counts, check_wait, rows_of
 

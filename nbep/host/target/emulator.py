@@ -22,10 +22,10 @@ from nbep.emulator import World
 from nbep.emulator.machine.memory import OFFSET_MASK, extent
 from nbep.host.faults import read_report
 from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime
+from nbep.host.target.checked_arrays import Outputs, Span, Watched, check, is_over, lend
 from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, in_backward_pass, is_torch_dtype, own_modes
 from nbep.host.target.cuda.arrays import numpy_dtype
 from nbep.host.target.launches import check_launch
-from nbep.host.target.lent import check, lend
 from nbep.host.target.memory import (
     Describe,
     HostWords,
@@ -37,9 +37,7 @@ from nbep.host.target.memory import (
 )
 from nbep.host.target.new_arrays import Parts, PartsLayout
 from nbep.host.target.streams import Event, Stream
-from nbep.host.target.unwritten import Outputs
 from nbep.host.target.views import NO_ARRAY, View
-from nbep.host.target.watched import Span, Watched, is_over
 
 WARP = 32
 AFTER_EVENT = "behind the event that the call returns, or not at all"

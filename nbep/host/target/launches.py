@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from nbep.device.compiler_hints import is_size
 from nbep.device.jit import KernelSpec
-from nbep.device.sizes import is_size
 from nbep.device.types import Param, flatten_args
 from nbep.device.versions import HostNetwork, HostPeers
 from nbep.host.arguments import integer, refuse
