@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "faults.md"
 sys.path.insert(0, str(ROOT))
 
 from nbep.check.catalogue import own_faults  # noqa: E402
-from nbep.check.options import default_jobs, positive  # noqa: E402
+from nbep.check.command import default_jobs, positive  # noqa: E402
 from nbep.check.runs import Run, option_of  # noqa: E402
 from nbep.check.search import workers  # noqa: E402
 from nbep.check.table import Row, Task, check_fault, tasks_of  # noqa: E402

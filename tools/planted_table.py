@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 from fault_table import Line, lines_in  # noqa: E402
 
 from nbep.check.catalogue import fault_of  # noqa: E402
+from nbep.check.command import default_jobs  # noqa: E402
 from nbep.check.every import one  # noqa: E402
-from nbep.check.options import default_jobs  # noqa: E402
 from nbep.check.runs import ERROR, Run, option_of, perform  # noqa: E402
 from nbep.check.search import workers  # noqa: E402
 from nbep.check.table import noting  # noqa: E402

@@ -1,7 +1,7 @@
 """`nbep check`: run a scenario under many seeds, strategies and memory models; break kernels by name.
 
-Read in this order: scenario, scenarios/; runs, search, fewest_preemptions, every, debug; faults, steps, catalogue,
-table; then options and command.
+Read in this order: scenario, scenarios/; runs, search, every, debug; faults, steps, catalogue,
+table; then command.
 """
 
 from nbep.check.catalogue import fault_of, faults_of

@@ -26,8 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:     argv without the program's name; None takes sys.argv
     Raises:   SystemExit as argparse does, for bad options and for --help
     """
-    from nbep.model.links import H800_FILE, Links
     from nbep.model.predictions import RANKS, as_json, compare, predict
+    from nbep.model.times import H800_FILE, Links
 
     parser = argparse.ArgumentParser(prog="nbep model", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--links", type=Path, metavar="FILE", help=f"what carries the bytes; as {H800_FILE.name}")

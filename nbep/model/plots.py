@@ -8,11 +8,10 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from nbep.model.links import Links
 from nbep.model.predictions import RANKS, Compared, Predicted
 from nbep.model.published import work_of
 from nbep.model.report import TITLES
-from nbep.model.times import loads_of, time_of
+from nbep.model.times import Links, loads_of, time_of
 from nbep.model.traffic import HOME, LINKS, NETWORK, NVLINK
 from nbep.model.work import COMBINE, DISPATCH, VERBS
 from nbep.trace.style import FAINT, INK, RANK_COLORS, SMALL, TINY, Picture, plain_axes

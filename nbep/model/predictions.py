@@ -9,9 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from nbep.model.fit import is_fitted
-from nbep.model.links import Links
 from nbep.model.published import rows, us_of, work_of
-from nbep.model.times import Load, loads_of, time_of
+from nbep.model.times import Links, Load, loads_of, time_of
 from nbep.model.traffic import NETWORK, NVLINK
 from nbep.model.work import INTERNODE, LOW_LATENCY, VERBS
 

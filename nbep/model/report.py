@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nbep.model.fit import PARAMETERS
-from nbep.model.links import Links
 from nbep.model.predictions import Compared, Predicted, mean_error
+from nbep.model.times import Links
 from nbep.model.work import MODES
 from nbep.trace.table import align
 

@@ -5,8 +5,7 @@ Read in this order: kernels, frame, mistakes, advice, schedules, check, picture,
 
 from nbep.puzzle.advice import RELEASES, arguments_of, order_advice, stores_to
 from nbep.puzzle.command import main, run_file
-from nbep.puzzle.frame import Clue, Puzzle
-from nbep.puzzle.kernels import hole
+from nbep.puzzle.frame import Clue, Puzzle, hole
 
 __all__ = [
     "RELEASES",

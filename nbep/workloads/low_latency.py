@@ -22,9 +22,8 @@ from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.workloads import arrays
-from nbep.workloads.arrays import assert_kind, assign, to_numpy, to_target
+from nbep.workloads.arrays import Report, assert_kind, assign, to_numpy, to_target
 from nbep.workloads.cases import Case
-from nbep.workloads.compare import Report
 
 # What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
 FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)

@@ -9,8 +9,7 @@ from every_schedule import run_threads
 from parts import both_parts
 
 from nbep.check import main
-from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND
-from nbep.check.fewest_preemptions import Led
+from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND, Led
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/every_schedule.md"

@@ -5,9 +5,9 @@ import re
 import pytest
 from target import spawn
 
+from nbep.device.compiler_hints import assume_sizes
 from nbep.device.jit import KernelSpec, kernel
 from nbep.device.primitives import st_weak_s64
-from nbep.device.sizes import assume_sizes
 from nbep.device.types import F32, I32, I64, Out
 
 MODULE = """declare void @"other"(i64)

@@ -5,10 +5,9 @@ import json
 import pytest
 
 from nbep.cli import main
-from nbep.model.links import H800_FILE, Links
 from nbep.model.published import rows, work_of
 from nbep.model.report import bar
-from nbep.model.times import loads_of, time_of
+from nbep.model.times import H800_FILE, Links, loads_of, time_of
 
 
 def run(capsys, *options):

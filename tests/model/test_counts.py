@@ -4,9 +4,8 @@ import pytest
 from parts import both_parts
 
 from nbep.model import counts
-from nbep.model.counts import RUNS, NotLinear, contradictions, dump, find_forms, load, name_of
+from nbep.model.counts import RUNS, NotLinear, contradictions, dump, evaluate_exactly, find_forms, load, name_of
 from nbep.model.features import total
-from nbep.model.forms import evaluate_exactly
 from nbep.model.runs import count
 from nbep.model.work import Work
 

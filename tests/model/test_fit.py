@@ -6,9 +6,8 @@ import pytest
 
 from nbep.model import fit as module
 from nbep.model.fit import PARAMETERS, fit, is_fitted
-from nbep.model.links import Links
 from nbep.model.published import Row, rows, table, unit_bytes, us_of, work_of
-from nbep.model.times import loads_of, time_of
+from nbep.model.times import Links, loads_of, time_of
 
 H800 = Links.read()
 

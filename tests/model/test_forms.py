@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from nbep.model.forms import NotLinear, Sample, evaluate, find_bound, find_form, show
+from nbep.model.counts import NotLinear, Sample, evaluate, find_bound, find_form, show
 
 
 def samples(*rows):

@@ -11,7 +11,7 @@ from file_imports import FILES, ROOT, imported_modules, imports, module_name
 LAYERS = ("nbep.emulator", "nbep.device", "nbep.host", "nbep")
 # The same inside a layer, by the longest name that fits: a room is a package, or a file on its own.
 ROOMS = (
-    ("nbep.emulator.clock",),
+    ("nbep.emulator.process_lock",),
     ("nbep.emulator.process_lock",),
     ("nbep.emulator.machine",),
     ("nbep.emulator.models",),
@@ -28,7 +28,7 @@ ROOMS = (
         "nbep.host.target.current",
         "nbep.host.target.forks",
         "nbep.host.target.launches",
-        "nbep.host.target.lent",
+        "nbep.host.target.checked_arrays",
         "nbep.host.target.memory",
         "nbep.host.target.new_arrays",
         "nbep.host.target.streams",

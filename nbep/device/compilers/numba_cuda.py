@@ -19,9 +19,8 @@ from numba.cuda.core.errors import TypingError
 from numba.cuda.extending import intrinsic, overload, register_jitable
 
 from .. import jit
+from ..compiler_hints import assume_sizes, keep_loops
 from ..jit import ComputeCapability, KernelSpec, PrimitiveSpec
-from ..loops import keep_loops
-from ..sizes import assume_sizes
 from .kinds import (
     BITS,
     DYNAMIC_SHARED,

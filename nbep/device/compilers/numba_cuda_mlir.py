@@ -33,10 +33,9 @@ from numba_cuda_mlir.numba_cuda.core.errors import TypingError
 from numba_cuda_mlir.numba_cuda.typing.typeof import typeof
 
 from .. import jit
+from ..compiler_hints import assume_sizes, keep_loops
 from ..jit import ComputeCapability, KernelSpec, PrimitiveSpec
-from ..loops import keep_loops
 from ..orders import check_orders
-from ..sizes import assume_sizes
 from ..types import is_named_tuple
 from . import numba_cuda
 from .kinds import (
