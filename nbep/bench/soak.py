@@ -27,6 +27,7 @@ MAX_TOKENS = 600
 MAX_TOPK = 8
 EXPERTS_PER_RANK = 8
 PROGRESS_S = 10.0
+DEVICE = "cuda"
 
 
 class Plan(NamedTuple):
@@ -106,14 +107,12 @@ def inputs_of(plan: Plan, rank: int, num_experts: int) -> Inputs:
     """The inputs of any rank; one choice in five is unused."""
     import torch
 
-    generator = torch.Generator("cuda").manual_seed(1000 * plan.seed + rank)
-    num_tokens = plan.num_tokens[rank]
-    x = torch.randn((num_tokens, plan.hidden), device="cuda", generator=generator).bfloat16()
-    scores = torch.rand((num_tokens, num_experts), device="cuda", generator=generator)
-    topk_idx = torch.topk(scores, plan.num_topk, dim=-1)[1]
-    unused = torch.rand((num_tokens, plan.num_topk), device="cuda", generator=generator) < 0.2
-    topk_idx[unused] = -1
-    weights = torch.rand((num_tokens, plan.num_topk), device="cuda", generator=generator)
+    generator = torch.Generator(DEVICE).manual_seed(1000 * plan.seed + rank)
+    num_tokens, on_gpu = plan.num_tokens[rank], {"device": DEVICE, "generator": generator}
+    x = torch.randn((num_tokens, plan.hidden), **on_gpu).bfloat16()
+    topk_idx = torch.topk(torch.rand((num_tokens, num_experts), **on_gpu), plan.num_topk, dim=-1)[1]
+    topk_idx[torch.rand((num_tokens, plan.num_topk), **on_gpu) < 0.2] = -1
+    weights = torch.rand((num_tokens, plan.num_topk), **on_gpu)
     if not plan.fp8:
         return Inputs(x, x, topk_idx, weights)
     x_fp8, scales = nbep.per_token_cast_to_fp8(x)
@@ -127,65 +126,58 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
 
     num_experts = num_ranks * EXPERTS_PER_RANK
     everyone = [inputs_of(plan, r, num_experts) for r in range(num_ranks)]
-    membership = [
-        torch.stack([((i.topk_idx // EXPERTS_PER_RANK == r) & (i.topk_idx >= 0)).any(1) for r in range(num_ranks)], 1)
-        for i in everyone
-    ]
+    owners = [inputs.topk_idx // EXPERTS_PER_RANK for inputs in everyone]  # -1 stays -1
+    in_rank = [torch.stack([(of_rank == r).any(1) for r in range(num_ranks)], 1) for of_rank in owners]
     own = everyone[rank]
     torch.cuda.current_stream().synchronize()
 
+    choices = {"topk_idx": own.topk_idx, "topk_weights": own.topk_weights, "config": plan.config}
     routes = routes_of(buffer.get_dispatch_layout(own.topk_idx, num_experts))
     received, recv_topk_idx, recv_weights, counts, handle, _ = buffer.dispatch(
-        own.x,
-        topk_idx=own.topk_idx,
-        topk_weights=own.topk_weights,
-        **routes,
-        config=plan.config,
-        zero_copy=plan.direct_dispatch,
+        own.x, **choices, **routes, zero_copy=plan.direct_dispatch
     )
-    assert handle is not None
     tokens = nbep.per_token_cast_back(*received) if plan.fp8 else received
     combined, combined_weights, _ = buffer.combine(
         tokens * (rank + 1), handle, topk_weights=recv_weights, config=plan.config, zero_copy=plan.direct_combine
     )
 
-    faults = []
-
     def as_bytes(array: Any) -> Any:
         # Not contiguous(): that leaves a stride of 0 where a size is 1, and such a view is refused.
         return array.clone(memory_format=torch.contiguous_format).view(torch.uint8)
 
-    def compare(name: str, got: Any, want: Any) -> None:
-        if got.shape != want.shape or not torch.equal(as_bytes(got), as_bytes(want)):
-            faults.append(name)
-
     def arriving(arrays: list[Any]) -> Any:
         """The rows of all ranks' arrays that come to this rank."""
-        rows = [as_bytes(array)[members[:, rank]] for array, members in zip(arrays, membership, strict=True)]
+        rows = [as_bytes(array)[members[:, rank]] for array, members in zip(arrays, in_rank, strict=True)]
         return torch.cat(rows).view(arrays[0].dtype)
 
-    compare("is_token_in_rank", routes["is_token_in_rank"], membership[rank])
-    if plan.fp8:
-        compare("recv_x", received[0], arriving([i.x[0] for i in everyone]))
-        compare("recv_x_scales", received[1], arriving([i.x[1] for i in everyone]))
-    else:
-        compare("recv_x", received, arriving([i.x for i in everyone]))
-    local = [
-        torch.where(i.topk_idx // EXPERTS_PER_RANK == rank, i.topk_idx - rank * EXPERTS_PER_RANK, -1) for i in everyone
-    ]
-    compare("recv_topk_idx", recv_topk_idx, arriving(local))
-    used = [torch.where(idx >= 0, i.topk_weights, 0.0) for idx, i in zip(local, everyone, strict=True)]
-    compare("recv_topk_weights", recv_weights, arriving(used))
-    if counts != [int((torch.cat(local) == expert).sum()) for expert in range(EXPERTS_PER_RANK)]:
-        faults.append("num_recv_tokens_per_expert_list")
-
+    here = [of_rank == rank for of_rank in owners]
+    idx = [torch.where(is_here, i.topk_idx % EXPERTS_PER_RANK, -1) for is_here, i in zip(here, everyone, strict=True)]
+    weights = [torch.where(is_here, i.topk_weights, 0.0) for is_here, i in zip(here, everyone, strict=True)]
     total = torch.zeros_like(own.bf16, dtype=torch.float32)
     total_weights = torch.zeros_like(own.topk_weights)
     for r in range(num_ranks):
-        chosen = membership[rank][:, r : r + 1]
-        total = torch.where(chosen, total + (own.bf16 * (r + 1)).float(), total)
-        theirs = torch.where(own.topk_idx // EXPERTS_PER_RANK == r, own.topk_weights, 0.0)
-        total_weights = torch.where(chosen, total_weights + theirs, total_weights)
-    compare("combined_x", combined, total.bfloat16())
-    compare("combined_topk_weights", combined_weights, total_weights)
+        goes = in_rank[rank][:, r : r + 1]
+        total = torch.where(goes, total + (own.bf16 * (r + 1)).float(), total)
+        total_weights = torch.where(
+            goes, total_weights + torch.where(owners[rank] == r, own.topk_weights, 0.0), total_weights
+        )
+    pairs = {
+        "is_token_in_rank": (routes["is_token_in_rank"], in_rank[rank]),
+        "recv_topk_idx": (recv_topk_idx, arriving(idx)),
+        "recv_topk_weights": (recv_weights, arriving(weights)),
+        "combined_x": (combined, total.bfloat16()),
+        "combined_topk_weights": (combined_weights, total_weights),
+    }
+    if plan.fp8:
+        for part, name in enumerate(("recv_x", "recv_x_scales")):
+            pairs[name] = received[part], arriving([inputs.x[part] for inputs in everyone])
+    else:
+        pairs["recv_x"] = received, arriving([inputs.x for inputs in everyone])
+    faults = [
+        name
+        for name, (got, want) in pairs.items()
+        if got.shape != want.shape or not torch.equal(as_bytes(got), as_bytes(want))
+    ]
+    if counts != [int((torch.cat(idx) == expert).sum()) for expert in range(EXPERTS_PER_RANK)]:
+        faults.append("num_recv_tokens_per_expert_list")
     return faults
