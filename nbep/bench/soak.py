@@ -136,6 +136,7 @@ def run_round(rank: int, num_ranks: int, buffer: nbep.Buffer, plan: Plan) -> lis
     received, recv_topk_idx, recv_weights, counts, handle, _ = buffer.dispatch(
         own.x, **choices, **routes, zero_copy=plan.direct_dispatch
     )
+    assert handle is not None
     tokens = nbep.per_token_cast_back(*received) if plan.fp8 else received
     combined, combined_weights, _ = buffer.combine(
         tokens * (rank + 1), handle, topk_weights=recv_weights, config=plan.config, zero_copy=plan.direct_combine

@@ -1,19 +1,27 @@
 """Compares what the ranks got with `nbep.reference`: routes, copies and sums bit for bit, the layer within rounding.
 
-`check_all` is for a whole layer, `check_step` for a decoding step.
+What is compared bit for bit, `nbep.workloads` says: `check_all` is for a whole layer, `check_step` for a decoding step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
 from nbep import reference
-from nbep.demo.decode import BatchResult
-from nbep.demo.layer import CONFIG, Model, RankResult, Settings
+from nbep.demo.decode import Batch
+from nbep.demo.layer import AfterExperts, Model, Result, Settings, options_of
+from nbep.workloads.arrays import Report
+from nbep.workloads.cases import Case
+from nbep.workloads.intranode import Expected, dispatch_input
+from nbep.workloads.low_latency import check_combined, check_dispatched, expected_dispatch
 
-# The sums of the layer are added up in another order than the reference's; both round to bf16, whose step is 2**-8.
+CASTS = "FP8 cast", "FP8 scales"
+# A decoding step multiplies all rows of an expert at once, which adds up in another order than the reference does.
+# Both round to bf16, whose step is 2**-8.
 LAYER_TOLERANCE = 2**-7
 # DeepEP's own limit for FP8, on its measure of difference.
 FP8_LIMIT = 9e-4
@@ -30,149 +38,95 @@ class Check:
     where: str = ""
 
 
-def check_all(settings: Settings, model: Model, results: list[RankResult]) -> list[Check]:
+class Checks(Report):
+    """Notes comparisons by name in place of raising, all ranks together. suffix: of the names"""
+
+    def __init__(self, suffix: str = ""):
+        super().__init__("")
+        self.suffix = suffix
+        self.found: dict[str, Check] = {}
+
+    def same(self, name: str, got: np.ndarray, want: np.ndarray, rows: list[str] | None = None) -> None:
+        """Bit for bit, on one rank, which `where` names."""
+        error, where = float("nan"), ""
+        if got.shape != want.shape:
+            where = f"{self.where}: shape {got.shape}, expected {want.shape}"
+        else:
+            error = _largest_difference(got, want)
+            if got.tobytes() != want.tobytes():
+                wrong = [i for i in range(len(want)) if got[i].tobytes() != want[i].tobytes()]
+                where = f"{self.where}: {len(wrong)} of {len(want)} rows, first {wrong[0]}"
+        name = re.sub(r" of r\d+e\d+$", "", name)  # all experts together
+        before = self.found.get(name + self.suffix)
+        if before is not None:
+            error, where = max(before.error, error), before.where or where
+        self.note(name, "bitwise", not where, error, where)
+
+    def note(self, name: str, demand: str, passed: bool, error: float, where: str = "") -> None:
+        self.found[name + self.suffix] = Check(name + self.suffix, demand, passed, error, where)
+
+    def same_layer(self, settings: Settings, model: Model, case: Case, combined_x: list[np.ndarray]) -> None:
+        """The sums beside the same layer without ranks: of what FP8 has left of the inputs, then of the inputs."""
+
+        def layers(inputs: list[np.ndarray]) -> list[np.ndarray]:
+            tokens = zip(inputs, case.topk_idx, case.topk_weights, strict=True)
+            return [reference.moe_layer(*of_rank, model.expert_weight, settings.num_ranks) for of_rank in tokens]
+
+        if not settings.fp8:
+            self.close("MoE layer", combined_x, layers(case.x))
+            return
+        casts = [reference.per_token_cast_to_fp8(x) for x in case.x]
+        self.close("MoE layer", combined_x, layers([reference.per_token_cast_back(*pair) for pair in casts]))
+        difference = reference.calc_diff(*(np.concatenate(arrays).ravel() for arrays in (combined_x, layers(case.x))))
+        self.note("MoE layer without FP8", f"calc_diff <= {FP8_LIMIT:g}", difference <= FP8_LIMIT, difference)
+
+    def close(self, name: str, got: list[np.ndarray], want: list[np.ndarray]) -> None:
+        """Within rounding of the largest value, on every rank."""
+        limit = LAYER_TOLERANCE * max([float(np.abs(b.astype(np.float32)).max()) for b in want if b.size], default=0.0)
+        errors = [_largest_difference(a, b) for a, b in zip(got, want, strict=True)]
+        worst = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
+        passed = errors[worst] <= limit
+        self.note(name, f"error <= {limit:.2g}", passed, errors[worst], "" if passed else f"rank {worst}")
+
+
+def check_all(settings: Settings, model: Model, results: list[Result]) -> list[Check]:
     """All comparisons, in the order of the layer."""
-    topk_idx = [result.topk_idx for result in results]
-    topk_weights = [result.topk_weights for result in results]
-    layouts = [reference.get_dispatch_layout(idx, settings.num_experts, settings.num_ranks) for idx in topk_idx]
-    # The reference starts from the model, not from what the ranks sent.
-    sent = [reference.per_token_cast_to_fp8(x) if settings.fp8 else x for x in model.x]
-    dispatched = reference.dispatch(sent, layouts, CONFIG.num_channels, topk_idx=topk_idx, topk_weights=topk_weights)
-    combined = reference.combine(
-        [result.expert_output for result in results],
-        dispatched,
-        topk_weights=[result.recv_topk_weights for result in results],
-    )
-    checks = []
-    if settings.fp8:
-        checks.append(same("FP8 cast", [result.sent[0] for result in results], [pair[0] for pair in sent]))
-        checks.append(same("FP8 scales", [result.sent[1] for result in results], [pair[1] for pair in sent]))
-    checks += [
-        same(name, [getattr(result.layout, name) for result in results], [getattr(layout, name) for layout in layouts])
-        for name in reference.Layout._fields
-    ]
-    for i, name in enumerate(["recv_x", "recv_x scales"] if settings.fp8 else ["recv_x"]):
-        got = [result.recv_x[i] if settings.fp8 else result.recv_x for result in results]
-        want = [(item.recv_x, item.recv_x_scales)[i] for item in dispatched]
-        checks.append(same(name, got, want))
-    checks += [
-        same("recv_topk_idx", [r.recv_topk_idx for r in results], [d.recv_topk_idx for d in dispatched]),
-        same("recv_topk_weights", [r.recv_topk_weights for r in results], [d.recv_topk_weights for d in dispatched]),
-        same(
-            "num_recv_tokens_per_expert_list",
-            [np.array(r.num_recv_tokens_per_expert_list) for r in results],
-            [np.array(d.num_recv_tokens_per_expert_list) for d in dispatched],
-        ),
-        same("combined_x", [r.combined_x for r in results], [x for x, _ in combined]),
-        same("combined_topk_weights", [r.combined_topk_weights for r in results], topk_weights),
-    ]
-    combined_x = [result.combined_x for result in results]
-    return checks + check_layer(settings, model, model.x, topk_idx, topk_weights, combined_x)
+    checks, case, options = Checks(), model.case, options_of(settings)
+    given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(options)}
+    expected = Expected(case, AfterExperts(**given, outputs=tuple(result.expert_output for result in results)))
+    for rank, result in enumerate(results):
+        checks.where = f"rank {rank}"
+        if settings.fp8:
+            # The reference starts from the model, not from what the ranks sent.
+            for name, got, want in zip(CASTS, result.sent, dispatch_input(case, options, rank), strict=True):
+                checks.same(name, got, want)
+        expected.compare(rank, result.outcome, checks)
+    checks.same_layer(settings, model, case, [result.outcome.combined_x for result in results])
+    return list(checks.found.values())
 
 
-def check_layer(
-    settings: Settings,
-    model: Model,
-    x: list[np.ndarray],
-    topk_idx: list[np.ndarray],
-    topk_weights: list[np.ndarray],
-    combined_x: list[np.ndarray],
-    suffix: str = "",
-) -> list[Check]:
-    """The sums beside the same layer without ranks: of what FP8 has left of the inputs, then of the inputs."""
-
-    def layers(inputs: list[np.ndarray]) -> list[np.ndarray]:
-        tokens = zip(inputs, topk_idx, topk_weights, strict=True)
-        return [reference.moe_layer(*of_rank, model.expert_weight, settings.num_ranks) for of_rank in tokens]
-
-    if not settings.fp8:
-        return [close("MoE layer" + suffix, combined_x, layers(x))]
-    rounded = [reference.per_token_cast_back(*reference.per_token_cast_to_fp8(item)) for item in x]
-    return [
-        close("MoE layer" + suffix, combined_x, layers(rounded)),
-        similar("MoE layer without FP8" + suffix, combined_x, layers(x)),
-    ]
-
-
-def check_step(settings: Settings, model: Model, results: list[list[BatchResult]], deduplicate: bool) -> list[Check]:
+def check_step(settings: Settings, model: Model, results: list[list[Batch]]) -> list[Check]:
     """All comparisons, batch by batch. results[rank][batch]"""
-    checks = []
-    for number, batch in enumerate(zip(*results, strict=True)):
-        checks += _check_batch(f", batch {'ab'[number]}", settings, model, list(batch), deduplicate)
-    return checks
-
-
-def _check_batch(
-    suffix: str, settings: Settings, model: Model, results: list[BatchResult], deduplicate: bool
-) -> list[Check]:
-    x = [result.x for result in results]
-    topk_idx = [result.topk_idx for result in results]
-    topk_weights = [result.topk_weights for result in results]
-    num_max_tokens = results[0].handle.num_max_dispatch_tokens_per_rank
-    expected = reference.low_latency_dispatch(x, topk_idx, num_max_tokens, settings.num_experts, use_fp8=settings.fp8)
-    got = [_in_order(result, settings.fp8) for result in results]
-    names = ["recv_count", "layout_range", "src_info", "recv_x"] + (["recv_x_scales"] if settings.fp8 else [])
-    checks = [
-        same(name + suffix, [_rows_of(d, name) for d in got], [_rows_of(d, name) for d in expected]) for name in names
-    ]
-    # The sums start from the rows as they came, in whatever order.
-    dispatched = [_dispatched(result, settings.fp8) for result in results]
-    outputs = [result.expert_output for result in results]
-    combined = reference.low_latency_combine(outputs, topk_idx, topk_weights, dispatched, deduplicate=deduplicate)
-    combined_x = [result.combined_x for result in results]
-    checks.append(same("combined_x" + suffix, combined_x, combined))
-    return checks + check_layer(settings, model, x, topk_idx, topk_weights, combined_x, suffix)
-
-
-def _dispatched(result: BatchResult, fp8: bool) -> reference.LowLatencyDispatched:
-    values, scales = result.recv_x if fp8 else (result.recv_x, None)
-    handle = result.handle
-    return reference.LowLatencyDispatched(values, scales, result.recv_count, handle.src_info, handle.layout_range)
-
-
-def _in_order(result: BatchResult, fp8: bool) -> reference.LowLatencyDispatched:
-    """What one rank received, with the rows of each source in the order of its tokens."""
-    return _dispatched(result, fp8).in_order()
-
-
-def _rows_of(dispatched: reference.LowLatencyDispatched, name: str) -> np.ndarray:
-    """An array of what was received; of those with rows only the rows that mean something, one after the other."""
-    array = getattr(dispatched, name)
-    if name in ("recv_count", "layout_range"):
-        return array
-    return np.concatenate([rows[:count] for rows, count in zip(array, dispatched.recv_count, strict=True)])
-
-
-def same(name: str, got: list, want: list) -> Check:
-    """Bit for bit, on every rank."""
-    for rank, (a, b) in enumerate(zip(got, want, strict=True)):
-        if a.shape != b.shape:
-            return Check(name, "bitwise", False, float("nan"), f"rank {rank}: shape {a.shape}, expected {b.shape}")
-    error = max(_largest_difference(a, b) for a, b in zip(got, want, strict=True))
-    for rank, (a, b) in enumerate(zip(got, want, strict=True)):
-        if a.tobytes() != b.tobytes():
-            wrong = [i for i in range(len(b)) if a[i].tobytes() != b[i].tobytes()]
-            return Check(name, "bitwise", False, error, f"rank {rank}: {len(wrong)} of {len(b)} rows, first {wrong[0]}")
-    return Check(name, "bitwise", True, error)
-
-
-def close(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
-    """Within rounding of the largest value."""
-    scale = max([float(np.abs(b.astype(np.float32)).max()) for b in want if b.size], default=0.0)
-    limit = LAYER_TOLERANCE * scale
-    errors = [_largest_difference(a, b) for a, b in zip(got, want, strict=True)]
-    worst = int(np.argmax(np.nan_to_num(errors, nan=np.inf)))
-    passed = errors[worst] <= limit
-    return Check(name, f"error <= {limit:.2g}", passed, errors[worst], "" if passed else f"rank {worst}")
-
-
-def similar(name: str, got: list[np.ndarray], want: list[np.ndarray]) -> Check:
-    """By DeepEP's measure."""
-    difference = reference.calc_diff(*(np.concatenate([one.ravel() for one in arrays]) for arrays in (got, want)))
-    return Check(name, f"calc_diff <= {FP8_LIMIT:g}", difference <= FP8_LIMIT, difference)
+    found: list[Check] = []
+    for name, batches in zip("ab", zip(*results, strict=True), strict=True):
+        checks, case, options = Checks(f", batch {name}"), batches[0].case, batches[0].options
+        dispatched = expected_dispatch(case, options)
+        # The sums start from the rows as they came, in whatever order.
+        combined = reference.low_latency_combine(
+            [batch.output for batch in batches],
+            case.topk_idx,
+            case.topk_weights,
+            [batch.outcome.dispatched for batch in batches],
+            deduplicate=options.deduplicate,
+        )
+        for rank, batch in enumerate(batches):
+            checks.where = f"rank {rank}"
+            check_dispatched(checks, case, options, rank, dispatched[rank], batch.outcome)
+            check_combined(checks, case, options, rank, combined[rank], batch.outcome)
+        checks.same_layer(settings, model, case, [batch.outcome.combined_x for batch in batches])
+        found += checks.found.values()
+    return found
 
 
 def _largest_difference(a: np.ndarray, b: np.ndarray) -> float:
-    if not a.size:
-        return 0.0
-    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max())
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).max()) if a.size else 0.0

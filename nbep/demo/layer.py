@@ -15,9 +15,11 @@ import numpy as np
 import nbep
 from nbep import reference
 from nbep.host.ranks.comm import InProcessComm
-from nbep.workloads.cases import routes_of
+from nbep.workloads.arrays import to_numpy, to_target
+from nbep.workloads.cases import Case
+from nbep.workloads.intranode import Options, Outcome, dispatch_arguments, outcome_of
 
-PHASES = ("gate", "layout", "dispatch", "experts", "combine", "done")
+PHASES = ("layout", "dispatch", "experts", "combine", "done")
 EnterPhase = Callable[[int, str], None]  # rank, phase
 
 # Two channels, chunks of two tokens, rings of six slots: fewer than the tokens of a ring, so that senders wait.
@@ -39,95 +41,79 @@ class Settings:
 
 @dataclass(frozen=True)
 class Model:
-    """Inputs and weights of all ranks.
+    """What all ranks begin with: tokens and what the gate makes of them, and the experts.
 
-    x              of each rank: [num_tokens, hidden] bf16
-    gate_weight    [hidden, num_experts] float32, the same on all ranks
     expert_weight  [num_experts, hidden, hidden] float32; rank r owns the r-th share
     """
 
-    x: list[np.ndarray]
-    gate_weight: np.ndarray
+    case: Case
     expert_weight: np.ndarray
+
+    def own_experts(self, rank: int) -> np.ndarray:
+        share = self.case.num_experts // self.case.num_ranks
+        return self.expert_weight[rank * share : (rank + 1) * share]
 
 
 @dataclass(frozen=True)
-class RankResult:
-    """What one rank had and got; names as in nbep.Buffer."""
+class Result:
+    """What one rank sent, what its experts made of what came, and what it got."""
 
-    topk_idx: np.ndarray
-    topk_weights: np.ndarray
-    sent: Any  # x as it was dispatched: bf16, or a pair of FP8 and scales
-    layout: reference.Layout
-    recv_x: Any
-    recv_topk_idx: np.ndarray
-    recv_topk_weights: np.ndarray
-    num_recv_tokens_per_expert_list: list[int]
-    handle: nbep.DispatchHandle
+    sent: Any
     expert_output: np.ndarray
-    combined_x: np.ndarray
-    combined_topk_weights: np.ndarray | None
+    outcome: Outcome
 
 
 def make_model(settings: Settings) -> Model:
-    """Random inputs and weights, all from the seed."""
+    """Random inputs and weights, all from the seed; the gate chooses the experts."""
     rng = np.random.default_rng(settings.seed)
-    hidden = settings.hidden
-    x = [rng.standard_normal((settings.num_tokens, hidden), np.float32) for _ in range(settings.num_ranks)]
-    return Model(
-        [array.astype(reference.BF16) for array in x],
-        rng.standard_normal((hidden, settings.num_experts), np.float32),
-        rng.standard_normal((settings.num_experts, hidden, hidden), np.float32) / np.float32(np.sqrt(hidden)),
-    )
+    shape = settings.num_tokens, settings.hidden
+    x = [rng.standard_normal(shape, np.float32).astype(reference.BF16) for _ in range(settings.num_ranks)]
+    gate_weight = rng.standard_normal((settings.hidden, settings.num_experts), np.float32)
+    weights = rng.standard_normal((settings.num_experts, settings.hidden, settings.hidden), np.float32)
+    gates = [reference.gate(of_rank, gate_weight, settings.num_topk) for of_rank in x]
+    topk_idx, topk_weights = [idx for idx, _ in gates], [of_rank for _, of_rank in gates]
+    layouts = [reference.get_dispatch_layout(idx, settings.num_experts, settings.num_ranks) for idx in topk_idx]
+    case = Case(settings.seed, settings.num_ranks, settings.num_experts, x, topk_idx, topk_weights, layouts)
+    return Model(case, weights / np.float32(np.sqrt(settings.hidden)))
 
 
-def run_layer(comm: InProcessComm, settings: Settings, model: Model, enter: EnterPhase) -> RankResult:
+def run_layer(comm: InProcessComm, settings: Settings, model: Model, enter: EnterPhase) -> Result:
     """The layer on one rank. enter(rank, phase) is called as each phase begins."""
-    rank = comm.rank
+    rank, case, options = comm.rank, model.case, options_of(settings)
     buffer = nbep.Buffer(comm, num_nvl_bytes=CONFIG.get_nvl_buffer_size_hint(2 * settings.hidden, comm.size))
 
-    enter(rank, "gate")
-    topk_idx, topk_weights = reference.gate(model.x[rank], model.gate_weight, settings.num_topk)
-
     enter(rank, "layout")
-    routes = routes_of(buffer.get_dispatch_layout(topk_idx, settings.num_experts))
+    layout, arguments = dispatch_arguments(buffer, case, options, rank)
 
     enter(rank, "dispatch")
-    sent = nbep.per_token_cast_to_fp8(model.x[rank]) if settings.fp8 else model.x[rank]
-    received: Any = buffer.dispatch(sent, topk_idx=topk_idx, topk_weights=topk_weights, config=CONFIG, **routes)
-    recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens, handle, _ = received  # none of them is None with top-k
+    if settings.fp8:
+        arguments["x"] = nbep.per_token_cast_to_fp8(to_target(case.x[rank]))
+    outcome = outcome_of(options, layout, *buffer.dispatch(**arguments)[:5])
 
     enter(rank, "experts")
-    expert_input = nbep.per_token_cast_back(*recv_x) if settings.fp8 else recv_x
-    share = settings.num_experts // comm.size
-    own_experts = model.expert_weight[rank * share : (rank + 1) * share]
-    expert_output = apply_experts(expert_input, recv_topk_idx, recv_topk_weights, own_experts)
+    received = outcome.on_host()
+    tokens = to_numpy(nbep.per_token_cast_back(*outcome.recv_x)) if settings.fp8 else received.recv_x
+    choices = received.recv_topk_idx, received.recv_topk_weights
+    expert_output = reference.expert_layer(tokens, *choices, model.own_experts(rank))
 
     enter(rank, "combine")
-    combined_x, combined_topk_weights, _ = buffer.combine(
-        expert_output, handle, topk_weights=recv_topk_weights, config=CONFIG
+    outcome.combined_x, outcome.combined_topk_weights, _ = buffer.combine(
+        to_target(expert_output), outcome.handle, topk_weights=outcome.recv_topk_weights, config=CONFIG
     )
     buffer.destroy()
     enter(rank, "done")
-    layout = reference.Layout(**{name: routes[name] for name in reference.Layout._fields})
-    return RankResult(
-        topk_idx, topk_weights, sent, layout, recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens, handle,
-        expert_output, combined_x, combined_topk_weights,
-    )  # fmt: skip
+    return Result(to_numpy(arguments["x"]), expert_output, outcome.on_host())
 
 
-def apply_experts(
-    recv_x: np.ndarray, recv_topk_idx: np.ndarray, recv_topk_weights: np.ndarray, expert_weight: np.ndarray
-) -> np.ndarray:
-    """One matrix product for each expert, over all tokens that chose it; a token's weighted results are added up.
+def options_of(settings: Settings) -> Options:
+    return Options(config=CONFIG, fp8="row" if settings.fp8 else None, zero_copy=False)
 
-    Args:     recv_x [n, hidden] bf16; recv_topk_idx [n, num_topk] local or -1; recv_topk_weights [n, num_topk];
-              expert_weight [num_local_experts, hidden, hidden] float32
-    Returns:  [n, hidden] bf16, added up in float32
-    """
-    total = np.zeros(recv_x.shape, np.float32)
-    for expert, weight in enumerate(expert_weight):
-        rows, choices = np.nonzero(recv_topk_idx == expert)
-        result = recv_x[rows].astype(np.float32) @ weight
-        total[rows] += recv_topk_weights[rows, choices, None] * result
-    return total.astype(reference.BF16)
+
+@dataclass(frozen=True)
+class AfterExperts(Options):
+    """Options of the layer for the reference, whose combine takes what the ranks' experts made."""
+
+    outputs: tuple[np.ndarray, ...] = ()
+
+    def reference_combine(self, case: Case, x: list[np.ndarray], dispatched: list, **options: Any) -> list:
+        return reference.combine(list(self.outputs), dispatched, **options)

@@ -31,48 +31,22 @@ def parser_of_demo() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--low-latency", action="store_true", help="take low-latency dispatch and combine, with hooks")
     add("--deduplicate", action="store_true", help="with --low-latency: a token goes to each rank once")
-    add(
-        "--ranks",
-        type=int,
-        default=defaults.num_ranks,
-        metavar="N",
-        help=f"2, 4 or 8; 2 to {MAX_RANKS} with --low-latency",
-    )
-    add(
-        "--tokens",
-        type=int,
-        default=argparse.SUPPRESS,
-        metavar="N",
-        help=f"tokens of each rank (default: {defaults.num_tokens}; {DECODE_TOKENS} with --low-latency)",
-    )
-    add(
-        "--hidden",
-        type=int,
-        default=defaults.hidden,
-        metavar="N",
-        help="a multiple of 8; of 128 with --fp8 or --low-latency",
-    )
-    add("--experts", type=int, default=defaults.num_experts, metavar="N", help="of all ranks, a multiple of --ranks")
-    add("--topk", type=int, default=defaults.num_topk, metavar="N", help="experts of a token")
-    add("--seed", type=int, default=defaults.seed, metavar="N", help="of the inputs and of the schedule")
+    of_tokens = f"tokens of each rank (default: {defaults.num_tokens}; {DECODE_TOKENS} with --low-latency)"
+    for name, default, text in (
+        ("ranks", defaults.num_ranks, f"2, 4 or 8; 2 to {MAX_RANKS} with --low-latency"),
+        ("tokens", argparse.SUPPRESS, of_tokens),
+        ("hidden", defaults.hidden, "a multiple of 8; of 128 with --fp8 or --low-latency"),
+        ("experts", defaults.num_experts, "of all ranks, a multiple of --ranks"),
+        ("topk", defaults.num_topk, "experts of a token"),
+        ("seed", defaults.seed, "of the inputs and of the schedule"),
+    ):
+        add(f"--{name}", type=int, default=default, metavar="N", help=text)
     add("--fp8", action="store_true", help="dispatch FP8 tokens with a scale for every 128 columns")
-    add(
-        "--out",
-        type=Path,
-        default=argparse.SUPPRESS,
-        metavar="PATH",
-        help="where the picture goes; the suffix says its format "
-        f"(default: {DEFAULT_OUT}; {DEFAULT_HALVES_OUT} with --low-latency)",
-    )
-    add(
-        "--html",
-        type=Path,
-        nargs="?",
-        const=DEFAULT_HTML,
-        default=argparse.SUPPRESS,
-        metavar="PATH",
-        help=f"write a page of the run, with a slider over its steps (PATH: {DEFAULT_HTML} if left out)",
-    )
+    where = "where the picture goes; the suffix says its format "
+    where += f"(default: {DEFAULT_OUT}; {DEFAULT_HALVES_OUT} with --low-latency)"
+    add("--out", type=Path, default=argparse.SUPPRESS, metavar="PATH", help=where)
+    page = f"write a page of the run, with a slider over its steps (PATH: {DEFAULT_HTML} if left out)"
+    add("--html", type=Path, nargs="?", const=DEFAULT_HTML, default=argparse.SUPPRESS, metavar="PATH", help=page)
     add_json(parser)
     add("--no-picture", action="store_true", help="draw nothing; without --html, run without a tracer")
     return parser

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 
 import nbep
 from nbep.demo.checks import Check, check_all, check_step
 from nbep.demo.decode import PHASES as DECODE_PHASES
-from nbep.demo.decode import BatchResult, run_step
+from nbep.demo.decode import run_step
 from nbep.demo.layer import CONFIG, PHASES, Model, Settings, run_layer
 from nbep.demo.progress import Progress
 from nbep.demo.report import print_experts, print_traffic
 from nbep.trace import Trace
+from nbep.workloads.cases import Case
 
 
 class Outcome(NamedTuple):
@@ -41,11 +41,10 @@ class Run:
 def run_whole_layer() -> Run:
     def run(console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress) -> Outcome:
         results = _spawn(settings, trace, progress, lambda comm: run_layer(comm, settings, model, progress.enter))
-        seconds = progress.seconds
-        sent = [[int(count) for count in result.layout.num_tokens_per_rank] for result in results]
-        received = [len(result.recv_topk_idx) for result in results]
-        print_traffic(console, "Tokens sent", sent, received, [len(result.topk_idx) for result in results])
-        of_experts = [list(map(int, result.num_recv_tokens_per_expert_list)) for result in results]
+        seconds, outcomes = progress.seconds, [result.outcome for result in results]
+        sent = [[int(count) for count in outcome.layout[0]] for outcome in outcomes]
+        print_traffic(console, "Tokens sent", sent, [len(o.recv_topk_idx) for o in outcomes], model.case.num_tokens)
+        of_experts = [list(map(int, outcome.counts)) for outcome in outcomes]
         print_experts(console, settings, of_experts)
         return Outcome(check_all(settings, model, results), seconds, sent, of_experts)
 
@@ -57,15 +56,14 @@ def run_decoding_step(deduplicate: bool) -> Run:
         results = _spawn(
             settings, trace, progress, lambda comm: run_step(comm, settings, model, progress.enter, deduplicate)
         )
-        seconds = progress.seconds
-        sent = _messages(settings, results, deduplicate)
-        counts = [np.sum([batch.recv_count for batch in batches], axis=0) for batches in results]
+        seconds, sent = progress.seconds, _messages(model.case, deduplicate)
         title = "Messages sent, both batches" + (", each token once to a rank" if deduplicate else "")
         received = [sum(column) for column in zip(*sent, strict=True)]
-        print_traffic(console, title, sent, received, [settings.num_tokens] * settings.num_ranks)
+        print_traffic(console, title, sent, received, model.case.num_tokens)
+        counts = [sum(batch.outcome.dispatched.recv_count for batch in batches) for batches in results]
         of_experts = [[int(count) for count in of_rank] for of_rank in counts]
         print_experts(console, settings, of_experts)
-        return Outcome(check_step(settings, model, results, deduplicate), seconds, sent, of_experts)
+        return Outcome(check_step(settings, model, results), seconds, sent, of_experts)
 
     return Run(DECODE_PHASES, run, _save_halves)
 
@@ -79,14 +77,13 @@ def _spawn(settings: Settings, trace: Trace | None, progress: Progress, run: Cal
         return nbep.spawn(rank_main, settings.num_ranks, "emulator", seed=settings.seed, tracer=trace)
 
 
-def _messages(settings: Settings, results: list[list[BatchResult]], deduplicate: bool) -> list[list[int]]:
-    """How many messages each rank sent to each: [src][dst]."""
-    share = settings.num_experts // settings.num_ranks
+def _messages(case: Case, deduplicate: bool) -> list[list[int]]:
+    """How many messages each rank sends to each: [src][dst]."""
     counts = []
-    for batches in results:
-        of_tokens = [(choices // share).tolist() for batch in batches for choices in batch.topk_idx]
+    for topk_idx in case.topk_idx:
+        of_tokens = (topk_idx // (case.num_experts // case.num_ranks)).tolist()
         goals = [goal for ranks in of_tokens for goal in (set(ranks) if deduplicate else ranks)]
-        counts.append([goals.count(rank) for rank in range(settings.num_ranks)])
+        counts.append([goals.count(rank) for rank in range(case.num_ranks)])
     return counts
 
 

@@ -297,9 +297,13 @@ class Expected:
         return self._combined
 
     def check(self, rank: int, outcome: Outcome, where: str) -> None:
-        """Compare all outputs of one rank."""
+        """Compare all outputs of one rank. Raises: AssertionError if any differs"""
+        self.compare(rank, outcome, Report(where))
+
+    def compare(self, rank: int, outcome: Outcome, report: Report) -> None:
+        """The same, by a report that may do something else than raise."""
         outcome = outcome.on_host()
-        case, want, report = self.case, self.dispatched[rank], Report(where)
+        case, want, where = self.case, self.dispatched[rank], report.where
         received = [
             case.provenance(int(src), int(token))
             for src, token in zip(want.recv_src_rank, want.recv_src_idx, strict=True)
@@ -350,7 +354,8 @@ def check_x(report: Report, name: str, want: Any, recv_x, received: list[str]) -
 
 def check_received(report: Report, want: Any, outcome: Outcome, received: list[str]) -> None:
     check_x(report, "recv_x", want, outcome.recv_x, received)
-    assert outcome.counts == want.num_recv_tokens_per_expert_list, report.where
+    counts = np.array(outcome.counts), np.array(want.num_recv_tokens_per_expert_list)
+    report.same("num_recv_tokens_per_expert_list", counts[0], counts[1])
     assert (outcome.recv_topk_idx is None) == (want.recv_topk_idx is None), report.where
     if want.recv_topk_idx is not None:
         report.same("recv_topk_idx", outcome.recv_topk_idx, want.recv_topk_idx, received)

@@ -162,10 +162,14 @@ class Trip:
         on_host = to_numpy([recv_x, scales, self._recv_count, src_info, layout_range])
         self.outcome = Outcome(reference.LowLatencyDispatched(*on_host), most, hidden, num_experts)
 
+    def expert_output(self) -> np.ndarray:
+        """What combine sends back for the rows of dispatch."""
+        return expert_output(self.outcome.dispatched, self.buffer.rank)
+
     def send_combine(self, handle: Any = None) -> None:
         """handle: in place of that of the dispatch."""
         options, rank = self.options, self.buffer.rank
-        x = expert_output(self.outcome.dispatched, rank)
+        x = self.expert_output()
         handle = self.handle if handle is None else handle
         if options.zero_copy:
             place = self.buffer.get_next_low_latency_combine_buffer(handle)

@@ -12,6 +12,7 @@ from nbep.demo import main
 from nbep.demo.decode import apply_own_experts, batches_of
 from nbep.device.kernels.low_latency import combine_receiver, dispatch_receiver
 from nbep.device.network import direct
+from nbep.workloads.cases import make_case
 
 SMALL = ["--low-latency", "--ranks", "2", "--tokens", "5", "--hidden", "128", "--experts", "4"]
 
@@ -118,14 +119,18 @@ def test_bad_options_are_named(capsys, options, message):
 
 
 def test_batches_hold_all_tokens():
-    x = np.arange(10).reshape(5, 2)
-    first, second = batches_of(x)
-    assert (len(first), len(second)) == (3, 2)
-    assert np.concatenate([first, second]).tobytes() == x.tobytes()
+    case = make_case(num_tokens=[5, 4])
+    first, second = batches_of(case)
+    assert (first.num_tokens, second.num_tokens) == ([3, 2], [2, 2])
+    for name in ("x", "topk_idx", "topk_weights"):
+        for rank, whole in enumerate(getattr(case, name)):
+            parts = [getattr(batch, name)[rank] for batch in (first, second)]
+            assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
 def test_experts_leave_rows_alone_that_came_for_nobody():
     recv_x = np.ones((2, 3, 4), reference.BF16)
     weight = np.stack([np.eye(4, dtype=np.float32), 2 * np.eye(4, dtype=np.float32)])
-    output = apply_own_experts(recv_x, np.array([1, 2]), weight)
+    received = reference.LowLatencyDispatched(recv_x, None, np.array([1, 2]), np.zeros((2, 3)), np.zeros((2, 1)))
+    output = apply_own_experts(received, weight)
     assert output[:, :, 0].tolist() == [[1, 0, 0], [2, 2, 0]]
