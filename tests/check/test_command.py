@@ -80,7 +80,7 @@ def test_a_program_without_faults_is_not_blamed(program, capsys):
     assert (status, out) == (0, "16 runs: nothing found.\n")
 
 
-def test_a_program_that_compares_nothing_is_told_so(program, tmp_path, capsys):
+def test_a_program_that_compares_nothing_is_named(program, tmp_path, capsys):
     text = Path(program("st_release_sys_s32")).read_text()
     bare = text.partition("def check")[0].replace('    assert not is_wrong, "said so"\n', "")
     unchecked, asserting = tmp_path / "unchecked.py", tmp_path / "asserting.py"
@@ -254,7 +254,7 @@ def test_the_debugger_stops_in_a_thread_that_waits_if_all_do(program, monkeypatc
         lines.append(linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip())
 
     monkeypatch.setattr("pdb.post_mortem", look)
-    assert debug.debug(Run(program("max")))  # nobody raises the flag
+    assert debug.debug(Run(program("max")))  # no rank raises the flag
     assert lines == ["wait_expired(1 << 62)"]
 
 

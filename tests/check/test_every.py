@@ -132,7 +132,7 @@ from nbep.device.types import I32, Out
 def lap(out: Out, peers: Peers, rounds: I32):
     flag = buffer_of(peers, 1)
     for i in range(rounds):
-        if peers.rank == 0:  # waits for nobody
+        if peers.rank == 0:  # does not wait
             st_weak_s32(flag + 64, i + 1)
             st_release_sys_s32(flag, i + 1)
         else:
@@ -177,8 +177,8 @@ def test_all_orders_of_tickets_are_run(tickets, capsys, number, schedules):
 
 def test_json_says_the_same(tickets, capsys):
     assert main([tickets, "--all", "--json"]) == NOTHING_FOUND
-    told = json.loads(capsys.readouterr().out)
-    assert (told["schedules"], told["all"], told["found"]) == (6, True, None)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schedules"], report["all"], report["found"]) == (6, True, None)
 
 
 def test_what_was_not_run_is_said(tickets, capsys):
@@ -310,11 +310,11 @@ def test_what_fails_is_made_smaller_and_its_file_shows_it_again(ring, capsys, fa
     before = capsys.readouterr().out
     assert "Smallest" not in before
     assert main([*check, "--json"]) == FOUND
-    told = json.loads(capsys.readouterr().out)["found"]
-    assert told["parameters"]["num_rows"] == fewest_rows
-    assert told["smaller"].startswith("Smallest: --num-rows ")
+    report = json.loads(capsys.readouterr().out)["found"]
+    assert report["parameters"]["num_rows"] == fewest_rows
+    assert report["smaller"].startswith("Smallest: --num-rows ")
     assert main(["--schedule", "schedule.json"]) == FOUND
-    assert capsys.readouterr().out.strip() == told["message"]
+    assert capsys.readouterr().out.strip() == report["message"]
 
 
 LATE = """

@@ -59,9 +59,9 @@ def test_a_step_that_breaks_nothing_is_a_hole_unless_there_is_a_reason():
     hole = check_fault(Task("teams.publish_tail: release of dispatch-tail", (run,), 1))
     assert hole == Row(hole.fault, "", 1, None, "")
     assert hole.is_hole
-    told = check_fault(Task("low_latency.deduplicated_dispatch.notify_counts: syncwarp", (run,), 1))
-    assert not told.is_hole
-    assert "brings the lanes together" in told.found
+    row = check_fault(Task("low_latency.deduplicated_dispatch.notify_counts: syncwarp", (run,), 1))
+    assert not row.is_hole
+    assert "brings the lanes together" in row.found
 
 
 @pytest.mark.long

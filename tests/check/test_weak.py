@@ -65,8 +65,8 @@ def test_what_was_not_run_is_said(ring, capsys):
 
 def test_json_says_the_same(ring, capsys):
     assert main([ring, "--all", "--weak", "--num-rows", "1", "--json"]) == NOTHING_FOUND
-    told = json.loads(capsys.readouterr().out)
-    assert (told["schedules"], told["redundant"], told["all"], told["found"]) == (1, 0, True, None)
+    report = json.loads(capsys.readouterr().out)
+    assert (report["schedules"], report["redundant"], report["all"], report["found"]) == (1, 0, True, None)
 
 
 def test_weak_without_all_is_refused(ring, capsys):
@@ -81,25 +81,25 @@ def test_what_fails_with_weak_memory_is_made_smaller(ring, capsys):
     assert main([*check, "--no-shrink"]) == FOUND
     assert "Smallest" not in capsys.readouterr().out
     assert main([*check, "--json"]) == FOUND
-    told = json.loads(capsys.readouterr().out)["found"]
-    assert (told["kind"], told["parameters"]["num_rows"]) == ("wrong result", 2)  # with one row it is right
-    assert re.fullmatch(r"Smallest: --num-rows 2, with \d+ preemptions? in place of \d+", told["smaller"])
+    report = json.loads(capsys.readouterr().out)["found"]
+    assert (report["kind"], report["parameters"]["num_rows"]) == ("wrong result", 2)  # with one row it is right
+    assert re.fullmatch(r"Smallest: --num-rows 2, with \d+ preemptions? in place of \d+", report["smaller"])
     assert main(["--schedule", "schedule.json"]) == FOUND
-    assert capsys.readouterr().out.strip() == told["message"]
+    assert capsys.readouterr().out.strip() == report["message"]
 
 
-def told_by(strategy, threads):
+def answers_by(strategy, threads):
     """What two cells hold in the end, and what each thread has loaded of them."""
-    told = [[] for _ in threads]
+    answers = [[] for _ in threads]
 
     def thread(t, number, cells):
         for cell, value in threads[number]:
             if value:
                 t.store(cells[cell], "s32", value, "relaxed", "sys")
             else:
-                told[number].append(int(t.load(cells[cell], "s32", "relaxed", "sys")))
+                answers[number].append(int(t.load(cells[cell], "s32", "relaxed", "sys")))
 
-    return run_threads(len(threads), 2, thread, strategy, len(threads), memory_model="delayed"), told
+    return run_threads(len(threads), 2, thread, strategy, len(threads), memory_model="delayed"), answers
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_a_run_that_is_made_smaller_begins_as_the_one_that_failed(threads):
     tree, decided = Tree(is_weak=True), False
     while tree.begin():
         try:
-            told = told_by(Every(tree), threads)
+            answers = answers_by(Every(tree), threads)
         except Redundant:
             tree.end(is_redundant=True)
             continue
         replay = tree.replay
         decided |= any(map(any, replay.decided))
-        assert told_by(Every(Led(replay, range(len(replay.picks)), is_weak=True)), threads) == told
+        assert answers_by(Every(Led(replay, range(len(replay.picks)), is_weak=True)), threads) == answers
         tree.end()
     assert decided

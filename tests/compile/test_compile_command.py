@@ -51,11 +51,11 @@ def compile_in_a_process(*arguments):
     return done.returncode, [(row["kernel"], row["max_threads"]) for row in json.loads(done.stdout)], done.stderr
 
 
-def test_the_kernels_that_a_file_defines_are_compiled_and_those_that_do_not_compile_are_told(file):
-    code, rows, told = compile_in_a_process(file)
+def test_the_kernels_that_a_file_defines_are_compiled_and_those_that_do_not_compile_are_named(file):
+    code, rows, printed = compile_in_a_process(file)
     assert (code, rows) == (1, [("push", 96)])
-    assert told.startswith("wrong for sm_90: st_weak_f32 needs float32")
-    assert f"at {file}:13" in told
+    assert printed.startswith("wrong for sm_90: st_weak_f32 needs float32")
+    assert f"at {file}:13" in printed
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""A kernel that does not compile is told why, in the first line, and at which line of which file."""
+"""A kernel does not compile: the first line of the error says why, and at which line of which file."""
 
 import inspect
 import math

@@ -15,7 +15,7 @@ def demangle(name):
         function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
     except OSError:
         pytest.skip("needs the C++ library")
-    function.restype = ctypes.c_char_p  # a few bytes that nobody frees
+    function.restype = ctypes.c_char_p  # a few bytes that are never freed
     status = ctypes.c_int()
     shown = function(name.encode(), None, None, ctypes.byref(status))
     assert status.value == 0

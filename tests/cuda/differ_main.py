@@ -1,8 +1,8 @@
-"""Low-latency calls that differ, with one process per GPU: each rank is told what both have passed.
+"""Low-latency calls that differ, with one process per GPU: each rank reports what both have passed.
 
     mpirun -n 4 python tests/cuda/differ_main.py
 
-The exit code is 0 if every rank is told right.
+The exit code is 0 if every report is right.
 """
 
 import sys

@@ -3,7 +3,7 @@
     mpirun -n 4 python tests/cuda/handles_main.py [ipc|posix_fd|fabric|host]
 
 Only copies, no kernels: processes that share a GPU take turns, and kernels that wait for each other would not.
-The exit code is 0 if all was right, or if every rank was told that the driver does not offer the type.
+The exit code is 0 if all was right, or if every rank raised because the driver does not offer the type.
 """
 
 import sys
@@ -54,7 +54,7 @@ def check_memory(comm: MPI.Intracomm, handle_type: str) -> None:
 
 
 def check_failures(comm: MPI.Intracomm, handle_type: str) -> None:
-    """What fails on rank 1 alone is told to all ranks."""
+    """What fails on rank 1 alone raises on all ranks."""
     with pytest.MonkeyPatch.context() as patch:
         if comm.rank == 1:
             patch.setattr(Device, "can_reach", lambda self, bus_id: False)
@@ -72,7 +72,7 @@ def check_failures(comm: MPI.Intracomm, handle_type: str) -> None:
 
 
 def refusal(comm: MPI.Intracomm, handle_type: str) -> str | None:
-    """What this rank is told if it cannot have memory of the type."""
+    """What this rank's error says if it cannot have memory of the type."""
     try:
         nbep.Buffer(comm, num_nvl_bytes=NUM_BYTES, handle_type=handle_type).destroy()
     except RuntimeError as error:

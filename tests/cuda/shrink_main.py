@@ -50,7 +50,7 @@ def run(comm: MPI.Intracomm, given: argparse.Namespace) -> None:
     trip = Trip(buffer, cases[1], options)
     trip.send_dispatch()
     trip.receive_dispatch()
-    comm.barrier()  # all have mapped what they need, and nobody waits for the one that goes
+    comm.barrier()  # all have mapped what they need, and no rank waits for the one that goes
     if comm.rank == GONE:
         os._exit(STATUS)
     trip.send_combine()
@@ -63,7 +63,7 @@ def run(comm: MPI.Intracomm, given: argparse.Namespace) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         buffer.destroy()
-    assert any(f"destroy does not wait for rank {GONE}, masked" in str(told.message) for told in caught)
+    assert any(f"destroy does not wait for rank {GONE}, masked" in str(warning.message) for warning in caught)
     check_survivor(cases[0], options, comm.rank, outcomes[0], [], [])
     check_survivor(cases[1], options, comm.rank, outcomes[1], [], [GONE])
     for case, outcome in zip(cases[2:], outcomes[2:], strict=True):

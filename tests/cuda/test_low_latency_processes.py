@@ -23,7 +23,7 @@ def test_random_rounds_are_right(num_gpus):
 
 
 @pytest.mark.parametrize("num_gpus", [2, 4])
-def test_ranks_whose_calls_differ_are_told_what_both_have_passed(num_gpus):
+def test_ranks_whose_calls_differ_report_what_both_have_passed(num_gpus):
     need_gpus(num_gpus)
     output = run_python(HERE / "differ_main.py", ranks=num_gpus, **GPU_EACH | {"NBEP_TIMEOUT_MS": "3000"})
     assert f"calls that differ on {num_gpus} GPUs: 0 wrong" in output
@@ -82,7 +82,7 @@ def test_a_cuda_graph_of_low_latency_calls_takes_new_inputs(num_gpus, options):
     assert f"replays on {num_gpus} GPUs: 0 wrong" in output
 
 
-def test_a_cuda_graph_of_an_odd_number_of_calls_is_told_what_is_wrong():
+def test_a_cuda_graph_of_an_odd_number_of_calls_raises_and_says_why():
     need_gpus(2)
     output = run_python(HERE / "low_latency_graph_main.py", "--odd", ranks=2, **GPU_EACH)
     assert "an odd graph on 2 GPUs: 0 wrong" in output

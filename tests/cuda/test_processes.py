@@ -42,7 +42,7 @@ def test_every_rank_gets_what_the_reference_says(handle_type, num_gpus):
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 @pytest.mark.parametrize("handle_type", HANDLE_TYPES)
-def test_processes_read_and_write_each_others_memory_or_all_are_told_why_not(handle_type, num_ranks):
+def test_processes_read_and_write_each_others_memory_or_all_say_why_not(handle_type, num_ranks):
     need_gpus(1)
     output = run_python(HERE / "handles_main.py", handle_type, ranks=num_ranks, **GPU_EACH)
     outcome = "not offered: " if handle_type == "fabric" and fabric_refusal() else "all right"
@@ -50,7 +50,7 @@ def test_processes_read_and_write_each_others_memory_or_all_are_told_why_not(han
 
 
 @pytest.mark.parametrize("handle_type", HANDLE_TYPES)
-def test_virtual_ranks_get_what_the_reference_says_or_are_told_why_not(handle_type):
+def test_virtual_ranks_get_what_the_reference_says_or_raise_and_say_why(handle_type):
     case, options = make_case(1, num_ranks=4, num_tokens=9), Options(handle_type=handle_type)
     if handle_type == "fabric" and fabric_refusal():
         wanted = r"ranks 0, 1, 2, 3: handle_type: got fabric; GPU \S+ does not offer it.*(SUPPORTED is 0|IMEX channel)"

@@ -97,7 +97,7 @@ def test_another_stream_that_waits_says_nothing_about_the_stream_of_the_call(str
     assert array() is not None
 
 
-def test_arrays_of_an_event_that_nobody_waits_for_go_when_a_later_call_finds_it_done(streams):
+def test_arrays_of_an_event_without_a_wait_go_when_a_later_call_finds_it_done(streams):
     event, array = streams.call()
     streams.call()
     assert array() is not None

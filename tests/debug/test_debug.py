@@ -1,4 +1,4 @@
-"""A debugger is told where everybody is, what an address is and what happened to a cell."""
+"""What a debugger shows: where each thread is, what an address is and what happened to a cell."""
 
 import os
 import subprocess
@@ -66,7 +66,7 @@ def test_a_pdb_session_shows_where_what_and_history():
     assert end == "all done\n"
 
 
-def test_without_a_history_the_last_store_is_told_and_how_to_get_all():
+def test_without_a_history_the_last_store_is_named_and_how_to_get_all():
     history = pdb("nbep.debug.history(flag)\nc\n").split("(Pdb) ")[1]
     assert "last written by rank 0, kernel `flags`" in history
     assert "spawn(..., tracer=nbep.debug.History())" in history
@@ -91,7 +91,7 @@ def ask(peers: Peers, freed: I64):
     bar_sync(0, 64)
 
 
-def test_an_address_is_told_with_its_value_its_writer_and_who_polls_it():
+def test_an_address_is_shown_with_its_value_its_writer_and_who_polls_it():
     SAID.clear()
 
     def main(comm):

@@ -68,7 +68,7 @@ def test_other_settings_pass(capsys, options):
     assert ("recv_x_scales, batch a" in output) == ("--fp8" in options)
 
 
-def test_phases_are_told_in_order(capsys):
+def test_phases_are_printed_in_order(capsys):
     _, output = run(capsys, "--no-picture")
     assert re.findall(r"^(\w+) done on all ranks", output, re.MULTILINE) == ["dispatch", "experts", "combine"]
 
@@ -95,7 +95,7 @@ def test_a_wrong_scale_fails_the_check_of_dispatch(capsys, monkeypatch):
 
 
 def test_a_run_that_stops_is_reported(capsys, monkeypatch):
-    # Nobody is ever told anything, so receivers wait for ever.
+    # No count is ever sent, so receivers wait for ever.
     replace_primitives(monkeypatch, direct, atom_add_release_sys_s32=lambda address, value: None)
     status, output = run(capsys, "--no-picture")
     assert status == 1
@@ -128,7 +128,7 @@ def test_batches_hold_all_tokens():
             assert np.concatenate(parts).tobytes() == whole.tobytes()
 
 
-def test_experts_leave_rows_alone_that_came_for_nobody():
+def test_experts_leave_rows_alone_that_no_token_fills():
     recv_x = np.ones((2, 3, 4), reference.BF16)
     weight = np.stack([np.eye(4, dtype=np.float32), 2 * np.eye(4, dtype=np.float32)])
     received = reference.LowLatencyDispatched(recv_x, None, np.array([1, 2]), np.zeros((2, 3)), np.zeros((2, 1)))

@@ -202,7 +202,7 @@ def test_more_ranks_than_a_warp_has_lanes_are_refused():
 
 
 @transport
-def test_nobody_passes_a_barrier_before_all_have_come(transport):
+def test_no_rank_passes_a_barrier_before_all_have_come(transport):
     came = []
 
     def main(comm):

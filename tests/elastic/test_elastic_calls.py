@@ -1,4 +1,4 @@
-"""What calls of an ElasticBuffer promise each other: whose arrays come, in which order calls run, who is told."""
+"""What calls of an ElasticBuffer promise each other: whose arrays come, in which order calls run, who reports."""
 
 import gc
 import re
@@ -142,7 +142,7 @@ def test_calls_come_behind_events_and_are_waited_for_by_theirs(allocate_on_comm_
 
 @pytest.mark.parametrize("with_cpu_sync", [False, True])
 @pytest.mark.parametrize("use_comm_stream", [False, True])
-def test_nobody_passes_a_barrier_before_all_have_come(use_comm_stream, with_cpu_sync):
+def test_no_rank_passes_a_barrier_before_all_have_come(use_comm_stream, with_cpu_sync):
     came = []
 
     def main(buffer, arguments):
@@ -176,19 +176,19 @@ def test_what_ranks_pass_differently_is_named_on_all(name, in_one_process, monke
     if not in_one_process:
         monkeypatch.setattr(CallLog, "shared", classmethod(lambda cls, comm: None))
     change, own, theirs = DIFFERENCES[name]
-    told = []
+    messages = []
 
     def main(buffer, arguments):
         changed = {**arguments, **(change if buffer.rank_idx == 1 else {})}
         with pytest.raises(ValueError, match=f"^{re.escape(name)}: got .*must be the same on all ranks") as error:
             buffer.dispatch(**changed)
-        told.append(str(error.value))
+        messages.append(str(error.value))
         raise error.value
 
     with pytest.raises(ValueError, match=name):
         on_each_rank(main, on_deadlock="expire")
-    assert told
-    assert all(re.search(rf"\b{own}\b", text) and re.search(rf"\b{theirs}\b", text) for text in told), told
+    assert messages
+    assert all(re.search(rf"\b{own}\b", text) and re.search(rf"\b{theirs}\b", text) for text in messages), messages
 
 
 @pytest.mark.emulator_only("what is captured is arranged")

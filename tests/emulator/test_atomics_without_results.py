@@ -1,4 +1,4 @@
-"""Two relaxed operations of one thread on different cells: an atomic whose result nobody uses may come second."""
+"""Two relaxed operations of one thread on different cells: an atomic whose result is not used may come second."""
 
 import pytest
 

@@ -272,7 +272,7 @@ def test_waiting_for_all_but_more_groups_than_there_are_waits_for_none(launch):
 
 
 @pytest.mark.parametrize("waits_for", ["bulk_wait_group", "bulk_wait_group_read"])
-def test_a_bulk_store_that_nobody_has_waited_for_is_not_over_when_its_thread_has_left(waits_for):
+def test_a_bulk_store_without_a_wait_is_not_over_when_its_thread_has_left(waits_for):
     """Rank 1 reads in a kernel of its own: that the kernel which stores has ended, only the stream of rank 0 knows."""
 
     def write(ring):

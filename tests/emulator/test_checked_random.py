@@ -45,14 +45,14 @@ class Written:
 class ComparedThread(CheckedThread):
     """Checks every access twice."""
 
-    __slots__ = ("fenced", "heard_of", "known", "known_loads", "told")
+    __slots__ = ("fenced", "heard_of", "known", "known_loads", "releases")
 
     def __init__(self, block, thread_idx, warp, hub):
         super().__init__(block, thread_idx, warp, hub)
         self.known = {}  # steps of threads that come before this thread's next one
         self.known_loads = {}  # those whose loads do
         self.fenced = []  # (self.owner, reach, known) of each fence
-        self.told = {}  # cell -> the same of each release to it
+        self.releases = {}  # cell -> the same of each release to it
         self.heard_of = []  # (cell, what it said) of each poll
 
     def step(self):
@@ -94,8 +94,8 @@ class ComparedThread(CheckedThread):
             self.world.written.pop(cell, None)
             return
         if order in RELEASES:
-            self.told.setdefault(cell, []).append((self.owner, reach, joined(self.known)))
-        says = self.fenced + self.told.get(cell, [])
+            self.releases.setdefault(cell, []).append((self.owner, reach, joined(self.known)))
+        says = self.fenced + self.releases.get(cell, [])
         loads = self.known_loads
         before, observed = self.world.written.get(cell), [store]
         if (
@@ -223,7 +223,7 @@ def run_random_program(seed, lanes):
     shapes = [(rank, choose.choice([1, 2]), choose.choice([lanes, 64])) for rank in range(num_ranks)]
     shapes += [(0, 1, lanes)] * (num_ranks == 1)
     num_threads = sum(grid * -(-block // 32) * min(block, lanes) for _, grid, block in shapes)
-    # What an atomic passes on counts as told by its thread: with narrow scopes that is not exact either.
+    # What an atomic passes on counts as its thread's: with narrow scopes that is not exact either.
     atomics = lanes > 1 or choose.random() < 0.5
     scopes = ["sys"] if atomics and lanes == 1 else ["cta", "gpu", "sys", "sys"]
     # Of a thread that arrives at barriers in another order than others wait for them, one race in thousands is missed.

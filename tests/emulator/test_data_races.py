@@ -345,7 +345,7 @@ def test_a_vote_or_a_shuffle_does_not_say_that_a_load_is_over(meet):
     assert races(store_twice(lane_0_waits_and(meet)), take_payload(), ranks=2, block=32) == len(SEEDS)
 
 
-def test_a_store_over_a_load_that_nobody_has_said_is_over_is_found():
+def test_a_store_over_a_load_whose_end_is_not_signalled_is_found():
     def wait_for_nothing(t, head):
         for _ in range(200):
             t.globaltimer()
@@ -469,7 +469,7 @@ def test_the_report_names_both_threads_both_lines_and_the_cell_that_was_polled()
     ]
 
 
-def test_two_launches_of_a_kernel_can_be_told_apart():
+def test_two_launches_of_a_kernel_can_be_distinguished():
     world = World(1, memory_model="checked")
     cell = world.ranks[0].space.allocate(8, "cell", zero=True)
 

@@ -85,13 +85,13 @@ def test_expire_runs_the_kernels_own_time_outs(seed):
     np.testing.assert_array_equal(starved_ring("expire", seed), np.ones(32))
 
 
-def test_expire_raises_when_nobody_spins(launch):
+def test_expire_raises_when_no_thread_spins(launch):
     with pytest.raises(DeadlockError, match="barrier 1: 32 of 64"):
         launch(lambda: current_thread().barrier(1 + current_thread().warp, 64), block=64, on_deadlock="expire")
 
 
 def test_expire_ends_the_earliest_wait_first():
-    """The second wait ends well because the first, which is due earlier, has given up and told it."""
+    """The second wait ends well because the first, which is due earlier, has given up and signalled it."""
     world = World(1, on_deadlock="expire")
     cells = world.ranks[0].space.allocate(16, "cells", zero=True)
     outcome = {}
@@ -247,7 +247,7 @@ def test_only_what_a_loop_polls_is_in_the_report(launch):
     assert "byte 0" not in str(caught.value)
 
 
-def test_cells_that_nobody_signals_say_so(launch):
+def test_cells_without_a_signal_say_so(launch):
     with pytest.raises(DeadlockError, match="so far only weak stores, or none, have written it"):
         launch(wait_tail, np.zeros(4, np.int32), 1)
 
@@ -342,23 +342,23 @@ def test_asking_what_is_expected_changes_no_memory(launch):
     assert not cells.any()
 
 
-def test_a_tracer_is_not_told_of_what_the_report_asks():
+def test_a_tracer_does_not_see_what_the_report_asks():
     """Asked for its report, the thread comes to the end of its kernel; the trace ends with its wait."""
 
     class Tracer:
-        told: ClassVar[list] = []
+        calls: ClassVar[list] = []
 
         def on_park(self, thread, cells):
-            self.told.append("park")
+            self.calls.append("park")
 
         def on_wake(self, thread):
-            self.told.append("wake")
+            self.calls.append("wake")
 
         def on_exit(self, thread):
-            self.told.append("exit")
+            self.calls.append("exit")
 
         def on_launch(self, launch):
-            launch.callbacks.append(lambda: self.told.append("end"))
+            launch.callbacks.append(lambda: self.calls.append("end"))
 
     world = World(1, tracer=Tracer())
     world.read_report = lambda thread, frame: None
@@ -367,7 +367,7 @@ def test_a_tracer_is_not_told_of_what_the_report_asks():
     stream.launch(wait_tail, (cell.address, 1), 1, 1)
     with pytest.raises(DeadlockError, match="expects 1 or more and sees 0"):
         stream.synchronize()
-    assert Tracer.told == ["park", "wake", "park"]  # it looked again by itself, before the run was over
+    assert Tracer.calls == ["park", "wake", "park"]  # it looked again by itself, before the run was over
 
 
 def test_what_loops_compare_on_the_way_is_not_what_they_wait_for(launch):

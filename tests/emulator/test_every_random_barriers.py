@@ -49,7 +49,7 @@ def test_who_are_as_many_as_a_barrier_counts_have_one_schedule(count):
     assert tree.steps == []  # no arrival is a step
 
 
-def test_lanes_that_come_without_the_rest_of_their_warp_arrive_when_nobody_else_can_go_on():
+def test_lanes_that_come_without_the_rest_of_their_warp_arrive_when_no_other_thread_can_go_on():
     """A GPU promises nothing of them; the emulator counts them."""
 
     def warp(t, cell):

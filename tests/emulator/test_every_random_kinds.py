@@ -34,7 +34,7 @@ def ask(value, how, other):
 
 
 def interleavings(threads):
-    """The outcomes of all orders: what each thread has been told, what the cell holds, whether all come to an end."""
+    """The outcomes of all orders: the answers of each thread, what the cell holds, whether all come to an end."""
     begin = 0, tuple((0, ()) for _ in threads)
     left, seen, outcomes = [begin], {begin}, set()
     while left:

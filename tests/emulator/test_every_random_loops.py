@@ -25,13 +25,13 @@ BLOCKS = {
     "for": "for i{depth} in range({times}):",
     "counts": "n{depth} = 0\nwhile n{depth} < {times}:\n    n{depth} += 1",
     "once": "while True:",
-    "calls": "def part{depth}(t, cells, told):",
+    "calls": "def part{depth}(t, cells, note):",
 }
-ENDS = {"once": "    break\n", "calls": "part{depth}(t, cells, told)\n"}
+ENDS = {"once": "    break\n", "calls": "part{depth}(t, cells, note)\n"}
 LOAD = "t.load(cells[{cell}], 's32', load_order, 'sys')"
 LINES = {
-    "load": f"told(int({LOAD}))",
-    "is_least": f"told(bool({LOAD} >= {{value}}))",
+    "load": f"note(int({LOAD}))",
+    "is_least": f"note(bool({LOAD} >= {{value}}))",
     "store": "t.store(cells[{cell}], 's32', {value}, store_order, 'sys')",
     "bump": "t.atomic('add', cells[{cell}], 's32', {value}, 'relaxed', 'sys')",
 }
@@ -76,7 +76,7 @@ def text_of(parts, depth=0):
             text += LINES[part[0]].format(cell=part[1], value=part[2]) + "\n"
         else:
             test = LOAD.format(cell=part[1]) + {"poll": " != ", "at_least": " < "}[part[0]] + str(part[2])
-            text += WAITS[part[3]].format(test=test) + f"\ntold({part[2]})\n"
+            text += WAITS[part[3]].format(test=test) + f"\nnote({part[2]})\n"
     return text
 
 
@@ -85,7 +85,7 @@ def indented(text):
 
 
 def body_of(parts, orders):
-    text = "def body(t, cells, told):\n" + indented(text_of(parts))
+    text = "def body(t, cells, note):\n" + indented(text_of(parts))
     names = {"load_order": orders[0], "store_order": orders[1], "NEVER_NS": NEVER_NS}
     exec(compile(text, "<a thread>", "exec"), names)
     return names["body"]
@@ -95,10 +95,10 @@ def explore(threads, num_cells, num_ranks, orders):
     bodies = [body_of(parts, orders) for parts in threads]
 
     def program(strategy):
-        told = [[] for _ in threads]
-        thread = lambda t, number, cells: bodies[number](t, cells, told[number].append)  # noqa: E731
+        note = [[] for _ in threads]
+        thread = lambda t, number, cells: bodies[number](t, cells, note[number].append)  # noqa: E731
         cells, is_over = run_threads(len(threads), num_cells, thread, strategy, num_ranks)
-        return cells, tuple(map(tuple, told)), is_over
+        return cells, tuple(map(tuple, note)), is_over
 
     return run_all(program)[1]
 

@@ -9,7 +9,7 @@ from nbep.emulator import DataRace
 NEVER_NS = 1 << 62
 
 
-def test_adds_whose_old_value_nobody_reads_have_one_order():
+def test_adds_whose_old_value_is_not_read_have_one_order():
     def program(strategy):
         def thread(t, number, cells):
             for _ in range(3):
@@ -53,8 +53,8 @@ def test_who_waits_for_a_counter_that_wraps_does_not_multiply_schedules():
     assert tree.schedules == 1
 
 
-def test_loads_that_nobody_stores_to_are_no_choices():
-    """Each of six threads looks ten times at its own cell, to which nobody stores, and then takes a ticket of two."""
+def test_loads_of_bytes_without_stores_are_no_choices():
+    """Each of six threads looks ten times at its own cell, which no thread writes, and then takes a ticket of two."""
 
     def program(strategy):
         def thread(t, number, cells):
@@ -70,7 +70,7 @@ def test_loads_that_nobody_stores_to_are_no_choices():
 
 
 def test_a_load_counts_as_a_step_once_somebody_stores_there():
-    """In the first run nobody does: only who sees the flag stores."""
+    """In the first run no thread does: only who sees the flag stores."""
 
     def program(strategy):
         seen = {}

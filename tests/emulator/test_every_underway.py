@@ -21,7 +21,7 @@ def copy_to_stage(look, num_threads=1, num_copies=1):
     """A kernel whose first thread starts copies; look(thread, its stage) is what each of them does then."""
 
     def program(strategy, seed=0):
-        told = {}
+        looks = {}
 
         def kernel(data):
             t = current_thread()
@@ -32,7 +32,7 @@ def copy_to_stage(look, num_threads=1, num_copies=1):
                 t.mbarrier_arrive_expect_tx(0, num_copies * COPY)
                 for i in range(num_copies):
                     t.bulk_load(COPY * (i + 1), data, COPY, 0)
-            told[t.thread_idx] = look(t)
+            looks[t.thread_idx] = look(t)
 
         def main(context, cells, world):
             stream = context.create_stream("main")
@@ -40,7 +40,7 @@ def copy_to_stage(look, num_threads=1, num_copies=1):
             stream.synchronize()
 
         run_host(strategy, main, seed=seed)
-        return tuple(told[i] for i in range(num_threads))
+        return tuple(looks[i] for i in range(num_threads))
 
     return program
 
@@ -66,7 +66,7 @@ def read_without_waiting(t):
         t.load_shared(COPY, "s32", "weak")
 
 
-def test_an_answer_that_nobody_heeds_is_found_though_no_seed_shows_it():
+def test_an_answer_that_is_not_heeded_is_found_though_no_seed_shows_it():
     program = copy_to_stage(read_without_waiting)
     for seed in range(20):
         program("uniform", seed)

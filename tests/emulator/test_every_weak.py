@@ -21,14 +21,14 @@ def outcomes(program, **kind):
 
 
 def told_by(main, num_cells=2, num_ranks=1):
-    """What main(world, cells of rank 0, told) notes of each run: hosts, and what they launch."""
+    """What main(world, cells of rank 0, noted) notes of each run: hosts, and what they launch."""
 
     def program(strategy):
         world = World(num_ranks, 0, memory_model="delayed", strategy=strategy)
         cells = world.ranks[0].space.allocate(16 * num_cells, "cells", zero=True)
-        told = {}
-        world.run([lambda rank=rank: main(world, cells, told, rank) for rank in range(num_ranks)])
-        return tuple(told[name] for name in sorted(told))
+        noted = {}
+        world.run([lambda rank=rank: main(world, cells, noted, rank) for rank in range(num_ranks)])
+        return tuple(noted[name] for name in sorted(noted))
 
     return program
 
@@ -73,13 +73,13 @@ def test_a_copy_may_bring_what_was_there_before_a_flag_that_was_not_acquired(ord
         t.store(base, "s32", 1, "weak", "cta")
         t.store(base + 16, "s32", 1, "release", "sys")
 
-    def main(world, cells, told, _):
+    def main(world, cells, noted, _):
         def receive(t, base):
             wait_for(t, base + 16, order)
             t.fence_proxy_async_global()
             fetch(t, base)
             wait_for_copy(t)
-            told["data"] = int(t.load_shared(COPY, "s32", "weak"))
+            noted["data"] = int(t.load_shared(COPY, "s32", "weak"))
 
         for stream in [launch(world, send, cells.address), launch(world, receive, cells.address)]:
             stream.synchronize()
@@ -88,10 +88,10 @@ def test_a_copy_may_bring_what_was_there_before_a_flag_that_was_not_acquired(ord
 
 
 def test_when_a_copy_is_there_is_a_choice():
-    def main(world, cells, told, _):
+    def main(world, cells, noted, _):
         def ask(t, base):
             fetch(t, base)
-            told["is there"] = t.mbarrier_try_wait(0, 0)
+            noted["is there"] = t.mbarrier_try_wait(0, 0)
 
         launch(world, ask, cells.address).synchronize()
 
@@ -100,7 +100,7 @@ def test_when_a_copy_is_there_is_a_choice():
 
 @pytest.mark.parametrize(("waits", "seen"), [(False, {(1,), (2,)}), (True, {(1,)})])
 def test_a_bulk_store_may_read_its_stage_late(waits, seen):
-    def main(world, cells, told, _):
+    def main(world, cells, noted, _):
         def send(t, base):
             for i in range(4):
                 t.store_shared(4 * i, "s32", 1, "weak")
@@ -113,14 +113,14 @@ def test_a_bulk_store_may_read_its_stage_late(waits, seen):
             t.bulk_wait_group_read(0)
 
         launch(world, send, cells.address).synchronize()
-        told["data"] = int(cells.read(0, "s32"))
+        noted["data"] = int(cells.read(0, "s32"))
 
     assert outcomes(told_by(main)) == seen
 
 
 @pytest.mark.parametrize(("order", "seen"), [("relaxed", {(0,), (1,)}), ("release", {(1,)})])
 def test_what_a_bulk_store_writes_is_late_like_a_store(order, seen):
-    def main(world, cells, told, _):
+    def main(world, cells, noted, _):
         def send(t, base):
             for i in range(4):
                 t.store_shared(4 * i, "s32", 1, "weak")
@@ -132,7 +132,7 @@ def test_what_a_bulk_store_writes_is_late_like_a_store(order, seen):
 
         def receive(t, base):
             wait_for(t, base + 16, "acquire")
-            told["data"] = int(t.load(base, "s32", "weak", "cta"))
+            noted["data"] = int(t.load(base, "s32", "weak", "cta"))
 
         for stream in [launch(world, send, cells.address), launch(world, receive, cells.address)]:
             stream.synchronize()
@@ -152,9 +152,9 @@ def test_a_host_may_see_a_flag_before_the_data_if_it_does_not_release(order, see
         t.store(base, "s32", 1, "relaxed", "sys")
         t.store(base + 16, "s32", 1, order, "sys")
 
-    def main(world, cells, told, _):
+    def main(world, cells, noted, _):
         stream = launch(world, send, cells.address)
-        told[0], told[1] = (word(world.ranks[0].space, cells, index) for index in (1, 0))
+        noted[0], noted[1] = (word(world.ranks[0].space, cells, index) for index in (1, 0))
         stream.synchronize()
 
     assert outcomes(told_by(main)) == seen
@@ -162,10 +162,10 @@ def test_a_host_may_see_a_flag_before_the_data_if_it_does_not_release(order, see
 
 @pytest.mark.parametrize(("order", "seen"), [("relaxed", {(0,), (1,)}), ("acquire", {(1,)})])
 def test_a_kernel_may_miss_what_a_host_has_stored_before_a_flag(order, seen):
-    def main(world, cells, told, _):
+    def main(world, cells, noted, _):
         def receive(t, base):
             wait_for(t, base + 16, order)
-            told["data"] = int(t.load(base, "s32", "relaxed", "sys"))
+            noted["data"] = int(t.load(base, "s32", "relaxed", "sys"))
 
         stream = launch(world, receive, cells.address)
         for index in (0, 1):
@@ -182,9 +182,9 @@ def test_a_kernel_knows_what_its_host_has_waited_for(waits, seen):
     def send(t, base):
         t.store(base, "s32", 1, "weak", "cta")
 
-    def main(world, cells, told, _):
+    def main(world, cells, noted, _):
         def receive(t, base):
-            told["data"] = int(t.load(base, "s32", "weak", "cta"))
+            noted["data"] = int(t.load(base, "s32", "weak", "cta"))
 
         stream = launch(world, send, cells.address)
         if waits:
@@ -196,13 +196,13 @@ def test_a_kernel_knows_what_its_host_has_waited_for(waits, seen):
     assert outcomes(told_by(main)) == seen
 
 
-def test_a_kernel_knows_what_another_host_has_told_its_own_one():
+def test_a_kernel_knows_what_its_host_has_acquired_from_another_one():
     """Rank 0's host waits for its kernel and stores a word; rank 1's host waits for that, and starts a kernel."""
 
     def send(t, base):
         t.store(base, "s32", 1, "weak", "cta")
 
-    def main(world, cells, told, rank):
+    def main(world, cells, noted, rank):
         space = world.ranks[0].space
         if rank == 0:
             launch(world, send, cells.address).synchronize()
@@ -210,7 +210,7 @@ def test_a_kernel_knows_what_another_host_has_told_its_own_one():
             return
 
         def receive(t, base):
-            told["data"] = int(t.load(base, "s32", "weak", "cta"))
+            noted["data"] = int(t.load(base, "s32", "weak", "cta"))
 
         world.host_wait(lambda: word(space, cells, 1) == 1, "the word")
         launch(world, receive, world.ranks[1].space.open(cells).address, rank=1).synchronize()
@@ -224,8 +224,8 @@ def test_hosts_that_start_kernels_do_so_in_each_order():
     def send(t, base, rank):
         t.store(base + 16 * rank, "s32", 1, "relaxed", "sys")
 
-    def main(world, cells, told, rank):
-        told[rank] = word(world.ranks[0].space, cells, 1 - rank)
+    def main(world, cells, noted, rank):
+        noted[rank] = word(world.ranks[0].space, cells, 1 - rank)
         address = world.ranks[rank].space.open(cells).address if rank else cells.address
         launch(world, send, address, rank, rank=rank).synchronize()
 

@@ -18,7 +18,7 @@ def run(kernel, seed=0, memory_model="sc", smem_bytes=0, **options):
 
 
 def copies_nothing(data, flag):
-    """Starts to copy bytes that nobody has written, and loads others before the copy has come to them."""
+    """Starts to copy bytes that were never written, and loads others before the copy has come to them."""
     t = current_thread()
     t.mbarrier_init(0, 1)
     t.bulk_load(16, data, 16, 0)

@@ -176,7 +176,7 @@ def test_misaligned_access(kind, offset, storing):
         run(world, lambda a: store(a + offset, value, kind) if storing else load(a + offset, kind), x.address)
 
 
-def test_read_of_a_byte_nobody_wrote():
+def test_read_of_a_byte_without_a_store():
     world = World(1)
     x = world.ranks[0].space.allocate(64, "x")
 

@@ -121,7 +121,7 @@ def test_threads_run_on_the_carriers_of_those_that_have_left():
     assert met <= carriers == set(carrier._idle.carriers)
 
 
-def test_what_a_failed_run_leaves_is_used_by_nobody():
+def test_what_a_failed_run_leaves_is_not_used():
     def fail():
         t = current_thread()
         if t.thread_idx == 3:

@@ -241,7 +241,7 @@ def tell_in_shared(t, cells, registers):
 
 def hear_in_shared(order):
     def hear(t, cells, registers):
-        registers["told"] = t.atomic_shared("add", 0, "s32", 0, order)
+        registers["old"] = t.atomic_shared("add", 0, "s32", 0, order)
         registers["data"] = t.load(cells[0], "s32", "weak", "sys")
 
     return hear
@@ -283,7 +283,7 @@ def test_threads_of_a_block_have_the_outcomes_of_a_plain_enumeration(name):
     threads = PROGRAMS_OF_A_BLOCK[name]
     found = outcomes_of(threads, runs_of(Tree(is_weak=True)))
     assert found == outcomes_of(threads, runs_of(Tree(is_weak=True, is_plain=True)))
-    data = {(dict(registers).get("told"), dict(registers).get("data")) for registers, _ in found}
+    data = {(dict(registers).get("old"), dict(registers).get("data")) for registers, _ in found}
     expected = {
         "late atomics": {(None, None)},
         "shared memory, acquired": {(0, 0), (0, 1), (1, 1)},

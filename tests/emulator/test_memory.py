@@ -1,4 +1,4 @@
-"""Memory takes pages where it is used. What nobody has written is found out by kernels, and looks wrong to the host."""
+"""Memory takes pages where it is used. Kernels find bytes that were never written; to the host these look wrong."""
 
 import re
 import sys

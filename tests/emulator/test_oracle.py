@@ -160,8 +160,8 @@ def outcomes_of(program, verdict) -> set:
     found = set()
     for memory, answers in verdict.outcomes:
         values = {cell: memory[8 * i] for i, cell in enumerate(program.cells)}
-        for steps, told in zip(program.steps, answers, strict=False):
-            values.update(zip((step.register for step in steps if step.register), told, strict=True))
+        for steps, values_read in zip(program.steps, answers, strict=False):
+            values.update(zip((step.register for step in steps if step.register), values_read, strict=True))
         found.add(frozenset(values.items()))
     return found
 

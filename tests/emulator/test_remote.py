@@ -104,7 +104,7 @@ def test_weak_stores_are_there_before_a_release_is_seen(nic, releases):
     assert [call[1] for call in far.calls if call != "flush"] == [16, 48]
 
 
-def test_nobody_waits_for_a_relaxed_store_but_it_leaves(nic):
+def test_no_thread_waits_for_a_relaxed_store_but_it_leaves(nic):
     nic.far.is_open.clear()
     nic.run(store, nic.address, "s32", 7, "relaxed")
     nic.far.is_open.set()

@@ -6,7 +6,7 @@ from nbep.emulator import DeadlockError, World, current_thread
 
 
 def tell_all(tables, rank, phases):
-    """Each rank tells each, itself too, how much comes; then it waits for all that it is told."""
+    """Each rank tells each, itself too, how much comes; then it waits for as much."""
     t = current_thread()
     if phases & 1:
         t.store(tables[t.lane] + 4 * rank, "s32", 1, "release", "sys")

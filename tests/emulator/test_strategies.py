@@ -27,7 +27,7 @@ def count_up(cells, num_stores):
 
 
 def order_of_stores(strategy, seed, *, num_ranks=2, grid=2, block=64, **options):
-    """Who stored when, in a run in which nobody waits for anybody."""
+    """Who stored when, in a run in which no rank waits for another."""
     order = Order()
     world = World(num_ranks, seed, tracer=order, strategy=strategy, **options)
 
@@ -122,14 +122,14 @@ def test_an_unknown_strategy_is_refused(strategy):
         World(1, strategy=strategy)
 
 
-def test_the_first_error_is_told_while_all_threads_stand_where_they_were():
+def test_the_first_error_is_reported_while_all_threads_stand_where_they_were():
     waiting = []
 
-    def told(error):
+    def note_states(error):
         assert type(error).__name__ == "DeadlockError"
         waiting.extend(thread.gr_frame.f_code.co_name for thread in world.polling)
 
-    world = World(1, on_failure=told)
+    world = World(1, on_failure=note_states)
 
     def wait_for_ever(cell):
         while current_thread().load(cell, "s32", "acquire", "sys") == 0:

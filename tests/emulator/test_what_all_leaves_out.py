@@ -271,7 +271,7 @@ def test_a_wait_of_a_host_looks_at_all_its_cells_at_once():
 
 
 def free_too_early(strategy, seed=0):
-    """The host frees memory once the second thread has told it so; the first one may still store there."""
+    """The host frees memory once the second thread has signalled it; the first one may still store there."""
 
     def kernel(base, data):
         t = current_thread()

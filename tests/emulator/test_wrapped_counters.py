@@ -87,7 +87,7 @@ def test_what_no_cell_can_hold_is_said(kind, holds, other, text):
     assert "has wrapped" not in report
 
 
-def test_a_counter_that_wraps_where_nobody_waits_for_that_is_not_named():
+def test_a_counter_that_wraps_where_no_thread_waits_for_that_is_not_named():
     """As the cell of the barrier between blocks, whose top bit turns."""
     report = hang("s32", MOST["s32"] - 2, lambda value: value >= 0, by_stores)
     assert "It has wrapped" in report

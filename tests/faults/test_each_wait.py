@@ -104,18 +104,18 @@ WAITS: dict[str, dict[str, int]] = {
 }
 # Site -> the test that provokes it.
 ELSEWHERE = {
-    8: "faults/test_each_wait.py::test_too_few_rows_for_what_passes_through_are_told",
+    8: "faults/test_each_wait.py::test_too_few_rows_for_what_passes_through_are_reported",
     10: "faults/test_each_wait.py::test_a_half_that_a_peer_never_frees",
     13: "faults/test_each_wait.py::test_calls_that_do_not_take_the_halves_in_turn",
     14: "faults/test_each_wait.py::test_an_expert_that_is_chosen_twice",
     15: "faults/test_each_wait.py::test_a_rank_that_does_not_come_to_a_clean",
-    17: "network/test_nic_troubles.py::test_who_waits_for_room_is_told_the_last_entry_that_is_done",
+    17: "network/test_nic_troubles.py::test_who_waits_for_room_reports_the_last_entry_that_is_done",
     18: "network/test_wrong_entries.py::test_a_wrong_entry_ends_in_an_error_that_names_peer_queue_entry_and_syndrome",
     19: "faults/test_each_wait.py::test_a_neighbour_that_does_not_push",
     34: "host/test_calls_alike.py::test_a_peer_that_does_not_tell_its_words_is_named",
     35: "internode/test_calls_alike.py::test_a_dispatch_that_differs_on_one_rank_is_refused_on_all",
     36: "faults/test_each_wait.py::test_a_rank_of_another_node_that_does_not_tell_its_words",
-    38: "low_latency/test_calls_alike.py::test_all_ranks_are_told_of_the_one_that_differs",
+    38: "low_latency/test_calls_alike.py::test_all_ranks_name_the_one_that_differs",
     39: "elastic/test_elastic_calls.py::test_a_rank_that_waits_too_long_says_for_whom",
 }
 
@@ -172,12 +172,12 @@ def test_every_site_is_provoked():
 
 
 @pytest.mark.parametrize("is_enough", [False, True])
-def test_too_few_rows_for_what_passes_through_are_told(is_enough):
+def test_too_few_rows_for_what_passes_through_are_reported(is_enough):
     """All tokens go to rank 1. Those of the other node come through rank 0, which keeps none of them."""
     case = internode.make_node_case(2, num_tokens=6, num_topk=4, hidden=16, routing="everywhere")
     case = only_to(case, [[1]] * 4)
     options = internode.Options(nbep.Config(2, 2, 8, 2, 4), num_worst_tokens=24)
-    told = []
+    errors = []
 
     def main(comm):
         buffer = intranode.make_buffer(comm, case, options)
@@ -187,11 +187,11 @@ def test_too_few_rows_for_what_passes_through_are_told(is_enough):
         try:
             buffer.dispatch(**arguments)
         except (ValueError, nbep.PeerTimeout) as error:
-            told.append((comm.rank, str(error)))
+            errors.append((comm.rank, str(error)))
 
     spawn(main, 4, on_deadlock="expire")
-    assert bool(told) is not is_enough
-    assert is_enough or any(rank == 0 and "recv_x: got 8 rows on rank 0" in text for rank, text in told), told
+    assert bool(errors) is not is_enough
+    assert is_enough or any(rank == 0 and "recv_x: got 8 rows on rank 0" in text for rank, text in errors), errors
 
 
 def two_ranks(**more):
@@ -230,7 +230,7 @@ def test_calls_that_do_not_take_the_halves_in_turn():
 
 
 def test_an_expert_that_is_chosen_twice(monkeypatch):
-    """As what a graph replays with other contents: nobody looks at them on a GPU."""
+    """As what a graph replays with other contents: on a GPU they are not checked."""
     monkeypatch.setattr("nbep.host.low_latency.checks.choices", lambda *_: None)
 
     def main(comm):

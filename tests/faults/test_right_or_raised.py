@@ -36,7 +36,7 @@ def test_each_call_gives_the_right_result_or_raises(name, kind, num_troubles):
         if i % 2 == 0:  # a schedule, whose occasions are counted, serves two troubles
             rank, seed = rng.randrange(mode.num_ranks), rng.getrandbits(16)
             num_occasions = {DEAD: 3, NIC_LOSES: 64}.get(kind) or len(run(mode, Trouble(kind, rank, -1), seed)[1])
-        if num_occasions == 0:  # this rank waits for nobody under this schedule
+        if num_occasions == 0:  # this rank waits for no other under this schedule
             continue
         trouble = Trouble(kind, rank, rng.randrange(num_occasions))
         wrong, _ = run(mode, trouble, seed)

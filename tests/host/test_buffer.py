@@ -306,7 +306,7 @@ def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
     ],
     ids=str,
 )
-def test_what_one_rank_gets_wrong_all_are_told(arguments, error, starts_nothing):
+def test_what_one_rank_gets_wrong_raises_on_all(arguments, error, starts_nothing):
     def main(comm):
         with pytest.raises(type(error)) as failure:
             nbep.Buffer(comm, **({"num_nvl_bytes": 256} | (arguments if comm.rank == 2 else {})))

@@ -1,4 +1,4 @@
-"""Ranks of one process that call different verbs, or pass something else that must be alike, are told who they are."""
+"""Ranks of one process that call different verbs, or pass something else that must be alike, name both in errors."""
 
 import re
 
@@ -101,7 +101,7 @@ def check_told(inputs, call, change, name, of_rank_0, of_rank_1):
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
 @cases(DISPATCH)
-def test_dispatches_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
+def test_dispatches_that_differ_are_reported(change, name, of_rank_0, of_rank_1, inputs):
     def call(buffer, arguments, change):
         buffer.dispatch(**arguments | change(buffer))
 
@@ -110,7 +110,7 @@ def test_dispatches_that_differ_are_told(change, name, of_rank_0, of_rank_1, inp
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
 @cases(CACHED)
-def test_cached_dispatches_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
+def test_cached_dispatches_that_differ_are_reported(change, name, of_rank_0, of_rank_1, inputs):
     def call(buffer, arguments, change):
         handle = buffer.dispatch(**arguments)[4]
         x = fp8(512, 4) if name == "scales" else arguments["x"]
@@ -122,7 +122,7 @@ def test_cached_dispatches_that_differ_are_told(change, name, of_rank_0, of_rank
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
 @cases(COMBINE)
-def test_combines_that_differ_are_told(change, name, of_rank_0, of_rank_1, inputs):
+def test_combines_that_differ_are_reported(change, name, of_rank_0, of_rank_1, inputs):
     def call(buffer, arguments, change):
         recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
         combined = {"x": recv_x, "handle": handle, "config": arguments["config"]}
@@ -134,7 +134,7 @@ def test_combines_that_differ_are_told(change, name, of_rank_0, of_rank_1, input
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
 @pytest.mark.parametrize("check_calls", [False, True])
 @pytest.mark.parametrize("verb", ["combine", "dispatch"])
-def test_ranks_that_use_handles_of_equal_shape_in_another_order_are_told(verb, check_calls, inputs):
+def test_ranks_that_use_handles_of_equal_shape_in_another_order_raise(verb, check_calls, inputs):
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17, check_calls=check_calls)
         arguments = inputs(buffer)
@@ -149,7 +149,7 @@ def test_ranks_that_use_handles_of_equal_shape_in_another_order_are_told(verb, c
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
-def test_ranks_that_call_different_verbs_are_told(inputs):
+def test_ranks_that_call_different_verbs_raise(inputs):
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
         arguments = inputs(buffer)
@@ -185,7 +185,7 @@ def test_what_only_concerns_a_rank_itself_may_differ(inputs, on_two_ranks):
     on_two_ranks(main)
 
 
-def test_a_rank_that_is_told_can_call_again(inputs, on_two_ranks):
+def test_a_rank_that_has_raised_can_call_again(inputs, on_two_ranks):
     def main(buffer):
         arguments = inputs(buffer) | {"num_worst_tokens": 6, "async_finish": True}
         if buffer.rank == 1:

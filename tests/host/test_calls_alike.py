@@ -1,4 +1,4 @@
-"""Ranks that live in processes of their own and pass something else: each is told what both have passed.
+"""Ranks that live in processes of their own and pass something else: each reports what both have passed.
 
 Here they live in one process, which would compare them before; that is switched off.
 """
@@ -25,7 +25,7 @@ ZERO_COPY_BYTES = 1 << 17
 @pytest.fixture(autouse=True)
 def like_processes(monkeypatch):
     monkeypatch.setattr(CallLog, "shared", classmethod(lambda cls, comm: None))
-    # Six experts, of which nobody chooses the last.
+    # Six experts, of which no token chooses the last.
     monkeypatch.setattr(nbep.host.validate, "routing", lambda *_: None)
 
 
@@ -198,7 +198,7 @@ def test_without_check_calls_kernels_do_not_compare_handles():
 
 @pytest.mark.parametrize("num_worst_tokens", [0, 9])
 @pytest.mark.parametrize("zero_copy", [False, True])
-def test_ranks_that_call_different_verbs_are_told_both(num_worst_tokens, zero_copy):
+def test_ranks_that_call_different_verbs_report_both(num_worst_tokens, zero_copy):
     def main(comm, buffer, arguments):
         recv_x, *_, handle, _ = buffer.dispatch(**arguments)
         with refused(comm, "buffer", "dispatch", "combine", "call"):

@@ -36,7 +36,7 @@ def test_allreduce_adds_or_folds_in_the_order_of_ranks():
     assert spawn(lambda comm: comm.allreduce([comm.rank], operator.add), 3) == [[0, 1, 2]] * 3
 
 
-def test_nobody_leaves_a_barrier_before_all_have_come():
+def test_no_rank_leaves_a_barrier_before_all_have_come():
     came = []
 
     def main(comm):
@@ -83,7 +83,7 @@ def test_a_buffer_on_half_of_the_ranks_works():
     assert spawn(main, 4) == [(0, 2), (1, 2)] * 2
 
 
-def test_ranks_that_call_different_methods_are_told():
+def test_ranks_that_call_different_methods_raise():
     def main(comm):
         return comm.barrier() if comm.rank == 0 else comm.bcast(1)
 
@@ -142,7 +142,7 @@ class PollingRuntime:
             time.sleep(0)
 
 
-def test_nobody_waits_for_a_rank_whose_function_has_returned():
+def test_no_rank_waits_for_one_whose_function_has_returned():
     """Ranks 2 and 1 meet in a subgroup, in that order; then 1 returns."""
     group = CommGroup(range(3))
     comms = [InProcessComm(group, rank, PollingRuntime()) for rank in range(3)]

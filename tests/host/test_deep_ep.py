@@ -180,7 +180,7 @@ def test_the_runtime_tells_where_a_rank_is():
     def main(comm):
         buffer = deep_ep.Buffer(comm, 1 << 16, 1 << 16, num_nvl_peers=2, explicitly_destroy=True)
         runtime = buffer.runtime
-        told = runtime.get_num_rdma_ranks(), runtime.get_rdma_rank(), runtime.get_root_rdma_rank(True)
+        numbers = runtime.get_num_rdma_ranks(), runtime.get_rdma_rank(), runtime.get_root_rdma_rank(True)
         assert runtime.is_available()
         assert runtime.is_internode_available()
         assert runtime.get_root_rdma_rank(False) == 0
@@ -188,7 +188,7 @@ def test_the_runtime_tells_where_a_rank_is():
         assert runtime.get_local_device_id() == (-1 if device is None else device.ordinal)
         buffer.destroy()
         assert buffer.runtime is None
-        return told
+        return numbers
 
     assert spawn(main, 4) == [(2, rank // 2, rank % 2) for rank in range(4)]
 

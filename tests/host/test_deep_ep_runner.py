@@ -43,7 +43,7 @@ def test_loop(local_rank, num_local_ranks, args):
     recv_x = buffer.dispatch(x, config=deep_ep.Config(2, 2, 4), **layout)[0]
     assert len(recv_x) == (4, 2)[rank], len(recv_x)
     assert bench(lambda: None)[0] == 1e-3
-    assert rank != args.wrong, "as it was told"
+    assert rank != args.wrong, "wrong, as asked for"
     print("rank", rank, "is done", flush=True)
     dist.barrier(device_ids=[rank])  # one that has failed does not come
     dist.destroy_process_group()
@@ -105,7 +105,7 @@ def test_a_program_of_v1_runs_as_it_is_and_a_rank_that_fails_is_named(tmp_path):
     test.write_text(OLD)
     assert "rank 1 is done" in run(test, "--num-processes", 2)
     output = run(test, "--num-processes", 2, "--wrong", 1, must_fail=True)
-    assert "AssertionError: as it was told" in output
+    assert "AssertionError: wrong, as asked for" in output
     assert output.splitlines()[-1] == "failed: process 1 (exit status 1) of 2"
 
 

@@ -1,4 +1,4 @@
-"""Waits that are over time end in an exception that says who waited for whom."""
+"""Waits that time out end in an exception that says who waited for whom."""
 
 import re
 import traceback
@@ -97,7 +97,7 @@ def test_without_time_outs_the_same_is_a_deadlock_report(inputs):
         spawn(main, 2)
 
 
-def test_too_few_worst_tokens_are_told_after_the_launch(inputs):
+def test_too_few_worst_tokens_are_reported_after_the_launch(inputs):
     """Rank 0 sends nothing to itself, so that only rank 1 knows how many tokens rank 0 gets."""
 
     def main(comm):
@@ -121,7 +121,7 @@ def test_too_few_worst_tokens_are_told_after_the_launch(inputs):
     spawn(main, 2)
 
 
-# What is reported though nobody waited.
+# What is reported though no rank waited.
 WRONG = {
     CALLS_DIFFER: "buffer: got combine on rank 0, dispatch on rank 3 in the same call; must be the same on all ranks",
     LOW_LATENCY_CALLS_DIFFER: "buffer: got low_latency_combine on rank 0, low_latency_dispatch on rank 3 in the same",

@@ -190,7 +190,7 @@ def test_a_type_that_the_device_does_not_have_is_refused(handle_type, monkeypatc
 
 @pytest.mark.parametrize("code", [RESULT.CUDA_ERROR_NOT_PERMITTED, RESULT.CUDA_ERROR_NOT_SUPPORTED])
 @pytest.mark.parametrize("call", ["cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"])
-def test_without_an_imex_channel_the_user_is_told_that_it_takes_one(call, code, monkeypatch):
+def test_without_an_imex_channel_the_error_says_that_it_takes_one(call, code, monkeypatch):
     driver = FakeDriver(call, code).install(monkeypatch)
     with pytest.raises(RuntimeError, match=f"got fabric; .* does not offer it: {call}.*{code.name}.* IMEX channel"):
         open_all(pair("fabric"))

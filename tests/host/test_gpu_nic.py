@@ -177,7 +177,7 @@ def test_a_graph_holds_the_nic_and_waits_for_nothing_outside(driver):
     assert driver.calls == [f"{MAIN} waits for {NIC_STREAM}", *BESIDE]
 
 
-def test_the_nic_is_told_to_end_when_the_launch_fails(driver, monkeypatch):
+def test_the_nic_ends_when_the_launch_fails(driver, monkeypatch):
     runtime, _ = runtime_with_nic(driver)
     launch = cu.cuLaunchKernelEx
 

@@ -129,7 +129,7 @@ def test_contents_are_not_looked_at_while_an_event_is_pending(passes_event, on_t
 
 
 def test_a_worst_case_call_in_flight_does_not_disturb_the_next_count(on_two_ranks, inputs):
-    """A launch that nobody polls must not write the counters that the next call waits for."""
+    """A launch that no CPU polls must not write the counters that the next call waits for."""
 
     def main(buffer):
         arguments = inputs(buffer, 3)

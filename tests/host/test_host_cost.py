@@ -188,7 +188,7 @@ def test_low_latency_calls_are_prepared_by_the_first_ones(gpu, options, way):
         assert later <= MOST_LOW_LATENCY_CALLS[way]
 
 
-def test_events_that_nobody_holds_are_used_again_but_for_those_of_a_graph(gpu, monkeypatch):
+def test_events_that_are_free_are_used_again_but_for_those_of_a_graph(gpu, monkeypatch):
     torch, buffer, handle = gpu
     made, destroyed = [], []
 

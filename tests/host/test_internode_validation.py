@@ -258,7 +258,7 @@ SHORT = [*VERBS[: len(ALIKE)], ("cached dispatch", "NVL slots"), ("combine", "RD
 
 @pytest.mark.emulator_only("a rank that fails leaves its peers' kernels waiting")
 @pytest.mark.parametrize(("verb", "what"), both_parts(SHORT, thorough=[one for one in VERBS if one not in SHORT]))
-def test_configs_that_differ_between_ranks_are_told(verb, what):
+def test_configs_that_differ_between_ranks_are_reported(verb, what):
     other, name, of_most, of_last = ALIKE[what]
 
     def main(comm):

@@ -32,6 +32,6 @@ def test_each_rank_that_fails_has_the_reports_of_all(roll_calls):
     assert found == [["from 0", "from 1", "from 2"]] * 3
 
 
-def test_nobody_waits_long_for_a_rank_that_does_not_fail(roll_calls, monkeypatch):
+def test_no_rank_waits_long_for_one_that_does_not_fail(roll_calls, monkeypatch):
     monkeypatch.setattr(roll_call, "REPORTS_S", 0.01)
     assert roll_calls[1].reports("from 1") == ["from 1"]

@@ -51,7 +51,7 @@ def text_of(fd: int) -> bytes:
     return text
 
 
-def test_descriptors_are_told_apart_by_sender_in_whatever_order_they_come(mailbox):
+def test_descriptors_are_distinguished_by_sender_in_whatever_order_they_come(mailbox):
     for sender in (3, 0, 7):
         send_text(b"from %d" % sender, mailbox.address, sender)
     assert [text_of(mailbox.receive(sender)) for sender in (0, 7, 3)] == [b"from 0", b"from 7", b"from 3"]

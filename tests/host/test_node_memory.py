@@ -58,7 +58,7 @@ def leave_out_rank_1(comm):
         (False, f"rank 1: it. It polled a cell of site {ring.RING_HEAD}, expected 1, saw 0"),
     ],
 )
-def test_a_wait_that_is_over_time_is_told_in_the_words_of_its_site(known, words, monkeypatch):
+def test_a_wait_that_timed_out_is_reported_in_the_words_of_its_site(known, words, monkeypatch):
     if not known:
         monkeypatch.delitem(SITES, ring.RING_HEAD)
     with pytest.raises(nbep.PeerTimeout, match=words):

@@ -77,7 +77,7 @@ def test_a_library_that_does_not_mind_other_streams_makes_the_call_wait_after_al
     assert allocate(Order(AN_EVENT, True, True), library_minds_streams=False)[-1] == "wait for current stream"
 
 
-def test_torch_is_told_of_every_array_and_the_others_cannot_be(monkeypatch):
+def test_torch_records_the_stream_of_every_array_and_the_others_cannot(monkeypatch):
     recorded = []
     arrays = [SimpleNamespace(record_stream=lambda stream, i=i: recorded.append((i, stream))) for i in range(2)]
     torch = ModuleType("torch")

@@ -44,7 +44,7 @@ def test_heads_of_a_handle_over_what_combine_reads_are_refused(where, starts_not
     spawn(main, case.num_ranks)
 
 
-@pytest.mark.emulator_only("on a GPU nobody looks where inputs lie")
+@pytest.mark.emulator_only("on a GPU it is not checked where inputs lie")
 @both_ways
 def test_inputs_in_the_rings_are_refused(where, starts_nothing):
     options, case = CASES[where]
@@ -175,7 +175,7 @@ def test_outputs_may_lie_side_by_side_with_inputs():
     assert spawn(main, 2) == [(True, True)] * 2
 
 
-@pytest.mark.emulator_only("on a GPU nobody looks where inputs lie")
+@pytest.mark.emulator_only("on a GPU it is not checked where inputs lie")
 def test_arrays_in_the_low_latency_buffer_are_refused(starts_nothing):
     case = make_low_latency_case(1, num_tokens=3)
 

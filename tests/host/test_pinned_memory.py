@@ -1,4 +1,4 @@
-"""Memory of the host that a GPU is told of, with a driver that does nothing."""
+"""Memory of the host that is registered with a GPU, with a driver that does nothing."""
 
 import gc
 import sys
@@ -54,7 +54,7 @@ def test_memory_that_is_dropped_stays_mapped_as_long_as_the_driver_knows_it(know
     """Its addresses must not go to other memory, which the driver would refuse; and a GPU may still write there."""
     undo = ExitStack()
     map_some(undo)
-    undo.pop_all()  # nobody is left who would undo it
+    undo.pop_all()  # nothing is left that would undo it
     gc.collect()
     assert len(known) == 1
     assert is_mapped()

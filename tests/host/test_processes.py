@@ -15,7 +15,7 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's"
 
 
 @on_linux
-def test_processes_that_have_ended_or_are_stopped_are_told_from_those_that_run():
+def test_processes_that_have_ended_or_are_stopped_are_distinguished_from_those_that_run():
     own = Process.own()
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as child:
         other = Process(own.host, child.pid, _status(child.pid)[19])

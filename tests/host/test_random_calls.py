@@ -1,4 +1,4 @@
-"""Calls with arguments that nobody should pass: each gives a right result, or an error that names an argument."""
+"""Calls with arguments that no program should pass: each gives a right result, or an error that names an argument."""
 
 import inspect
 import random

@@ -215,7 +215,7 @@ def test_a_handle_of_other_sizes_or_of_another_buffer_has_a_plan_of_its_own(call
         other.buffer.combine(other.rows(8), handle)
 
 
-def test_with_check_calls_each_dispatch_is_told_apart(monkeypatch):
+def test_with_check_calls_each_dispatch_is_distinguished(monkeypatch):
     pytest.importorskip("torch")
     with no_gpu.tensors_of_the_cpu() as torch:
         calls = Calls(torch, monkeypatch, check_calls=True)
@@ -228,14 +228,14 @@ def test_with_check_calls_each_dispatch_is_told_apart(monkeypatch):
         assert len(digests) == 3
 
 
-def test_behind_an_event_outputs_are_the_comm_streams_and_torch_is_told_of_those_that_are_there(calls, monkeypatch):
-    torch, told, current = calls.torch, [], [(0, -1, 1)]
+def test_behind_an_event_outputs_are_the_comm_streams_and_torch_records_those_that_are_there(calls, monkeypatch):
+    torch, recorded, current = calls.torch, [], [(0, -1, 1)]
     monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda device: current[-1], raising=False)
     monkeypatch.setattr(torch._C, "_cuda_setStream", lambda **of: current.append(tuple(of.values())), raising=False)
     monkeypatch.setattr(arrays, "_external_stream", lambda torch, handle, ordinal: (handle, ordinal, 1))
     monkeypatch.setattr(arrays, "_stream_of", lambda torch, *of: of)
     monkeypatch.setattr(calls.buffer._memory.comm_stream, "ordinal", -1)  # as _cuda_getDevice says
-    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: told.append((tensor, stream)))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor, stream)))
     *_, handle = calls.counted(8, monkeypatch)
     for fp8, weights in ((False, None), (True, torch.ones((8, TOPK)))):
         x = calls.x
@@ -245,12 +245,12 @@ def test_behind_an_event_outputs_are_the_comm_streams_and_torch_is_told_of_those
             lambda x=x, **order: calls.buffer.dispatch(x, handle=handle, **order),
             lambda weights=weights, **order: calls.buffer.combine(calls.rows(8), handle, weights, **order),
         ):
-            told.clear()
+            recorded.clear()
             event = calls.buffer.capture()
             made = call(previous_event=event, async_finish=True, allocate_on_comm_stream=True)
             made[-1].current_stream_wait()
             outputs = made[0] if isinstance(made[0], tuple) else tuple(each for each in made[:2] if each is not None)
             assert len(outputs) == 1 + fp8
-            assert [id(tensor) for tensor, _ in told] == [id(output) for output in outputs]
-            assert {stream for _, stream in told} == {(0, -1, 1)}
+            assert [id(tensor) for tensor, _ in recorded] == [id(output) for output in outputs]
+            assert {stream for _, stream in recorded} == {(0, -1, 1)}
             assert current[-2:] == [(7, -1, 1), (0, -1, 1)]  # the comm stream, and back

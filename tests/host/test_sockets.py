@@ -102,7 +102,7 @@ def test_adds_of_several_ranks_to_one_cell_lose_nothing(memory, server):
     assert sorted(chain(*fetched)) == list(range(400))
 
 
-def test_nobody_without_the_key_is_let_in(memory, server):
+def test_no_connection_without_the_key_is_let_in(memory, server):
     with socket.create_connection(server.address[:2]) as connection:
         connection.sendall(bytes(KEY_BYTES) + REQUEST.pack(ADD, 0, 4, 1))
         with suppress(ConnectionResetError):  # what was sent has not been read

@@ -36,7 +36,7 @@ def test_a_failing_rank_ends_the_spawn_with_its_own_traceback():
     assert [frame.name for frame in traceback.extract_tb(failure.tb)][-1] == "fail_on_rank_2"
 
 
-@pytest.mark.emulator_only("a GPU's kernels end when their waits are over time")
+@pytest.mark.emulator_only("a GPU's kernels end when their waits time out")
 def test_a_failing_rank_ends_kernels_that_wait_for_it(inputs):
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)

@@ -1,4 +1,4 @@
-"""Rows that nobody has written: `nbep.debug.unwritten` names them, and under "checked" no kernel reads them."""
+"""Rows that were never written: `nbep.debug.unwritten` names them, and under "checked" no kernel reads them."""
 
 import numpy as np
 import pytest

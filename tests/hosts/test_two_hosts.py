@@ -24,7 +24,7 @@ ENDED_BY_MPICH = "on node {rank} (rank"  # "Abort(...) on node 1 (rank 0 in comm
 
 @LAUNCHERS
 def test_calls_between_two_hosts_agree_with_the_reference(on_two_hosts, torchrun):
-    """The normal mode; low latency with hooks; calls that differ, which all ranks are told; adds of several NICs."""
+    """The normal mode; low latency with hooks; calls that differ, which all ranks report; adds of several NICs."""
     programs = "internode 0 1 1 200000, low_latency 2 0 2 1 0, calls_that_differ 3, adds_to_one_cell 3"
     output = on_two_hosts(MPI / "network_programs.py", programs, torchrun=torchrun, NBEP_TIMEOUT_MS="20000")
     for rank in range(NUM_RANKS):
@@ -44,26 +44,26 @@ def test_ranks_of_the_other_host_name_a_rank_that_is_killed_and_its_host(on_two_
     """
     until = [(f"ends: rank {rank}", ENDED_BY_MPICH.format(rank=rank)) for rank in (0, 1, 2)]
     output = on_two_hosts(KILLED, 3, "KILL", kind, "step", step, until=until, NBEP_TIMEOUT_MS="3000")
-    told = last_words(output)
+    words = last_words(output)
     ended_by_mpich = {rank for rank in (0, 1, 2) if ENDED_BY_MPICH.format(rank=rank) in output}
     assert not ended_by_mpich or "OFI poll failed" in output, output
-    assert {0, 1, 2} == told.keys() | ended_by_mpich, output
-    assert told, output
+    assert {0, 1, 2} == words.keys() | ended_by_mpich, output
+    assert words, output
     if not ended_by_mpich & set(ON_THIS_HOST):
-        assert any("rank 3 is on hostb, this rank on hosta" in told[rank] for rank in ON_THIS_HOST), output
+        assert any("rank 3 is on hostb, this rank on hosta" in words[rank] for rank in ON_THIS_HOST), output
     if 2 not in ended_by_mpich:
-        assert "rank 3 has ended" in told[2], output
+        assert "rank 3 has ended" in words[2], output
 
 
 @WITH_TORCH
 @pytest.mark.parametrize(("victim", "name", "kind", "step"), [(3, "KILL", "nodes", 2), (2, "LINK", "internode", 1)])
 def test_ranks_under_torchrun_name_whom_they_miss_on_the_other_host(on_two_hosts, victim, name, kind, step):
-    """torchrun ends the other ranks of a host when one of it has failed: the first to fail has told why."""
+    """torchrun ends the other ranks of a host when one of it has failed: the first to fail says why."""
     until = [tuple(f"ends: rank {rank}" for rank in ON_THIS_HOST)]
     output = on_two_hosts(KILLED, victim, name, kind, "step", step, torchrun=True, until=until, NBEP_TIMEOUT_MS="3000")
-    told = last_words(output)
+    words = last_words(output)
     missed = "waited more than 3000 ms for rank [23]: .*; rank [23] is on hostb, this rank on hosta"
-    assert any(re.search(missed, told.get(rank, "")) for rank in ON_THIS_HOST), output
+    assert any(re.search(missed, words.get(rank, "")) for rank in ON_THIS_HOST), output
 
 
 @WITH_TORCH
@@ -81,10 +81,10 @@ def test_the_example_trains_and_decodes_on_two_hosts(on_two_hosts, tmp_path):
 def test_a_host_that_vanishes_is_missed_by_the_others_in_time(on_two_hosts, kind, step):
     until = [(f"ends: rank {rank}",) for rank in ON_THIS_HOST]
     output = on_two_hosts(KILLED, 2, "LINK", kind, "step", step, until=until, NBEP_TIMEOUT_MS="3000")
-    told = last_words(output)
+    words = last_words(output)
     for rank in ON_THIS_HOST:
-        assert "waited more than 3000 ms for rank" in told[rank], output
-    assert any("is on hostb, this rank on hosta" in told[rank] for rank in ON_THIS_HOST), output
+        assert "waited more than 3000 ms for rank" in words[rank], output
+    assert any("is on hostb, this rank on hosta" in words[rank] for rank in ON_THIS_HOST), output
 
 
 @LAUNCHERS

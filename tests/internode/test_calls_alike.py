@@ -1,4 +1,4 @@
-"""Ranks that live in processes of their own and pass something else: each is told what both have passed.
+"""Ranks that live in processes of their own and pass something else: each reports what both have passed.
 
 Here they live in one process, which would compare them before; that is switched off.
 """
@@ -95,8 +95,8 @@ def test_nodes_that_differ_are_refused_on_all_ranks():
         ],
     ),
 )
-def test_a_call_with_a_handle_that_differs_on_one_rank_is_told_to_all(verb, transport, odd, shape, memory_model):
-    """Those of another node and place have gone on: they are told when they have waited in vain.
+def test_a_call_with_a_handle_that_differs_on_one_rank_raises_on_all(verb, transport, odd, shape, memory_model):
+    """Those of another node and place have gone on: they raise when they have waited in vain.
 
     Where there are more ranks than that, some get all that they need: they wait in vain in their next call.
     """
@@ -159,7 +159,7 @@ def test_handles_of_equal_shape_that_one_rank_uses_in_another_order_are_refused(
 
 
 @pytest.mark.thorough
-def test_a_rank_that_combines_while_all_others_dispatch_is_told_to_all():
+def test_all_raise_if_one_rank_combines_while_the_others_dispatch():
     case, odd = make_node_case(1, num_tokens=4), 0
 
     def main(comm, buffer):

@@ -22,8 +22,8 @@ def short_waits(monkeypatch):
     monkeypatch.setenv("NBEP_TIMEOUT_MS", str(TIMEOUT_MS))
 
 
-def told(case, options: Options, absent=(), seed: int = 0) -> list[nbep.PeerTimeout | None]:
-    """What each rank was told of a dispatch and a combine, None if nothing; the absent ones call neither.
+def errors_of(case, options: Options, absent=(), seed: int = 0) -> list[nbep.PeerTimeout | None]:
+    """The error of each rank in a dispatch and a combine, None if nothing; the absent ones call neither.
 
     The buffer can be destroyed, and another one gives right results.
     """
@@ -53,7 +53,7 @@ def told(case, options: Options, absent=(), seed: int = 0) -> list[nbep.PeerTime
 )
 def test_a_rank_that_never_calls_is_named_in_its_node_and_at_its_place_in_others(transport, absent):
     case = make_node_case(1, num_tokens=6)
-    results = told(case, Options(transport=transport), absent=(absent,))
+    results = errors_of(case, Options(transport=transport), absent=(absent,))
     for rank, error in enumerate(results):
         if rank != absent and (rank // 2 == absent // 2 or rank % 2 == absent % 2):
             assert error is not None
@@ -63,16 +63,16 @@ def test_a_rank_that_never_calls_is_named_in_its_node_and_at_its_place_in_others
 
 def test_a_node_that_never_calls_is_named_by_all_others():
     case = make_node_case(2, num_nodes=3, num_tokens=4)
-    results = told(case, Options(), absent=(2, 3))
+    results = errors_of(case, Options(), absent=(2, 3))
     assert [None if error is None else error.peer for error in results] == [2, 3, None, None, 2, 3]
 
 
-@pytest.mark.emulator_only("the software NIC is told how to misbehave")
+@pytest.mark.emulator_only("the software NIC misbehaves on request")
 def test_a_nic_that_stops_is_named_with_its_queue_pair():
     """That of rank 1: what it serves goes to rank 3 alone."""
     case = make_node_case(3, num_tokens=6, routing="everywhere", num_topk=4)
     nic = nbep.NicOptions(num_entries=NIC.num_entries, chunk_bytes=NIC.chunk_bytes, stopped=(1, 0))
-    results = told(case, Options(transport="ibgda", nic=nic))
+    results = errors_of(case, Options(transport="ibgda", nic=nic))
     assert results[3] is not None
     assert results[3].peer == 1
     assert "the network from rank 1: queue 0" in str(results[3])
@@ -103,8 +103,8 @@ def test_a_role_of_one_rank_that_does_nothing_is_named_by_those_that_wait_for_it
     monkeypatch.setattr(module, role, lambda *args: None if current_thread().rank == 2 else function(*args))
     # More tokens than the rings have slots for, so that somebody waits for each role.
     case = make_node_case(4, num_tokens=12, routing="everywhere", num_topk=4)
-    # Where waits stand behind each other the emulator ends them all at once: nobody else must wait for the forwarders.
+    # Where waits stand behind each other the emulator ends them all at once: only one role may wait for the forwarders.
     num_rdma_slots = 64 if role == "receive_tokens" else 2
-    results = told(case, Options(nbep.Config(2, 1, 2, 1, num_rdma_slots)))
+    results = errors_of(case, Options(nbep.Config(2, 1, 2, 1, num_rdma_slots)))
     named = {error.peer for error in results if error is not None}
     assert 2 in named, results

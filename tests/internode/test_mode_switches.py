@@ -137,7 +137,7 @@ def test_a_zero_copy_buffer_does_not_outlive_a_call_between_nodes():
 @emulator_only
 @pytest.mark.parametrize("transport", both_parts([], thorough=["ibgda", "direct"]))
 def test_clean_comes_behind_an_asynchronous_call_of_every_rank(transport, monkeypatch):
-    """Nobody has waited for combine when clean_low_latency_buffer is called, and one rank still receives sums."""
+    """No rank has waited for combine when clean_low_latency_buffer is called, and one rank still receives sums."""
     slow = SlowRank(monkeypatch, [("nbep.device.kernels.internode.combine", "receive_sums")])
     slow.rank, slow.reads = SLOW, READS
 
@@ -162,7 +162,7 @@ def test_clean_comes_behind_an_asynchronous_call_of_every_rank(transport, monkey
     ("transport", "cached"), both_parts([], thorough=[("direct", True), ("ibgda", False), ("ibgda", True)])
 )
 def test_a_call_between_nodes_comes_behind_a_low_latency_call_on_another_stream(transport, cached, monkeypatch):
-    """The low-latency call runs on the caller's stream, which nobody waits for, and one rank receives late."""
+    """The low-latency call runs on the caller's stream, which no kernel waits for, and one rank receives late."""
     slow = SlowRank(monkeypatch, [("nbep.device.kernels.low_latency.dispatch", "receive_choices")])
     slow.rank, slow.reads = SLOW, READS
 

@@ -9,7 +9,7 @@ from parts import both_parts
 
 import nbep
 
-pytestmark = [pytest.mark.emulator_only("the software NIC is told how to misbehave"), pytest.mark.long]
+pytestmark = [pytest.mark.emulator_only("the software NIC misbehaves on request"), pytest.mark.long]
 
 MODELS = ["sc", "delayed", "checked"]
 SHAPES_OF_SEEDS = [(2, 2), (3, 2), (2, 3), (2, 2)]

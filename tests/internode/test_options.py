@@ -75,7 +75,7 @@ def test_options_together(fp8, num_worst_tokens, num_biases):
 
 @pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts([], thorough=[(2, 1), (3, 1)]))
 def test_blocks_with_more_warps_than_a_ring_has_slots_get_on(num_nodes, num_nvl_peers):
-    """A warp that waits at one level has told the other one what it is done with."""
+    """A warp that waits at one level has published to the other one what it is done with."""
     case = make_node_case(
         12, num_nodes, num_nvl_peers, num_tokens=(40,) * (num_nodes * num_nvl_peers), routing="everywhere", num_topk=4
     )

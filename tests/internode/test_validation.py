@@ -70,7 +70,7 @@ def test_handles_of_another_buffer_or_mode_are_refused():
     spawn(main, 4)
 
 
-def test_worst_tokens_that_are_too_few_are_told_with_the_number_that_came():
+def test_worst_tokens_that_are_too_few_are_reported_with_the_number_that_came():
     """Every rank gets 16 tokens, 4 of its own."""
     case = make_node_case(2, num_tokens=4, num_topk=4, routing="everywhere")
     options = Options(num_worst_tokens=9)

@@ -1,4 +1,4 @@
-"""After a fault: a late peer gets its tokens or is told that they are missing, and nothing goes out of bounds."""
+"""After a fault: a late peer gets its tokens or raises because they are missing, and nothing goes out of bounds."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.emulator_only("the late launch is arranged")
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("num_threads", [64, 128])
 @pytest.mark.parametrize(("kernel", "num_tokens"), [("dispatch", (24, 0)), ("combine", (0, 24))])
-def test_a_late_peer_is_told_that_tokens_are_missing(kernel, num_tokens, num_threads, memory_model):
+def test_a_late_peer_raises_because_tokens_are_missing(kernel, num_tokens, num_threads, memory_model):
     """Rank 0 has 24 tokens for rank 1, and nothing comes the other way: only the missing tokens can tell."""
     case = make_case(4, num_tokens=num_tokens, routing="everywhere")
     failed: list[int] = []
@@ -40,7 +40,7 @@ def test_a_late_peer_is_told_that_tokens_are_missing(kernel, num_tokens, num_thr
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("queued", ["dispatch", "combine"])
 def test_what_a_failed_rank_has_queued_does_not_reach_a_late_peer(queued, memory_model):
-    """Rank 0 has sent all when its wait for rank 1 is over time, and has queued another call. Rank 1 is only late."""
+    """Rank 0 has sent all when its wait for rank 1 times out, and has queued another call. Rank 1 is only late."""
     config = nbep.Config(2, 4, 16)
     failed: list[int] = []
 
@@ -84,7 +84,7 @@ def test_what_a_failed_rank_has_queued_does_not_reach_a_late_peer(queued, memory
     spawn(main, 2, on_deadlock="expire", memory_model=memory_model)
 
 
-def test_rows_that_do_not_fit_are_told_although_a_combine_is_queued_behind():
+def test_rows_that_do_not_fit_are_reported_although_a_combine_is_queued_behind():
     """Its own tokens come behind those of rank 0: the copiers have no rows for them, and combine must not read any."""
     case = make_case(4, num_tokens=8, routing="everywhere")
     options = Options(nbep.Config(2, 2, 4), num_worst_tokens=9)

@@ -309,7 +309,7 @@ def test_more_pushing_warps_than_there_are_is_refused():
 
 @pytest.mark.parametrize("with_worst", [False, True])
 @pytest.mark.parametrize("memory_model", ["sc", pytest.param("checked", marks=GPU_HAS_ITS_OWN)])
-def test_tokens_that_do_not_fit_are_told_and_dropped(memory_model, with_worst):
+def test_tokens_that_do_not_fit_are_reported_and_dropped(memory_model, with_worst):
     case = make_case(9, num_tokens=30, routing="everywhere", num_topk=2)
     options = Options(num_worst_tokens=40 if with_worst else 0, zero_copy=True)
     few = {"num_zero_copy_bytes": make_few(case, options)} if not with_worst else {}
@@ -329,7 +329,7 @@ def make_few(case, options) -> int:
     return options.buffer_arguments(case)["num_zero_copy_bytes"] // 256 * 128
 
 
-def test_ranks_that_go_different_ways_are_told():
+def test_ranks_that_go_different_ways_raise():
     seen = []
 
     def main(buffer, arguments):

@@ -1,4 +1,4 @@
-"""Ranks in processes of their own that make low-latency calls which differ: each is told what both have passed.
+"""Ranks in processes of their own that make low-latency calls which differ: each reports what both have passed.
 
 Here they live in one process, which would compare them before; that is switched off.
 """
@@ -68,7 +68,7 @@ def run(main, memory_model="sc", seed=0, num_ranks=2):
 
 
 def check_refused(outcomes, named):
-    """Each rank is told what both have passed."""
+    """Each rank reports what both have passed."""
     name, own, theirs = named
     for rank, (mine, other) in enumerate(((own, theirs), (theirs, own))):
         text = f"{name}: got {mine} on rank {rank}, {other} on rank {1 - rank} in the same "
@@ -136,7 +136,7 @@ def test_so_it_is_under_every_memory_model(memory_model, seed):
     check_refused(run(in_another_format, memory_model, seed), LOGFMT)
 
 
-def test_a_rank_to_which_no_token_goes_is_told_too():
+def test_a_rank_to_which_no_token_goes_raises_too():
     def main(buffer, is_last, _):
         only_own = np.array([[0, 1], [1, 0], [0, 1]]) + 2 * is_last  # the experts of this rank
         dispatch(buffer, topk_idx=only_own, num_max_tokens=7 if is_last else 4)
@@ -145,7 +145,7 @@ def test_a_rank_to_which_no_token_goes_is_told_too():
 
 
 @pytest.mark.parametrize("which", both_parts(["once a rank"], thorough=["more tokens", "more experts", "bf16"]))
-def test_all_ranks_are_told_of_the_one_that_differs(which):
+def test_all_ranks_name_the_one_that_differs(which):
     outcomes = run(dispatches_that_differ(which), num_ranks=4)
     name, own, theirs = DISPATCHES[which][1]
     for rank in range(3):
@@ -198,8 +198,8 @@ def words(verb, round_scale=0, origin=0, **other):
     return words_of(verb, kind(*SHAPE._replace(**other)), bool(round_scale), origin)
 
 
-def told(own, theirs):
-    """What rank 0 is told that has called `own`, for each word that differs."""
+def reported(own, theirs):
+    """What rank 0 reports that has called `own`, for each word that differs."""
     return [
         str(difference_error(0, FaultReport(1, LOW_LATENCY_CALLS_DIFFER, 1, mine, other, 0, 0, index)))
         for index, (mine, other) in enumerate(zip(own, theirs, strict=True))
@@ -214,7 +214,7 @@ def told(own, theirs):
 )
 def test_every_argument_is_in_a_word_of_its_own_bits_and_is_named_with_both_values(name, verb):
     value, text = OTHERS[name]
-    (error,) = told(words(verb), words(verb, **{name: value}))
+    (error,) = reported(words(verb), words(verb, **{name: value}))
     values = text.partition(": ")[2]
     assert f": {values} in the same {VERBS[verb]}; must be the same" in error
     if verb == DISPATCH:
@@ -222,19 +222,19 @@ def test_every_argument_is_in_a_word_of_its_own_bits_and_is_named_with_both_valu
 
 
 def test_two_arguments_of_a_word_are_both_named():
-    (error,) = told(words(DISPATCH), words(DISPATCH, use_fp8=0, num_experts=128))
+    (error,) = reported(words(DISPATCH), words(DISPATCH, use_fp8=0, num_experts=128))
     assert "use_fp8: got True on rank 0, False on rank 1 and num_experts: got 64 on rank 0, 128 on rank 1" in error
 
 
 def test_a_choice_less_is_not_named_beside_deduplicate():
-    (error,) = told(words(DISPATCH), words(DISPATCH, deduplicate=0, num_topk=0))
+    (error,) = reported(words(DISPATCH), words(DISPATCH, deduplicate=0, num_topk=0))
     assert "topk_idx" not in error
 
 
 def test_another_verb_differs_in_both_words():
-    for error in told(words(DISPATCH), words(COMBINE)):
+    for error in reported(words(DISPATCH), words(COMBINE)):
         assert "got low_latency_dispatch on rank 0, low_latency_combine on rank 1 in the same call" in error
-    assert len(told(words(DISPATCH), words(COMBINE))) == len(words(DISPATCH))
+    assert len(reported(words(DISPATCH), words(COMBINE))) == len(words(DISPATCH))
 
 
 def test_a_late_word_leaves_a_cell_that_was_given_up_as_it_is():
@@ -255,7 +255,7 @@ def spawn_uncompared(monkeypatch, main, **options):
 
 
 @pytest.mark.parametrize("deduplicate", both_parts([False], thorough=[True]))
-def test_calls_that_are_not_compared_tell_nobody_what_they_are(monkeypatch, deduplicate):
+def test_calls_that_are_not_compared_send_no_words(monkeypatch, deduplicate):
     options = OF_ONE if deduplicate else {}
 
     def main(comm):

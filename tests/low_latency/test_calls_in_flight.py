@@ -275,7 +275,7 @@ def test_one_dispatch_serves_several_combines():
     assert all(outcome.combined_x.tobytes() == first for _, outcome, first in ranks)
 
 
-def test_ranks_that_make_different_calls_are_told():
+def test_ranks_that_make_different_calls_raise():
     def main(comm):
         case = make_low_latency_case(6, num_tokens=3)
         options = Options(use_fp8=comm.rank == 0)

@@ -75,7 +75,7 @@ def test_the_handle_of_another_buffer_is_refused():
 
 @pytest.mark.emulator_only("a GPU's choices are not read")
 def test_the_handle_of_an_earlier_dispatch_is_refused_if_that_sent_tokens_elsewhere():
-    """Else the sum would take rows that nobody has sent for this call."""
+    """Else the sum would take rows that no rank has sent for this call."""
     other = make_low_latency_case(2, num_tokens=[4, 6], num_topk=3)
 
     def main(comm):

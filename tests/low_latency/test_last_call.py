@@ -1,4 +1,4 @@
-"""A call that failed is told even if it is the last: by the call itself, its event, its hook, or at last by destroy."""
+"""A call that failed is reported even if it is the last: by the call, its event, its hook, or at last by destroy."""
 
 from collections.abc import Callable
 
@@ -92,7 +92,7 @@ def test_a_buffer_that_goes_away_warns_of_what_no_call_has_raised():
 
 
 @pytest.mark.parametrize("entry", [7, 10, 13])
-def test_an_entry_that_a_nic_loses_in_the_last_combine_is_told(entry):
+def test_an_entry_that_a_nic_loses_in_the_last_combine_is_reported(entry):
     nic = nbep.NicOptions(num_entries=64, lost=(1, 0, 0, entry))
 
     def main(comm):

@@ -139,7 +139,7 @@ def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options
 @pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 6)], long=[range(6, 12)]))
 @pytest.mark.parametrize("options", both_parts(OPTIONS[::2], thorough=OPTIONS[1:2]))
 def test_a_rank_that_comes_late_to_a_clean_is_waited_for_in_the_next_one(options, seeds):
-    """What it sends before the next one, and nobody receives, must not meet cells that are clean already."""
+    """What it sends before the next one, and no rank receives, must not meet cells that are clean already."""
     case = make_case(0)
     half_a_call = replace(options, dispatch_as=HOOK)
 

@@ -37,7 +37,7 @@ OPTIONS = [
     Options(deduplicate=True),
     Options(deduplicate=True, use_fp8=True, dispatch_as=HOOK, combine_as=HOOK),
 ]
-MODELS = ["sc", "delayed"]  # once a wait is over time `checked` checks no more
+MODELS = ["sc", "delayed"]  # once a wait has timed out `checked` checks no more
 
 
 def in_turn(*others: Sequence[Any]) -> list:
@@ -63,15 +63,15 @@ def masks(buffer: nbep.Buffer) -> list[int]:
 
 
 def spawn_and_destroy(main, destroyed_without: Sequence[int], **options: Any) -> list[Any]:
-    """What the ranks return. Those that destroy the buffer are told that the others are not waited for."""
+    """What the ranks return. Those that destroy the buffer warn that they do not wait for the others."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         results = spawn(main, NUM_RANKS, **options)
     names = f"rank{'s' * (len(destroyed_without) > 1)} {', '.join(map(str, destroyed_without))}"
-    told = sorted(str(warning.message).partition(". ")[0] for warning in caught)
+    warned = sorted(str(warning.message).partition(". ")[0] for warning in caught)
     survivors = [rank for rank in range(NUM_RANKS) if rank not in destroyed_without]
     expected = [f"rank {rank}: destroy does not wait for {names}, masked" for rank in survivors]
-    assert told == (expected if destroyed_without else [])
+    assert warned == (expected if destroyed_without else [])
     return results
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_a_peer_has_masked_waits_for_that_peer():
 @pytest.mark.thorough
 @pytest.mark.parametrize(("options", "memory_model"), in_turn([*MODELS, "checked"]))
 def test_a_rank_that_the_user_masks_is_left_out_until_it_is_taken_back(options, memory_model):
-    """No wait is over time: the emulator would say so. Rank 3 makes no call while it is masked."""
+    """No wait times out: the emulator would say so. Rank 3 makes no call while it is masked."""
     cases = [make_case(seed) for seed in range(4)]
 
     def main(comm):

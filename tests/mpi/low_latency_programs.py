@@ -56,7 +56,7 @@ def round_trips(comm):
 
 
 def two_calls_in_flight(comm):
-    """Each dispatch is received when the next one is sent; then the same with combines. Nobody waits for a barrier."""
+    """Each dispatch is received when the next one is sent; then the same with combines. No rank waits for a barrier."""
     for options in (Options(use_fp8=True), Options(deduplicate=True)):
         options = replace(options, dispatch_as=HOOK, combine_as=HOOK)
         cases = [make_case(seed, comm.size) for seed in range(6)]
@@ -92,7 +92,7 @@ def two_threads_in_another_order(comm):
 
 
 def calls_that_differ(comm):
-    """What the last rank passes alone is told to each of them, with both values."""
+    """What the last rank passes alone each of them reports, with both values."""
     last = comm.size - 1
     case = make_low_latency_case(3, num_ranks=comm.size, num_tokens=[8] * comm.size, num_topk=3, hidden=256)
     wide = make_low_latency_case(3, num_ranks=comm.size, num_tokens=[8] * comm.size, num_topk=3, hidden=512)
@@ -110,7 +110,7 @@ def calls_that_differ(comm):
         trip = Trip(buffer, *(of_last if comm.rank == last else of_all))
         with pytest.raises(ValueError, match=text):  # noqa: PT012
             trip.whole()
-            trip.send_dispatch()  # a rank with a GPU of its own is told of its last call at the next one
+            trip.send_dispatch()  # a rank with a GPU of its own raises for its last call at the next one
         buffer.destroy()
 
 
@@ -174,8 +174,8 @@ def rank_that_is_killed(comm):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         buffer.destroy()
-    (told,) = caught
-    assert str(told.message).startswith(f"rank {comm.rank}: destroy does not wait for rank {KILLED}, masked. Nothing")
+    (shown,) = caught
+    assert str(shown.message).startswith(f"rank {comm.rank}: destroy does not wait for rank {KILLED}, masked. Nothing")
     check_survivor(for_all, options, comm.rank, outcomes[0], [], [])
     check_survivor(within, options, comm.rank, outcomes[1], [], [KILLED])
     check_survivor(later, options, comm.rank, outcomes[2], [KILLED], [KILLED])

@@ -58,7 +58,7 @@ def arrays_that_outlive_their_buffer(comm):
 def windows_without_room(comm):
     """Refused on all ranks before anything is written; with the room that the error asks for they are made."""
     size = 1 << 20
-    before = nbep.Buffer(comm, num_nvl_bytes=size)  # whose pages nobody has written
+    before = nbep.Buffer(comm, num_nvl_bytes=size)  # whose pages were never written
 
     message = (
         rf"^ranks [0-9, ]+: rdma_buffer: {comm.size} ranks on .* need \d+ bytes of /.*, which has room for \d+; start"

@@ -75,7 +75,7 @@ def internode(comm, is_direct, num_rounds, seed, max_delay_ns):
 
 
 def calls_that_differ(comm, odd):
-    """What one rank passes with a handle is told to those of its node and place, and by them to the others."""
+    """What one rank passes with a handle reaches those of its node and place, and through them the others."""
     case = internode_support.make_node_case(1, num_tokens=6)
     options = internode_support.Options(transport="ibgda")
     other = replace(options.config, num_max_rdma_chunked_recv_tokens=6)
@@ -185,7 +185,7 @@ def plain_stores(comm):
 
 
 def nic_that_stops(comm):
-    """Run with a small NBEP_TIMEOUT_MS: the NIC of rank 1 serves one entry a queue pair. Who waits for it is told."""
+    """Run with a small NBEP_TIMEOUT_MS: the NIC of rank 1 serves one entry a queue pair. Who waits for it raises."""
     case, options = make_case(3, comm.size), Options(dispatch_as=ASYNC)
     nic = nbep.NicOptions(stopped=(1, 0))
     buffer = make_buffer(comm, [(case, options)], transport="ibgda", num_nvl_peers=1, num_qps_per_rank=1, nic=nic)

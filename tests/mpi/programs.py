@@ -87,7 +87,7 @@ def part_of_the_ranks_first(comm):
 
 @contextmanager
 def pretended_gpus(comm, has_gpu, num_gpus=8):
-    """Runtimes of GPUs that nobody has; the one of a rank is the number of its device."""
+    """Runtimes of GPUs that do not exist; the one of a rank is the number of its device."""
     from nbep.host.target.cuda import driver, runtime
 
     class Pretended:
@@ -174,9 +174,9 @@ def asynchronous(comm):
 
 
 def peer_that_does_not_come(comm):
-    """Run with a small NBEP_TIMEOUT_MS: rank 0 dispatches alone, is told so, and the group can still be destroyed.
+    """Run with a small NBEP_TIMEOUT_MS: rank 0 dispatches alone, raises, and the group can still be destroyed.
 
-    The others come to destroy when rank 0 has been told: however slow it is, none of them waits too long for it there.
+    The others come to destroy when rank 0 has raised: however slow it is, none of them waits too long for it there.
     """
     case, options = make_case(12, num_ranks=comm.size, num_tokens=2), Options()
     buffer = nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes(case, options))
@@ -199,7 +199,7 @@ def communicator_that_is_never_done(comm):
 
 
 def peer_that_does_not_destroy(comm):
-    """Run with a small NBEP_TIMEOUT_MS: all but rank 0 destroy and are told; when rank 0 comes, they have given up."""
+    """Run with a small NBEP_TIMEOUT_MS: all but rank 0 destroy and raise; when rank 0 comes, they have given up."""
     buffer = nbep.Buffer(comm, num_nvl_bytes=256)
     comm.barrier()  # so that those that come are there in time
     if comm.rank == 0:
@@ -316,7 +316,7 @@ def file_descriptors(comm):
 
 
 def calls_that_differ(comm):
-    """What the ranks must pass alike and do not is told to each of them, with both values."""
+    """What the ranks must pass alike and do not, each of them reports with both values."""
     last = comm.rank == comm.size - 1
     case = make_case(1, num_ranks=comm.size, num_tokens=3)
     small, large = nbep.Config(2, 2, 4), nbep.Config(4, 2, 5)
@@ -366,7 +366,7 @@ def calls_that_differ(comm):
     ]
     sizes = {"num_nvl_bytes": num_nvl_bytes(case, Options(large)) * 2, "num_zero_copy_bytes": 1 << 17}
 
-    def told(name, own, theirs, verb="dispatch"):
+    def raises_naming(name, own, theirs, verb="dispatch"):
         own, theirs = (theirs, own) if last else (own, theirs)
         other = r"\d" if last else str(comm.size - 1)
         text = f"{own} on rank {comm.rank}, {theirs} on rank {other} in the same {verb}; must be the same on all ranks"
@@ -376,7 +376,7 @@ def calls_that_differ(comm):
         buffer = nbep.Buffer(comm, **sizes)
         _, arguments = dispatch_arguments(buffer, case, Options(small), comm.rank)
         arguments |= all_pass | (last_passes if last else {})
-        with pytest.MonkeyPatch.context() as patch, told(*words):
+        with pytest.MonkeyPatch.context() as patch, raises_naming(*words):
             patch.setattr(nbep.host.validate, "routing", lambda *_: None)  # counts of other experts, and other choices
             buffer.dispatch(**arguments)
         buffer.destroy()
@@ -385,12 +385,12 @@ def calls_that_differ(comm):
         options = Options(small, zero_copy=zero_copy)
         outcome = dispatch(buffer, case, options, comm.rank)
         x = wide if last else case.x[comm.rank]
-        with told("hidden size of x", case.hidden, 2 * case.hidden):
+        with raises_naming("hidden size of x", case.hidden, 2 * case.hidden):
             buffer.dispatch(x, handle=outcome.handle, config=small, zero_copy=zero_copy)
         buffer.destroy()
     buffer = nbep.Buffer(comm, **sizes)
     outcome = dispatch(buffer, case, Options(small), comm.rank)
-    with told("buffer", "dispatch", "combine", "call"):
+    with raises_naming("buffer", "dispatch", "combine", "call"):
         if last:
             buffer.combine(outcome.recv_x, outcome.handle, config=small)
         else:

@@ -9,7 +9,7 @@ from nbep.info_hosts import nodes_of
 pytestmark = pytest.mark.mpi
 
 
-def test_the_first_difference_is_told_with_all_values_ranks_and_hosts():
+def test_the_first_difference_is_named_with_all_values_ranks_and_hosts():
     facts = [{"nbep": "1", "Python": "3.11"}, {"nbep": "1", "Python": "3.12"}, {"nbep": "1", "Python": "3.12"}]
     text = "Python: got 3.11 on rank 0 (a), 3.12 on ranks 1, 2 (a, b); must be the same on all ranks"
     assert difference(["a", "a", "b"], facts) == text

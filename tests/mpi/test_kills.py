@@ -23,9 +23,9 @@ def run_until_one_is_gone(victim: int, signal: str, kind: str, when: str, number
         environment = {"NBEP_TARGET": "emulator", "NBEP_TIMEOUT_MS": "2000", "TMPDIR": folder}
         output = run_python(PROGRAM, *arguments, ranks=NUM_RANKS, survive=True, must_fail=True, **environment)
         assert not list(Path(folder).iterdir())
-    told = last_words(output)
-    assert set(range(NUM_RANKS)) - {victim} <= told.keys(), output
-    return told
+    words = last_words(output)
+    assert set(range(NUM_RANKS)) - {victim} <= words.keys(), output
+    return words
 
 
 def test_the_page_on_debugging_has_the_command_that_these_tests_start_ranks_with():
@@ -35,8 +35,8 @@ def test_the_page_on_debugging_has_the_command_that_these_tests_start_ranks_with
     assert f"\nmpiexec {' '.join(options)} python program.py\n" in page, mpiexec
 
 
-def check_named(victim: int, told: dict[int, str]) -> None:
-    assert not who_does_not_name(victim, told), (victim, told)
+def check_named(victim: int, words: dict[int, str]) -> None:
+    assert not who_does_not_name(victim, words), (victim, words)
 
 
 @pytest.mark.parametrize("seed", both_parts([], thorough=[0], long=range(1, 27)))
@@ -66,9 +66,9 @@ def test_survivors_name_a_rank_that_is_killed_at_any_moment(kind):
 def test_survivors_name_a_rank_that_is_stopped_and_it_ends_too_when_it_goes_on(kind, seed):
     rng = random.Random(seed)
     victim = rng.randrange(NUM_RANKS)
-    told = run_until_one_is_gone(victim, "STOP", kind, "step", rng.randrange(NUM_STEPS))
-    check_named(victim, told)
-    assert victim in told
+    words = run_until_one_is_gone(victim, "STOP", kind, "step", rng.randrange(NUM_STEPS))
+    check_named(victim, words)
+    assert victim in words
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_survivors_name_a_rank_that_is_stopped_and_it_ends_too_when_it_goes_on(k
         [], thorough=[("STOP", "atomic, peer 1: rank {}: waited more than 1000 ms")], long=[("KILL", "has added")]
     ),
 )
-def test_a_rank_that_stops_inside_an_atomic_is_named_and_one_that_is_killed_there_holds_up_nobody(name, said):
+def test_a_rank_that_stops_inside_an_atomic_is_named_and_one_that_is_killed_there_holds_up_none(name, said):
     program = Path(__file__).parent / "holder_main.py"
     environment = {"NBEP_TARGET": "emulator", "NBEP_TIMEOUT_MS": "1000"}
-    told = last_words(run_python(program, name, ranks=3, survive=True, must_fail=True, **environment))
-    assert told.keys() == {0, 2}
-    for rank in told:
-        assert told[rank].startswith(said.format(rank)), told
+    words = last_words(run_python(program, name, ranks=3, survive=True, must_fail=True, **environment))
+    assert words.keys() == {0, 2}
+    for rank in words:
+        assert words[rank].startswith(said.format(rank)), words

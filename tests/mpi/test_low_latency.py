@@ -25,14 +25,14 @@ def test_ranks_in_processes_agree_with_the_reference(num_ranks):
 
 @pytest.mark.thorough  # without processes: tests/low_latency/test_last_call.py
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_who_waits_in_vain_in_the_last_call_is_told(num_ranks):
+def test_who_waits_in_vain_in_the_last_call_raises(num_ranks):
     programs = "last_combine_that_a_rank_comes_late_to,event_that_nobody_waits_for"
     mpiexec(num_ranks, programs, NBEP_TIMEOUT_MS="1500")
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("num_ranks", [2, 4])
-def test_ranks_in_processes_whose_calls_differ_are_told_what_both_have_passed(num_ranks):
+def test_ranks_in_processes_whose_calls_differ_report_what_both_have_passed(num_ranks):
     mpiexec(num_ranks, "calls_that_differ")
 
 

@@ -36,7 +36,7 @@ def all_are_done(request):
 
 
 def test_ranks_in_processes_agree_with_the_reference(all_are_done):
-    """The host waits in MPI while kernels run, too. Calls that differ are told; a destroyed buffer is out of reach."""
+    """The host waits in MPI while kernels run, too. Calls that differ raise; a destroyed buffer is out of reach."""
     assert all_are_done(*CALLS, *MEMORY)
 
 
@@ -88,7 +88,7 @@ def test_a_job_ends_when_one_rank_raises_and_another_destroys():
     assert "is done" not in output
 
 
-def test_a_script_without_mpiexec_is_told_how_to_start():
+def test_a_script_without_mpiexec_says_how_to_start():
     assert "rank 0 is done" in run_python(PROGRAMS, "one_rank", NBEP_TARGET="emulator")
 
 

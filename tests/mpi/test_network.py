@@ -58,7 +58,7 @@ def test_normal_calls_of_ranks_in_two_nodes_agree_with_the_reference(is_direct, 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("odd", [0, 3])
-def test_a_call_with_a_handle_that_differs_on_one_rank_is_told_to_ranks_in_all_processes(odd):
+def test_a_call_with_a_handle_that_differs_on_one_rank_raises_in_all_processes(odd):
     mpiexec(4, "calls_that_differ", odd, NBEP_TIMEOUT_MS="5000")
 
 

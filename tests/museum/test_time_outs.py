@@ -37,7 +37,7 @@ EXHIBITS = [
 
 @pytest.fixture(autouse=True)
 def short_waits(monkeypatch):
-    """Of a Buffer; memory for kernels of one's own is told how long they may be."""
+    """Of a Buffer; memory for kernels of one's own takes the limit as an argument."""
     monkeypatch.setenv("NBEP_TIMEOUT_MS", "3000")
 
 

@@ -1,4 +1,4 @@
-"""Counters of a queue pair wrap: indexes at 2**16, those of the GPU at 2**31 and 2**32. Nobody notices."""
+"""Counters of a queue pair wrap: indexes at 2**16, those of the GPU at 2**31 and 2**32. No result changes."""
 
 import pytest
 from own_network import FLAGS, SEEN, SOURCE, TARGET, fill_source, run, see, sent_by, wait_flag
@@ -9,7 +9,7 @@ from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_wri
 from nbep.device.network.seam import Place
 from nbep.device.primitives import thread_idx
 
-pytestmark = pytest.mark.emulator_only("the software NIC is told how to misbehave")
+pytestmark = pytest.mark.emulator_only("the software NIC misbehaves on request")
 
 WRAPS = [1 << 15, 1 << 16, (1 << 31) - (1 << 16), 1 << 31, (1 << 31) + (1 << 16), 1 << 32]
 NUM_BLOCKS = 12

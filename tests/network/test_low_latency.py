@@ -205,7 +205,7 @@ def test_a_zero_copy_buffer_is_handed_out_when_the_nic_has_read_what_was_sent_fr
 @LOOKS_INSIDE
 @pytest.mark.parametrize("on_deadlock", ["raise", "expire"])
 def test_a_zero_copy_buffer_that_the_nic_never_reads_is_not_handed_out(on_deadlock):
-    """A NIC that is stopped: nobody wakes the host. The emulator says so at once, or when the wait is over time."""
+    """A NIC that is stopped: nothing wakes the host. The emulator says so at once, or when the wait times out."""
     case = make_low_latency_case(1, num_tokens=4, num_topk=2, unused=0)
     options = Options(dispatch_as=HOOK)
 

@@ -17,7 +17,7 @@ CHUNK_BYTES, GOAL, MEMORY_BYTES = 256, 1 << 15, 1 << 16
 
 @kernel(max_threads=32)
 def put(network: IbgdaNetwork, num_bytes: I32, num_before: I32):
-    """Some writes that nobody rings for, then a message from the middle of a chunk on."""
+    """Some writes without a doorbell, then a message from the middle of a chunk on."""
     lane = thread_idx()
     for _ in range(num_before):
         post_write(network, Place(MEMORY_BYTES - 16, 0, 1, 0), 16, False, lane)

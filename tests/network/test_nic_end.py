@@ -1,4 +1,4 @@
-"""A NIC that is told to stop serves what was rung for before; so a kernel may end with its entries under way."""
+"""A NIC that is to stop serves what was rung for before; so a kernel may end with its entries under way."""
 
 import ast
 
@@ -24,7 +24,7 @@ NUM_QUEUES = 4
 
 @kernel()
 def post_and_leave(network: IbgdaNetwork, peer: I32):
-    """A number on each queue, and nobody waits for it."""
+    """A number on each queue, and no thread waits for it."""
     post_value(network, 8 * thread_idx(), 1 + thread_idx(), 8, peer, thread_idx())
 
 

@@ -1,4 +1,4 @@
-"""A NIC that loses a message or stops, one that nobody ends, and options that a NIC cannot have."""
+"""A NIC that loses a message or stops, one that is not ended, and options that a NIC cannot have."""
 
 import pytest
 from low_latency import HOOK, Options, Trip, check, make_low_latency_case, num_rdma_bytes
@@ -12,7 +12,7 @@ from nbep.device.primitives import thread_idx
 from nbep.device.types import I32
 from nbep.host.transport.base import NicOptions, chosen_options
 
-pytestmark = pytest.mark.emulator_only("the software NIC is told how to misbehave")
+pytestmark = pytest.mark.emulator_only("the software NIC misbehaves on request")
 
 CASE = make_low_latency_case(1, num_tokens=4, hidden=256, num_topk=3)
 PLAIN = Options()
@@ -38,7 +38,7 @@ def make_buffer(comm, **nic) -> nbep.Buffer:
 
 
 def dispatch(buffer: nbep.Buffer) -> str:
-    """What the rank is told of a dispatch, at the latest when it sends the next one; "" if all is well."""
+    """What the rank reports of a dispatch, at the latest when it sends the next one; "" if all is well."""
     try:
         trip = Trip(buffer, CASE, PLAIN)
         trip.send_dispatch()
@@ -60,8 +60,8 @@ def dispatch_then_a_healthy_trip(comm, nic):
     return said, outcome
 
 
-def told(nic, seed: int = 0) -> list[str]:
-    """What each rank was told of the troubles. Its buffer can be destroyed, and the next one has right results."""
+def reported(nic, seed: int = 0) -> list[str]:
+    """What each rank reports of the troubles. Its buffer can be destroyed, and the next one has right results."""
     results = nbep.spawn(dispatch_then_a_healthy_trip, 2, "emulator", (nic,), seed, on_deadlock="expire")
     said, outcomes = zip(*results, strict=True)
     check(CASE, PLAIN, outcomes, f"after {nic}")
@@ -71,7 +71,7 @@ def told(nic, seed: int = 0) -> list[str]:
 @pytest.mark.parametrize("seed", range(2))
 def test_a_lost_message_ends_the_wait_with_the_queue_pair_and_its_last_completed_entry(seed):
     """The NIC of rank 0 never serves entry 1 of queue 1 to rank 1."""
-    sender, receiver = told({"lost": (0, 1, 1, 1)}, seed)
+    sender, receiver = reported({"lost": (0, 1, 1, 1)}, seed)
     assert sender == ""
     waited, to, came = receiver.split("\n  ")
     assert waited.startswith("rank 1: the low-latency dispatch receiver")
@@ -83,7 +83,7 @@ def test_a_lost_message_ends_the_wait_with_the_queue_pair_and_its_last_completed
 
 
 def test_a_nic_that_stops_ends_the_wait_with_each_of_its_queue_pairs():
-    receiver, sender = told({"stopped": (1, 1)})
+    receiver, sender = reported({"stopped": (1, 1)})
     assert sender == ""
     assert receiver.split("\n  ")[2] == (
         "the network from rank 1: queue 0 (its queue pair 64): done up to entry 1; "
@@ -92,7 +92,7 @@ def test_a_nic_that_stops_ends_the_wait_with_each_of_its_queue_pairs():
 
 
 def test_a_nic_that_loses_the_first_message_has_sent_nothing_on_that_queue():
-    _, receiver = told({"lost": (0, 1, 0, 0)})
+    _, receiver = reported({"lost": (0, 1, 0, 0)})
     assert "queue 0" not in receiver.split("\n  ")[2]
 
 
@@ -105,7 +105,7 @@ def fill_the_queue(network: IbgdaNetwork, num_writes: I32):
         post_write(network, Place(TARGET, SOURCE, 1 - network.rank, 0), 16, True, lane)
 
 
-def test_who_waits_for_room_is_told_the_last_entry_that_is_done():
+def test_who_waits_for_room_reports_the_last_entry_that_is_done():
     """Entry 70 wants the slot of entry 6, which comes behind entry 2 that is lost."""
     with pytest.raises(nbep.PeerTimeout) as caught:
         run(
@@ -137,7 +137,7 @@ def test_a_deadlock_is_reported_without_the_nics_that_have_nothing_to_do(nic):
     assert "\n  the NIC of rank" not in text  # a group of threads
 
 
-def test_a_nic_that_nobody_ends_does_not_keep_the_run_from_ending():
+def test_a_nic_that_is_not_ended_does_not_keep_the_run_from_ending():
     def main(comm):
         buffer = make_buffer(comm)
         return Trip(buffer, CASE, PLAIN).whole()

@@ -428,7 +428,7 @@ def test_a_refused_module_says_what_may_be_wrong(make_ranks, monkeypatch):
 
 
 @pytest.mark.parametrize(("transport", "nic"), [("nvshmem", NicOptions()), ("ibgda", "nvshmem")])
-def test_nobody_posts_to_the_queue_pairs_of_nvshmem_but_nvshmem(make_ranks, transport, nic):
+def test_only_nvshmem_posts_to_the_queue_pairs_of_nvshmem(make_ranks, transport, nic):
     """Create, calls, free, the next allocation, finalize: its collectives post where it believes the head to be."""
     ranks = make_ranks(2)
 

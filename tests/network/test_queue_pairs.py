@@ -50,7 +50,7 @@ from nbep.device.primitives import (
 from nbep.device.types import I32, I64
 from nbep.emulator import Unmapped
 
-pytestmark = pytest.mark.emulator_only("the software NIC is told how to misbehave")
+pytestmark = pytest.mark.emulator_only("the software NIC misbehaves on request")
 every_memory_model = pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 
 

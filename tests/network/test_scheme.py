@@ -119,7 +119,7 @@ def choices(case: Case, rank: int, peer: int) -> Counter:
     return Counter(int(expert) % num_local for expert in chosen if expert >= 0 and expert // num_local == peer)
 
 
-def words_told(case: Case, num_nvl_peers: int) -> Counter:
+def words_sent(case: Case, num_nvl_peers: int) -> Counter:
     """The words of a call, which each rank tells every other one."""
     return Counter({(*pair, 0): WORDS_OF_CALL for pair in unmapped(case, num_nvl_peers)})
 
@@ -141,15 +141,15 @@ def test_a_dispatch_is_a_write_for_each_token_and_expert_and_an_atomic_for_each_
 ):
     case = make_case(num_ranks)
     entries = entries_of_trip(num_ranks, num_nvl_peers)
-    writes, adds, told = Counter(), Counter(), words_told(case, num_nvl_peers)
+    writes, adds, differing = Counter(), Counter(), words_sent(case, num_nvl_peers)
     for rank, peer in unmapped(case, num_nvl_peers):
         writes.update({(rank, peer, expert): n for expert, n in choices(case, rank, peer).items()})
         adds.update({(rank, peer, expert): 1 for expert in range(3)})  # also of experts that get nothing
     assert count(entries, DISPATCH, WRITE, "message") == writes
     assert count(entries, DISPATCH, ADD, "counts") == adds
     of_dispatch = [entry for entry in entries if entry.kernel == DISPATCH]
-    assert count(entries, DISPATCH, ADD, "calls") == told
-    assert len(of_dispatch) == writes.total() + adds.total() + told.total()
+    assert count(entries, DISPATCH, ADD, "calls") == differing
+    assert len(of_dispatch) == writes.total() + adds.total() + differing.total()
     assert len({entry.num_bytes for entry in of_dispatch if entry.opcode == WRITE}) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_dispatch_is_a_write_for_each_token_and_expert_and_an_atomic_for_each_
 def test_a_combine_is_a_write_for_each_row_and_an_atomic_for_each_expert_and_source_with_rows(num_ranks, num_nvl_peers):
     case = make_case(num_ranks)
     entries = entries_of_trip(num_ranks, num_nvl_peers)
-    writes, adds, given, told = Counter(), Counter(), Counter(), words_told(case, num_nvl_peers)
+    writes, adds, given, differing = Counter(), Counter(), Counter(), words_sent(case, num_nvl_peers)
     for rank, peer in unmapped(case, num_nvl_peers):
         rows = choices(case, peer, rank)
         writes.update({(rank, peer, expert): n for expert, n in rows.items()})
@@ -167,8 +167,8 @@ def test_a_combine_is_a_write_for_each_row_and_an_atomic_for_each_expert_and_sou
     assert count(entries, COMBINE, ADD, "counts") == adds
     assert count(entries, COMBINE, ADD, "credits") == given
     of_combine = [entry for entry in entries if entry.kernel == COMBINE]
-    assert count(entries, COMBINE, ADD, "calls") == told
-    assert len(of_combine) == writes.total() + adds.total() + given.total() + told.total()
+    assert count(entries, COMBINE, ADD, "calls") == differing
+    assert len(of_combine) == writes.total() + adds.total() + given.total() + differing.total()
 
 
 def test_data_and_count_of_an_expert_share_a_queue_pair():

@@ -194,7 +194,7 @@ def test_element_that_is_written_later(cuda):
 
 
 @pytest.mark.parametrize("where", ["shared", "local", "device"])
-def test_element_that_nobody_writes(cuda, memory_model, where):
+def test_element_that_no_thread_writes(cuda, memory_model, where):
     @cuda.jit
     def of_shared(a):
         there = cuda.shared.array(4, np.float64)
@@ -274,7 +274,7 @@ def test_deadlock_says_where_the_threads_are(cuda):
     assert any("cuda.syncwarp()    <- 31 of 32 threads" in line for line in lines)
 
 
-def test_lock_that_nobody_gives_back_is_no_endless_run(cuda, memory_model):
+def test_lock_that_is_not_given_back_is_no_endless_run(cuda, memory_model):
     @cuda.jit
     def kernel(lock):
         while cuda.atomic.cas(lock, 0, 0, 1) != 0:

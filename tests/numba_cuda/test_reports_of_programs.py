@@ -74,7 +74,7 @@ def test_a_kernel_that_syncs_the_grid_lacks_a_sync_of_the_grid(cuda):
 
 
 @pytest.mark.usefixtures("checked")
-def test_a_lock_without_fences_is_told_of_them(cuda):
+def test_the_report_of_a_lock_without_fences_names_them(cuda):
     @cuda.jit
     def kernel(lock, most, fenced):
         if cuda.threadIdx.x == 0:

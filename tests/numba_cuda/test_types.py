@@ -14,7 +14,7 @@ OPERATORS = {
     "Add": "add", "Sub": "sub", "Mult": "mul", "Div": "truediv", "FloorDiv": "floordiv", "Mod": "mod",
     "LShift": "lshift", "RShift": "rshift", "BitAnd": "and_", "BitOr": "or_", "BitXor": "xor", "Pow": "pow",
 }  # fmt: skip
-# Numba has int32 where any integer is meant: a bool to the power of an int32 is float32, which nobody can want.
+# Numba has int32 where any integer is meant: a bool to the power of an int32 is float32, which no program can want.
 STRANGE = {("Pow", "bool", "i4")}
 
 

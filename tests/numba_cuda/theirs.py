@@ -324,10 +324,10 @@ def main() -> int:
 def write_page(results: dict[str, Any]) -> int:
     """What came out, and the reason of each failure. Raises: KeyError for a failure without one, and the reverse"""
     failing = {(module, test) for module, (_, _, tests, _) in results.items() for test in tests}
-    told = {(module, test) for module, tests, _ in REASONS for test in tests.split()}
-    if failing != told:
+    given = {(module, test) for module, tests, _ in REASONS for test in tests.split()}
+    if failing != given:
         raise KeyError(
-            f"without a reason: {sorted(failing - told)}; reasons of tests that pass: {sorted(told - failing)}"
+            f"without a reason: {sorted(failing - given)}; reasons of tests that pass: {sorted(given - failing)}"
         )
     passed, failed, skipped = (sum(one[i] for one in results.values()) for i in (0, 1, 3))
     rows = [

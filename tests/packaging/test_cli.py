@@ -160,7 +160,7 @@ def test_what_is_no_json_file_is_not_written_over(tmp_path, capsys):
     ("command", "unbuffered"),
     both_parts([("puzzle", "1")], thorough=[("puzzle", ""), ("compile --help", "1"), ("compile --help", "")]),
 )
-def test_an_output_that_nobody_takes_ends_a_command_without_a_traceback(command, unbuffered):
+def test_a_closed_output_ends_a_command_without_a_traceback(command, unbuffered):
     program = [sys.executable, "-m", "nbep", *command.split()]
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     read_end, write_end = os.pipe()

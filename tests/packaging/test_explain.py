@@ -67,7 +67,7 @@ def test_each_line_says_who_waits_for_whom(rank, peer, line):
         "rank = 3",
     ],
 )
-def test_a_line_in_which_nobody_waits_counts_for_nobody(line):
+def test_a_line_in_which_no_rank_waits_counts_for_none(line):
     assert Log([line]).waits == {}
 
 

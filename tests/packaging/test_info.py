@@ -53,7 +53,7 @@ def test_the_settings_of_nbep_are_shown(monkeypatch, quick_mpi):
     assert "secret" not in "\n".join(info.lines_of(info.look()))
 
 
-def test_what_the_driver_says_of_gpus_and_pairs_of_them_is_told(monkeypatch, quick_mpi, capsys):
+def test_what_the_driver_says_of_gpus_and_pairs_of_them_is_shown(monkeypatch, quick_mpi, capsys):
     """GPU 0 and 1 have NVLink, GPU 2 reaches GPU 0 over PCIe, and nothing else is reached."""
     FakeGpus(3, {(0, 1): True, (1, 0): True, (2, 0): False}).install(monkeypatch)
     assert main(["info", "--json"]) == 0

@@ -112,9 +112,9 @@ WAIT = """\
 def test_a_loop_of_ones_own_is_a_wait_or_the_check_says_what_to_write(loop, words):
     with solved(FILES[1], ("receive", WAIT, loop)) as puzzle:
         verdict = check.check(puzzle, runs=1)
-    told = " ".join(verdict.words.split())
-    assert words in told
-    assert ("end each turn with `wait_expired(deadline)`" in told) == (not verdict.solved)
+    said = " ".join(verdict.words.split())
+    assert words in said
+    assert ("end each turn with `wait_expired(deadline)`" in said) == (not verdict.solved)
 
 
 @pytest.mark.parametrize("seeds", both_parts([None], [2000]))

@@ -133,7 +133,7 @@ def step_of(thread, cells, state):
         if half or cells[other]:
             return ((cells, (at + 1, None, (*reads, half, cells[other]))),)
         return ((cells, (at, None, reads)),) if value else ()
-    told = {
+    answers = {
         "store": (),
         "bump": (),
         "swap": (),
@@ -141,4 +141,4 @@ def step_of(thread, cells, state):
         "is_near": (1 - (value + 1) >= -number,),
         "bit": (value & 1 == 1,),
     }.get(name, (value,))
-    return ((after, (at + 1, None, (*reads, *told))),)
+    return ((after, (at + 1, None, (*reads, *answers))),)

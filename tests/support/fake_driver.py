@@ -227,7 +227,7 @@ def file_mapped_at(address: int, num_bytes: int) -> int:
 
 
 class FakeGpus:
-    """What the driver says of GPUs that nobody has.
+    """What the driver says of GPUs that do not exist.
 
     links: (GPU, other) -> whether the first reaches the second with native atomics; others are out of reach
     """

@@ -148,5 +148,5 @@ def run(
 
 
 def is_spoilt(array: np.ndarray) -> np.ndarray:
-    """Where nobody takes it for a result: NaN, or -1. A peer that is only late may still bring parts of a row."""
+    """Where it cannot pass for a result: NaN, or -1. A peer that is only late may still bring parts of a row."""
     return np.isnan(array.astype(np.float32)) if array.dtype.kind in "fV" else array == -1

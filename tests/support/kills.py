@@ -14,7 +14,7 @@ def last_words(output: str) -> dict[int, str]:
     return {int(rank): text for rank, text in re.findall(r"ends: rank (\d): (.*)", output)}
 
 
-def who_does_not_name(victim: int, told: dict[int, str]) -> list[int]:
+def who_does_not_name(victim: int, words: dict[int, str]) -> list[int]:
     """The survivors who said nothing, or nothing of the victim."""
     survivors = set(range(NUM_RANKS)) - {victim}
-    return sorted(rank for rank in survivors if not re.search(rf"\branks? (\d, )*{victim}\b", told.get(rank, "")))
+    return sorted(rank for rank in survivors if not re.search(rf"\branks? (\d, )*{victim}\b", words.get(rank, "")))

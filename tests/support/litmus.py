@@ -70,7 +70,7 @@ def load_in_bulk(t, address):
 
 
 def store_in_bulk(t, address):
-    """Eight words from shared byte 0; nobody waits for it yet."""
+    """Eight words from shared byte 0; no thread waits for it yet."""
     for i in range(8):
         t.store_shared(4 * i, "s32", 1, "weak")
     t.fence_proxy_async()

@@ -121,9 +121,9 @@ def expect(error: type[Exception], comm: Any, memory: nbep.SharedMemory, is_stru
         memory.wait()
         if is_struck:
             wrong.append(f"no {error.__name__}")
-    except error as told:
-        if not is_struck or "queue 0" not in str(told):
-            wrong.append(f"{error.__name__}: {told}")
+    except error as raised:
+        if not is_struck or "queue 0" not in str(raised):
+            wrong.append(f"{error.__name__}: {raised}")
     comm.barrier()
     memory.close()
     return wrong

@@ -1,4 +1,4 @@
-"""Values that nobody should pass, and some that look odd but are fine."""
+"""Values that no program should pass, and some that look odd but are fine."""
 
 import random
 from typing import Any

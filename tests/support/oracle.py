@@ -36,7 +36,7 @@ class Op(NamedTuple):
         launch                     kernel `value`
         record, follow             the event `value` in the stream; have the stream wait for it
         sync, join, ask            wait for the stream; for the event; ask whether it is done
-    asks: what becomes of a value: "all" of it is told; "bit": its lowest one; "least": whether it is `other` or more,
+    asks: what becomes of a value: "all" of it; "bit": its lowest one; "least": whether it is `other` or more,
     "late": at the end of the thread; "none"
     given: the number of the answer, of this thread, that must be true; -1: it is done in any case
     """
@@ -192,7 +192,7 @@ class Oracle:
     # --- streams ------------------------------------------------------------------------------------------------------
 
     def advance(self, state: State) -> None:
-        """Have all streams do what nobody sees when it is done."""
+        """Have all streams do what is not observable."""
         moved = True
         while moved:
             moved = False

@@ -91,7 +91,7 @@ def tell_in_a_vote(converge: Any) -> Any:
         if is_vote:
             collective.signals[self.thread_idx] = signal
             collective.knowledge.append(self.knowledge)
-            collective.known = None  # until all have told
+            collective.known = None  # until all have come
         return collective
 
     return converge_all

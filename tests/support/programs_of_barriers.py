@@ -52,23 +52,23 @@ def draw(seed):
 
 def run(warps, strategy, seed=0):
     """What is in the cell at the end, what each warp has read, and with whom it has met; or `FAILS`."""
-    told = [[] for _ in warps]
+    answers = [[] for _ in warps]
 
     def warp(t, cell):
         for name, barrier, count in warps[t.warp]:
             if name == "sync":
                 met = t.meet(barrier, WARP * count, True)
                 if t.lane == 0:
-                    told[t.warp].append(frozenset(one // WARP for one in met.arrived))
+                    answers[t.warp].append(frozenset(one // WARP for one in met.arrived))
             elif name == "arrive":
                 t.barrier_arrive(barrier, WARP * count)
             elif t.lane == 0 and name == "load":
-                told[t.warp].append(int(t.load(cell, "s32", "relaxed", "gpu")))
+                answers[t.warp].append(int(t.load(cell, "s32", "relaxed", "gpu")))
             elif t.lane == 0:
-                told[t.warp].append(int(t.atomic("add", cell, "s32", 1, "relaxed", "gpu")))
+                answers[t.warp].append(int(t.atomic("add", cell, "s32", 1, "relaxed", "gpu")))
 
     cell = run_block(len(warps), warp, strategy, seed)
-    return FAILS if cell is None else (cell, *map(tuple, told))
+    return FAILS if cell is None else (cell, *map(tuple, answers))
 
 
 def interleavings(warps):
@@ -81,7 +81,7 @@ def interleavings(warps):
         if not following:
             cell, barriers, states = state
             is_over = barriers == ((), ()) and all(at == len(warps[i]) for i, (at, _) in enumerate(states))
-            ends.add((cell, *(told for _, told in states)) if is_over else FAILS)
+            ends.add((cell, *(answers for _, answers in states)) if is_over else FAILS)
         for after in following:
             if after == FAILS:
                 ends.add(FAILS)
@@ -93,25 +93,25 @@ def interleavings(warps):
 
 def step_of(warps, state, number):
     cell, barriers, states = state
-    at, told = states[number]
+    at, answers = states[number]
     if at == len(warps[number]) or at < 0:  # over, or it waits
         return []
     name, barrier, count = warps[number][at]
     if name == "load":
-        return [(cell, barriers, replaced(states, number, (at + 1, (*told, cell))))]
+        return [(cell, barriers, replaced(states, number, (at + 1, (*answers, cell))))]
     if name == "add":
-        return [(cell + 1, barriers, replaced(states, number, (at + 1, (*told, cell))))]
+        return [(cell + 1, barriers, replaced(states, number, (at + 1, (*answers, cell))))]
     come = barriers[barrier - 1]  # (warp, whether it waits, what it counts)
     if any(other == number or counted != count for other, _, counted in come):
         return [FAILS]
     come = (*come, (number, name == "sync", count))
-    states = replaced(states, number, (at + 1, told) if name == "arrive" else (-at - 1, told))
+    states = replaced(states, number, (at + 1, answers) if name == "arrive" else (-at - 1, answers))
     if len(come) == count:
         met = frozenset(other for other, _, _ in come)
         for other, waits, _ in come:
             if waits:
-                at, told = states[other]
-                states = replaced(states, other, (-at, (*told, met)))
+                at, answers = states[other]
+                states = replaced(states, other, (-at, (*answers, met)))
         come = ()
     return [(cell, replaced(barriers, barrier - 1, come), states)]
 

@@ -85,8 +85,8 @@ def steps_from(state, threads, actors, counts):
         if at < len(actor):
             made = act(actor[at], cells, mbarriers, copies, is_done, counts)
             if made is not None:
-                *after, told = made
-                yield *after, is_done, replaced(states, i, (at + 1, (*got, *told)))
+                *after, answers = made
+                yield *after, is_done, replaced(states, i, (at + 1, (*got, *answers)))
 
 
 def replaced(values, index, value):
@@ -104,11 +104,11 @@ def updated(mbarriers, m, arrivals, num_bytes, counts):
 def act(action, cells, mbarriers, copies, is_done, counts):
     """Cells, mbarriers, copies under way and what the actor gets; None if it has to wait."""
     name, index, number = action
-    told = ()
+    answers = ()
     if name in ("store", "bump"):
         cells = replaced(cells, index, number if name == "store" else cells[index] + number)
     elif name == "load":
-        told = (cells[index],)
+        answers = (cells[index],)
     elif name in ("poll", "wait"):
         if cells[index] != number:
             return None
@@ -119,18 +119,18 @@ def act(action, cells, mbarriers, copies, is_done, counts):
         if sum(cells) != number:
             return None
     elif name == "ask":
-        told = (is_done,)
+        answers = (is_done,)
     elif name in ("look", "await", "busy"):
         is_over = mbarriers[index][2] & 1 != number & 1
         if name != "look" and not is_over:
             return None
-        told = (is_over,)
+        answers = (is_over,)
     else:
         if name != "copy":
             mbarriers = updated(mbarriers, index, 1, COPY if name in ("send", "expect") else 0, counts)
         if name in ("send", "copy"):
             copies = replaced(copies, index, copies[index] + 1)
-    return cells, mbarriers, copies, told
+    return cells, mbarriers, copies, answers
 
 
 # --- the same under --all -----------------------------------------------------------------------------------------

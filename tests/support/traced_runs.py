@@ -61,7 +61,7 @@ def hanging_run() -> Trace:
 
 @cache
 def hanging_run_between_nodes() -> Trace:
-    """Heads of the RDMA rings are told too late, as in notebook 13: senders wait for them, and receivers for tokens."""
+    """RDMA heads are published too late, as in notebook 13: senders wait for them, and receivers for tokens."""
     trace = Trace()
     in_threes = "publish_slots(ctx._replace(sizes=ctx.sizes._replace(num_max_rdma_send_tokens=3))"
     late = edit(coordinator.publish_heads, "publish_slots(ctx", in_threes)

@@ -101,8 +101,8 @@ def test_a_count_says_how_many_messages_its_source_has_for_the_expert(trace):
         for local_expert in range(2):
             for src in range(NUM_RANKS):
                 cell = f"counts[half 0, local expert {local_expert}, src {src}]"
-                told = trace.events("atomic", cell=cell, kernel="low_latency_dispatch")
-                values = [event.value for event in told if event.cell.owner == rank]
+                adds = trace.events("atomic", cell=cell, kernel="low_latency_dispatch")
+                values = [event.value for event in adds if event.cell.owner == rank]
                 chosen = num_chosen(2 * rank + local_expert, src)
                 assert len(values) == chosen + 1
                 assert values[-1] == -chosen - 1
@@ -174,7 +174,7 @@ def test_with_deduplicate_a_message_has_a_source_and_an_arrival_follows(deduplic
     ("value", "words"),
     [(0, "0"), (-3, "-3"), (TAG, "TAG"), (2 * TAG, "2 TAG"), (completion(2), "-3 - 2 TAG"), (ABSENT, "ABSENT")],
 )
-def test_a_count_is_told_in_tags(value, words):
+def test_a_count_is_shown_in_tags(value, words):
     assert in_tags(value) == words
 
 

@@ -1,4 +1,4 @@
-"""What the page of a trace is told: slots follow the rings, lines are the kernels', no network is needed."""
+"""What the page of a trace shows: slots follow the rings, lines are the kernels', no network is needed."""
 
 import html
 import json
@@ -172,7 +172,7 @@ def test_each_warp_of_a_launch_that_has_ended_has_left_before():
 
 
 @pytest.mark.parametrize("mode", EACH_MODE)
-def test_a_run_that_ends_leaves_nobody_hanging(mode):
+def test_a_run_that_ends_leaves_no_thread_hanging(mode):
     trace = traced_run(mode)
     assert trace.hangs() == []
     data = page_data(trace)

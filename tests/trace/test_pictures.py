@@ -52,7 +52,7 @@ def test_each_signal_to_another_rank_has_its_arrow(kernel):
 
 
 @pytest.mark.parametrize("mode", ["intranode", "low latency", "internode"])
-def test_who_was_read_has_an_arrow_and_nobody_else(mode):
+def test_only_who_was_read_has_an_arrow(mode):
     events = traced_run(mode).events()
     read = {pair.stored for pair in readings(events)}
     stores = [i for i, event in enumerate(events) if event.what in ("store", "atomic")]

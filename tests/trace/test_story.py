@@ -90,7 +90,7 @@ def test_a_wait_in_front_of_another_ring_is_no_part_of_a_token_s_story():
         assert (room.cell.owner, room.cell.src) == (fill.cell.owner, fill.rank)
 
 
-def test_nobody_reads_a_slot_before_it_is_published():
+def test_no_role_reads_a_slot_before_it_is_published():
     """In each story the step that lets the row be read comes before the one that takes it on."""
     for story in all_stories(traced_run("intranode")):
         published = [step.step for step in story.steps if step.title.startswith("`tail`")]
