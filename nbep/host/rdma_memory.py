@@ -30,7 +30,7 @@ from nbep.host.transport.base import Transport
 
 def rdma_trailer_bytes(num_ranks: int, num_nodes: int) -> int:
     """What comes behind num_rdma_bytes."""
-    return trailer_bytes(num_ranks) + (cells_bytes(num_nodes) if num_nodes > 1 else 0)
+    return trailer_bytes(num_ranks) + (cells_bytes(num_nodes, num_ranks) if num_nodes > 1 else 0)
 
 
 class RdmaMemory:

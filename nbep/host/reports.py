@@ -39,7 +39,7 @@ class Reporting(Protocol):
     def cause_of(self, report: FaultReport) -> Exception | None:
         """What a report of its own kernels means, if that is no time-out."""
 
-    def known_cause(self) -> Exception | None:
+    def known_cause(self, report: FaultReport) -> Exception | None:
         """Why a wait timed out, if the memory says more than the report."""
 
     def add_reports(self, error: Exception) -> None:
@@ -125,7 +125,7 @@ def error_of(memory: Reporting, report: FaultReport) -> Exception:
     error = memory.cause_of(report) or wait_error(memory.rank, report, memory.timeout_ms, network, gone)
     if isinstance(error, PeerTimeout) and not memory.runtime.is_capturing:
         with suppress(RuntimeError):  # a GPU that has failed
-            error = memory.known_cause() or error
+            error = memory.known_cause(report) or error
     if isinstance(error, PeerTimeout):
         memory.add_reports(error)
         if saved_calls:

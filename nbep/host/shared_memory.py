@@ -370,7 +370,7 @@ class SharedMemory:
     def cause_of(self, report: FaultReport) -> Exception | None:
         return None
 
-    def known_cause(self) -> Exception | None:
+    def known_cause(self, report: FaultReport) -> Exception | None:
         return None
 
     def add_reports(self, error: Exception) -> None:

@@ -200,7 +200,7 @@ class NodeMemory(CommWork, SharedMemory):
         if self._call_log is not None:
             self._log_call(verb, arguments_of(call, handle))
         self._num_calls, self._last_call = self._num_calls + 1, verb
-        if handle is None and call.verb in (DISPATCH, ELASTIC_DISPATCH):
+        if handle is None and verb in (DISPATCH, ELASTIC_DISPATCH):
             self.num_dispatches = 1 + self.num_dispatches % (DIGESTS - 2)
 
     def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None:
@@ -228,8 +228,8 @@ class NodeMemory(CommWork, SharedMemory):
     def cause_of(self, report: FaultReport) -> Exception | None:
         return causes.cause_of(self.rank, report)
 
-    def known_cause(self) -> Exception | None:
-        return causes.known_cause(self)
+    def known_cause(self, report: FaultReport) -> Exception | None:
+        return causes.known_cause(self, report)
 
     def add_reports(self, error: Exception) -> None:
         """Add to a time-out how many calls this rank has made, and on rank 0 who waits for whom on all ranks."""

@@ -20,7 +20,6 @@ HALF = "no rank writes to a half while a kernel reads it: ld_nc would do"
 WORDS = "the release of the status takes the words along, whatever their own scope"
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
 DIFFERENCE = "comes around the report that calls differ, and from there on nothing is checked"
-TOLD_WORDS = "read behind an acquire, or a poll of the same cell: a weak load would do"
 LOOKS_AGAIN = "the loop around it looks again"
 WORST_TOKENS = "for num_worst_tokens, which no scenario passes; tests/intranode/test_options.py does"
 ONE_ROUND_BEHIND = "takes a rank that stays behind its node for a round; tests/internode/test_rounds_ahead.py"
@@ -81,10 +80,6 @@ REASONS = {
     "arrivals.empty_cell: acquire and release of cell": "publishes nothing: relaxed would do",
     "low_latency.calls.empty_word: acquire and release of cell": "publishes nothing: relaxed would do",
     "low_latency.calls.empty_word: scope of cell": "the peer adds behind a credit, which brings the 0 along",
-    **{
-        f"internode.meet_nodes.relay_call: scope of {cell}": "a thread has observed the words, and the block met since"
-        for cell in ("words_from", "row")
-    },
     "arrivals.leave_out": FLAG,
     "arrivals.tell: amo_add": "for networks where an add is a message of its own: they order it behind their queue",
     "low_latency.combine_sender.put_row: syncwarp": "direct: a lane puts what it has written; others need it",
@@ -130,16 +125,10 @@ REASONS = {
     "network_push.wait_neighbours": NO_READER,
     "network_push.wait_pushed: acquire of network-amo": NO_READER,
     # Runs after the report that calls differ
-    "calls.meet_with: syncthreads": DIFFERENCE,
-    "calls.meet_with: syncthreads 2": DIFFERENCE,
-    "internode.cached_notify.come_together: syncthreads": DIFFERENCE,
-    "internode.cached_notify.come_together: syncthreads 2": DIFFERENCE,
-    "internode.meet_nodes: syncthreads": DIFFERENCE,
-    "internode.meet_nodes: syncthreads 2": DIFFERENCE,
+    "internode.meet_nodes.send_to_ranks: syncthreads": DIFFERENCE,
+    "calls.store_word: scope of cell": "no kernel reads it: the host does, once a kernel has reported",
     "internode.notify_dispatch.count_none": DIFFERENCE,
     "intranode.notify_dispatch.count_nothing": DIFFERENCE,
-    "calls.first_difference: scope of row": TOLD_WORDS,
-    "calls.report_difference: scope of row": TOLD_WORDS,
     # Not run by the scenarios
     "intranode.direct_dispatch.clean_unused_rows": WORST_TOKENS,
     "notes.clean_choices": WORST_TOKENS,
@@ -179,6 +168,5 @@ STEPS = {
     "wait_credit": ("head", TRUE),
     "wait_total_free": ("head", ENDLESS),
     # Whether all went well, or whether a peer has come with another call.
-    **dict.fromkeys(("wait_node_call", "wait_told"), ("wait", TRUE)),
     **dict.fromkeys(("wait_node", "wait_peer"), ("wait", FALSE)),
 }

@@ -109,7 +109,8 @@ class InternodeLaunch(RingLaunch):
             return self._board_cell(allocation, offset - BOARD, block)
         if allocation.name == RDMA_BUFFER:
             in_slots = self.rdma is not None and offset < num_rdma_bytes_needed(self.rdma)
-            if in_slots or 0 <= offset - self._cells < cells_bytes(self.num_rdma_ranks):
+            num_cells_bytes = cells_bytes(self.num_rdma_ranks, self.num_rdma_ranks * self.num_nvl_ranks)
+            if in_slots or 0 <= offset - self._cells < num_cells_bytes:
                 text = describe_rdma_offset(self.rdma, self.num_rdma_ranks, self._cells, offset)
                 return parse(allocation.rank, text)
         if allocation.name == NVL_BUFFER and self.nvl is not None:

@@ -71,7 +71,7 @@ def test_names_say_the_place_and_the_step_and_are_unique():
         "intranode.combine.send_tokens: ring size in u32_mod",
         "intranode.combine: reset_board",
         "teams.wait_tail_past: acquire of dispatch-tail",
-        "calls.meet_with: bar_red_and",
+        "calls.meet_block: bar_red_and",
         "intranode.notify_dispatch: meet_block",
         "staging.open_stage: fence_mbarrier_init",
         "teams.publish_tail: tma_store_wait_all",

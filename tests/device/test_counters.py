@@ -190,7 +190,7 @@ COUNTERS: dict[str, dict[str, Any]] = {
     "kernels/internode/dispatch_sender.py": {"tails[c, n] of (d,l)": between_nodes, "heads[c, d]": between_nodes},
     "kernels/internode/meet_nodes.py": {
         "arrived[n]": between_nodes,
-        "call[n, i]": "it changes once: the buffer is of no use then",
+        "call[r, i]": "it changes once: the buffer is of no use then",
     },
     "kernels/internode/notify_dispatch.py": {"arrived[n]": between_nodes},
     "kernels/elastic/combine.py": {"next_token": RESET},

@@ -14,7 +14,7 @@ from nbep.device.layout.intranode import TRAILER_BYTES
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.layout.low_latency_host import trailer_bytes as rdma_trailer_bytes
 from nbep.emulator import UseAfterFree
-from nbep.host.calls import NAMES, make_call
+from nbep.host.calls import BARRIER, make_call
 
 address_spaces = pytest.mark.emulator_only("it has an address space for each rank")
 
@@ -151,7 +151,7 @@ def test_memory_of_a_destroyed_buffer_is_out_of_reach():
             0,
             memory.peers,
             memory.bounds,
-            make_call(0, (0,) * len(NAMES)),
+            make_call(BARRIER),
         )
         memory.comm_stream.synchronize()
 

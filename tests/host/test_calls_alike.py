@@ -11,9 +11,9 @@ import pytest
 from parts import both_parts
 
 import nbep
-from nbep.check import broken
-from nbep.device.kernels.parts.calls import ONE
-from nbep.host.calls import DIGESTS, NAMES, make_call
+from nbep.device.kernels.parts.calls import NUM_WORDS
+from nbep.device.protocols.peers import ONE
+from nbep.host.calls import DIGESTS, NUM_EXPERTS, WORDS, make_call
 from nbep.host.ranks.call_log import CallLog
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
@@ -41,7 +41,7 @@ DISPATCHES = {
     "scales": ({"x": fp8(1)}, {"x": fp8(3)}, "scales", "1 float32 a token", "3 float32 a token"),
     "dtype of scales": ({"x": fp8(1)}, {"x": fp8(1, np.int32)}, "scales", "1 float32 a token", "1 int32 a token"),
     "top-k": ({}, {"topk_idx": None, "topk_weights": None}, "topk_idx", "2 choices a token", "None"),
-    "experts": ({}, {"num_tokens_per_expert": np.array([2, 1, 2, 1, 0, 0], np.int32)}, NAMES[7], "4", "6"),
+    "experts": ({}, {"num_tokens_per_expert": np.array([2, 1, 2, 1, 0, 0], np.int32)}, NUM_EXPERTS, "4", "6"),
     "SMs": ({}, {"config": nbep.Config(4, 2, 4)}, "config.num_sms", "2", "4"),
     "slots": ({}, {"config": nbep.Config(2, 2, 5)}, "config.num_max_nvl_chunked_recv_tokens", "4", "5"),
     "chunk": (
@@ -224,26 +224,6 @@ def test_what_a_rank_has_queued_behind_a_call_that_differs_ends_too(seeds):
     run(main, memory_model="checked", seeds=seeds)
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        "calls.tell_call: release of call-told",
-        "calls.tell_call: scope of the release of call-told",
-        "calls.wait_told: acquire of call-told",
-        "calls.wait_told: scope of the acquire of call-told",
-    ],
-)
-def test_words_that_are_read_before_they_are_there_are_found(fault):
-    with broken(fault), pytest.raises(nbep.DataRace, match=r"(call|told)\[rank \d\]"):
-        run(dispatches_that_differ("hidden"), memory_model="checked", seeds=range(4))
-
-
-def test_who_does_not_wait_for_the_words_is_found(monkeypatch):
-    monkeypatch.setattr("nbep.device.kernels.parts.calls.wait_told", lambda cell, bounds, peer: True)
-    with pytest.raises((AssertionError, nbep.EmulatorError)):
-        run(dispatches_that_differ("hidden"), memory_model="checked", seeds=range(8))
-
-
 def test_a_peer_that_does_not_tell_its_words_is_named(monkeypatch):
     def main(comm, buffer, arguments):
         if comm.rank == 1:
@@ -251,15 +231,15 @@ def test_a_peer_that_does_not_tell_its_words_is_named(monkeypatch):
         with pytest.raises(nbep.PeerTimeout, match=f"for rank {1 - comm.rank}: the peer to say what it has called"):
             buffer.dispatch(**arguments)
 
-    monkeypatch.setattr("nbep.device.kernels.parts.calls.tell_call", lambda call, peers, peer: None)
+    monkeypatch.setattr("nbep.device.kernels.parts.calls.send_call", lambda *_: None)
     run(main)
 
 
 def test_a_digest_fits_below_the_count_and_every_word_changes_it():
-    words = (0, 1, 0, 0, 7168, 112, 8, 256, 24, 0, 256, 0, 0)
-    assert len(words) == len(NAMES) == len(make_call(0, words)) - 2
+    words = (1, 0, 0, 7168, 112, 8, 256, 24, 0, 256, 0, 0)
+    assert len(words) == NUM_WORDS - 1 == max(map(len, WORDS.values()))
     for index, word in enumerate(words):
         for other in (word + 1, word ^ 1, word + 2, 4 * word + 3, DIGESTS - 1):
-            changed = make_call(0, (*words[:index], other, *words[index + 1 :])).signal
+            changed = make_call("dispatch", *words[:index], other, *words[index + 1 :]).signal
             assert ONE <= changed < 2 * ONE
-            assert changed != make_call(0, words).signal
+            assert changed != make_call("dispatch", *words).signal

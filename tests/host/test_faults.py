@@ -17,7 +17,6 @@ from nbep.device.compile import load_kernels
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF
 from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
-from nbep.device.kernels.parts.calls import CALLS_DIFFER
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols import waits
@@ -123,7 +122,6 @@ def test_too_few_worst_tokens_are_reported_after_the_launch(inputs):
 
 # What is reported though no rank waited.
 WRONG = {
-    CALLS_DIFFER: "buffer: got combine on rank 0, dispatch on rank 3 in the same call; must be the same on all ranks",
     LOW_LATENCY_CALLS_DIFFER: "buffer: got low_latency_combine on rank 0, low_latency_dispatch on rank 3 in the same",
     DISPATCH_RECEIVER_ROWS: "recv_x: got 4 rows on rank 0; must be at least 5",
     LOW_LATENCY_HALF: "got one in half 4 on rank 0; must be in half 5: calls take the halves in turn",
@@ -144,7 +142,7 @@ def test_no_two_sites_have_the_same_number():
 @pytest.mark.parametrize("site", OF_NBEP)
 def test_every_site_has_words(site):
     report = FaultReport(1, site, peer=3, expected=5, seen=4, block=6, thread=7, channel=2)
-    if site in (CALLS_DIFFER, LOW_LATENCY_CALLS_DIFFER):
+    if site == LOW_LATENCY_CALLS_DIFFER:
         report = report._replace(expected=1, seen=0, channel=0)
     error = cause_of(0, report) or wait_error(0, report, 250.0)
     wrong = nbep.NetworkError if site == IBGDA_ERROR else ValueError

@@ -22,7 +22,7 @@ from memory_programs import arrays_that_outlive_their_buffer, windows_without_ro
 import nbep
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.emulator import UseAfterFree
-from nbep.host.calls import NAMES, make_call
+from nbep.host.calls import BARRIER, make_call
 from nbep.host.ranks.await_ranks import duplicate
 from nbep.host.target import process
 from nbep.host.target.cuda.mailbox import Mailbox
@@ -419,7 +419,7 @@ def memory_is_given_back(comm):
         0,
         memory.peers,
         memory.bounds,
-        make_call(0, (0,) * len(NAMES)),
+        make_call(BARRIER),
     )
     with pytest.raises(UseAfterFree, match="nvl_buffer"):
         memory.comm_stream.synchronize()

@@ -37,7 +37,6 @@ ALSO = {
     r"send .*slot": ("message",),
     "count message": ("count message",),
     "barrier_signal": ("signal", "sent"),
-    "relayed call": ("relayed",),
     "layout totals": ("totals",),
     "(layout|grid) arrivals": ("arrivals",),
     "shared_tail": ("shared tail",),

@@ -249,7 +249,7 @@ def num_kept_bytes(slots: ElasticSlots, one_each: bool) -> int:
 
 def trailer_bytes(num_ranks: int) -> int:
     """What comes behind the inboxes between nodes: the cells, and two tables of pointers."""
-    return cells_bytes(num_ranks) + 2 * 8 * MAX_RANKS
+    return cells_bytes(num_ranks, num_ranks) + 2 * 8 * MAX_RANKS
 
 
 def describe_elastic(
@@ -296,7 +296,7 @@ def describe_nodes(
         if cell < 4 * num_ranks:
             return f"arrived[node {cell // 4}]"
         row, at = divmod(cell - call_offset(0, num_ranks, 0), CALL_BYTES)
-        return f"call[node {row}] word {at // 4}" if 0 <= row < num_ranks else f"pointers + {cell}"
+        return f"call[rank {row}] word {at // 4}" if 0 <= row < num_ranks else f"pointers + {cell}"
     if offset < nodes.outboxes:
         return describe_elastic(dispatched, slots, offset)
     before = DATA + (0 if dispatched is None else dispatched[0].begin)

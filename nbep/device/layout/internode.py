@@ -128,14 +128,14 @@ def message_words(num_nvl_ranks, num_channels, num_local_experts):
 
 
 @device_function
-def call_offset(cells, num_rdma_ranks, rdma_rank):
-    """Where the words of a node's rank come if its call differs."""
-    return message_offset(cells, num_rdma_ranks, 4, 0) + CALL_BYTES * rdma_rank
+def call_offset(cells, num_rdma_ranks, rank):
+    """Where the words of a rank come if calls differ."""
+    return message_offset(cells, num_rdma_ranks, 4, 0) + CALL_BYTES * rank
 
 
-def cells_bytes(num_rdma_ranks: int) -> int:
+def cells_bytes(num_rdma_ranks: int, num_ranks: int) -> int:
     """Bytes of all cells."""
-    return align_up(call_offset(0, num_rdma_ranks, num_rdma_ranks), ALIGNMENT_BYTES)
+    return align_up(call_offset(0, num_rdma_ranks, num_ranks), ALIGNMENT_BYTES)
 
 
 # The NVL buffer

@@ -39,11 +39,9 @@ RINGS = EXPERT_COUNTS + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS * 4
 NUM_RING_CELLS = 4  # start, end, head, tail
 
 # Behind num_nvl_bytes
-TOLD = 4 * MAX_NVL_PEERS  # behind the barrier signals, see parts.calls
-CALL_WORDS = PEERS_BYTES  # from the signals on; see parts.calls
+CALL_ROWS = PEERS_BYTES  # from the signals on: a row for each peer; see parts.calls
 CALL_BYTES = 64
-RELAYED_WORDS = CALL_WORDS + MAX_NVL_PEERS * CALL_BYTES
-TRAILER_BYTES = RELAYED_WORDS + MAX_NVL_PEERS * CALL_BYTES
+TRAILER_BYTES = CALL_ROWS + MAX_NVL_PEERS * CALL_BYTES
 
 
 class RingShape(NamedTuple):

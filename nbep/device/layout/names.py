@@ -12,12 +12,10 @@ from nbep.device.layout.internode import (
 )
 from nbep.device.layout.intranode import (
     CALL_BYTES,
-    CALL_WORDS,
+    CALL_ROWS,
     EXPERT_COUNTS,
-    MAX_NVL_PEERS,
     NUM_RING_CELLS,
     RINGS,
-    TOLD,
     Notes,
     RingShape,
     locate_notes,
@@ -38,19 +36,16 @@ from nbep.device.layout.low_latency import (
     quarter_bytes,
 )
 from nbep.device.layout.low_latency_host import pointer_table
-from nbep.device.protocols.peers import BARRIER_SIGNAL_BYTES, describe_peers
+from nbep.device.protocols.peers import describe_peers
 
 
 def describe_offset(shape: RingShape | None, num_ranks: int, num_nvl_bytes: int, offset: int) -> str:
     """Name the cell at a byte offset of the buffer, for reports. shape is that of the latest launch, if any."""
     if offset >= num_nvl_bytes:
         trailer = offset - num_nvl_bytes
-        if TOLD <= trailer < BARRIER_SIGNAL_BYTES:
-            return f"told[rank {(trailer - TOLD) // 4}]"
-        if trailer >= CALL_WORDS:
-            row, byte = divmod(trailer - CALL_WORDS, CALL_BYTES)
-            name, rank = ("call", "relayed call")[row // MAX_NVL_PEERS], row % MAX_NVL_PEERS
-            return f"{name}[rank {rank}] word {byte // 4}"
+        if trailer >= CALL_ROWS:
+            peer, byte = divmod(trailer - CALL_ROWS, CALL_BYTES)
+            return f"call[rank {peer}] word {byte // 4}"
         return describe_peers(trailer)
     if num_nvl_bytes <= RINGS:  # no room for a ring: it holds something else
         return f"buffer + {offset}"
@@ -119,8 +114,8 @@ def _describe_cell(num_rdma_ranks: int, cell: int) -> str:
     message, byte = divmod(cell - message_offset(0, num_rdma_ranks, 0, 0), COUNT_MESSAGE_BYTES)
     place, node = divmod(message, num_rdma_ranks)
     if place >= 4:
-        node, byte = divmod(cell - call_offset(0, num_rdma_ranks, 0), CALL_BYTES)
-        return f"call[node {node}] word {byte // 4}"
+        rank, byte = divmod(cell - call_offset(0, num_rdma_ranks, 0), CALL_BYTES)
+        return f"call[rank {rank}] word {byte // 4}"
     return f"count message {('recv', 'send')[place // 2]}[{place % 2}, node {node}] word {byte // 4}"
 
 

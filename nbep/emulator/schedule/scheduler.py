@@ -149,6 +149,11 @@ class Scheduler:
         """Primitive calls so far, those of the running quantum included."""
         return self.calls + (self._granted - self.current.left if self._granted else 0)
 
+    @property
+    def host_now(self) -> int:
+        """Virtual nanoseconds, as hosts read them: between the quanta of threads."""
+        return self.calls + self._skipped_ns
+
     def now(self, thread: Thread) -> int:
         """Virtual nanoseconds, as `thread` reads them."""
         return self.calls + self._granted - thread.left + self._skipped_ns
@@ -174,10 +179,10 @@ class Scheduler:
         predicate = self.strategy.wait_of(predicate)
         if not (isinstance(host, Host) and self.strategy.chooses_hosts) and predicate():
             return True
-        deadline = NEVER if timeout_ns is None else self.calls + self._skipped_ns + timeout_ns
+        deadline = NEVER if timeout_ns is None else self.host_now + timeout_ns
 
         def is_over() -> bool:
-            return predicate() or self.calls + self._skipped_ns > deadline
+            return predicate() or self.host_now > deadline
 
         if isinstance(host, Host):
             host.predicate = is_over

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nbep.device.kernels.elastic.meet_combine import elastic_meet_combine
 from nbep.device.kernels.parts.calls import Call
 from nbep.host.block_sizes import block_sizes
-from nbep.host.calls import ELASTIC_BARRIER, make_call
+from nbep.host.calls import BARRIER, make_call
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node, Order
 from nbep.host.target.base import PreparedLaunch
@@ -17,7 +17,7 @@ def barrier(memory: Node, use_comm_stream: bool, with_cpu_sync: bool) -> None:
     if with_cpu_sync:
         memory.runtime.current_stream.synchronize()
     memory.allocate(Order(None, use_comm_stream, False), None)
-    call = make_call(memory.rank, (ELASTIC_BARRIER, *(0,) * 12))
+    call = make_call(BARRIER)
     memory.compare(call)
     assert memory.elastic is not None
     between_nodes = memory.elastic.rdma is not None

@@ -18,9 +18,9 @@ from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, elastic_send
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.elastic import ElasticSlots
 from nbep.host.block_sizes import block_sizes
+from nbep.host.calls import elastic_combine_call
 from nbep.host.elastic import checks
 from nbep.host.elastic.barrier import prepare_meeting
-from nbep.host.elastic.calls import combine_call
 from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.request import ElasticCombineRequest
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
@@ -100,7 +100,7 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
     most = handle.num_max_tokens_per_rank
     assert memory.elastic is not None
     slots = memory.elastic.slots(most, hidden * BF16_BYTES, num_topk, one_each)
-    call = combine_call(memory, hidden, num_topk, handle, one_each, request.topk_weights is not None)
+    call = elastic_combine_call(memory, hidden, num_topk, handle, one_each, request.topk_weights is not None)
     threads = num_threads(memory)
     num_warps = threads // 32
     elastic = memory.elastic

@@ -26,8 +26,8 @@ from nbep.device.kernels.elastic.send_dispatch import (
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.elastic import ElasticPlaces, ElasticShape
 from nbep.host.block_sizes import block_sizes
+from nbep.host.calls import elastic_dispatch_call
 from nbep.host.elastic import checks
-from nbep.host.elastic.calls import dispatch_call
 from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.memory import ElasticMemory
 from nbep.host.elastic.request import ElasticDispatchRequest
@@ -203,7 +203,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     shape = ElasticShape(most, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
     places = elastic.place(shape)
     has_weights = request.topk_weights is not None
-    call = dispatch_call(memory, tokens, num_experts, most, handle, has_weights)
+    call = elastic_dispatch_call(memory, tokens, num_experts, most, handle, has_weights)
     does_number = int(handle is None)
     threads = num_threads(memory)
     publish = runtime.prepare(

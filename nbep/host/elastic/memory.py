@@ -113,10 +113,10 @@ class ElasticMemory:
                 relay = relay_of(nodes, peer, network.rank)
                 targets[peer] = network.own_buffer + outbox_offset(nodes, network.rank, peer)
                 sources[peer] = targets[relay] + inbox_offset(nodes, relay, peer)
-        rdma.symmetric.write(cells, np.zeros(cells_bytes(num_ranks) // 4, np.int32))
+        rdma.symmetric.write(cells, np.zeros(cells_bytes(num_ranks, num_ranks) // 4, np.int32))
         tables = []
         for number, pointers in enumerate((targets, sources)):
-            table = cells + cells_bytes(num_ranks) + 8 * MAX_RANKS * number
+            table = cells + cells_bytes(num_ranks, num_ranks) + 8 * MAX_RANKS * number
             rdma.symmetric.write(table, pointers)
             tables.append(Peers(*(network.own_buffer + table,) * 2, network.rank, num_ranks))
         made = cls(rdma.symmetric, areas, tables[0])

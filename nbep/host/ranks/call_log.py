@@ -4,14 +4,13 @@
  rank 1: call 7: dispatch, 3 choices a token --> differs: ValueError on rank 1, which may call again
  rank 1: call 7: dispatch, 2 choices a token --> last at call 7: takes it away
 
-No rank waits: one may be calls ahead of another. In processes of their own the ranks would have to exchange messages
-to compare. Dispatch and combine do so in their notify kernels; see host.calls.
+No rank waits: one may be calls ahead of another. Between processes the kernels compare; see host.calls.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 from nbep.host.ranks.comm import Communicator, InProcessComm
 
@@ -27,24 +26,21 @@ class Unknown:
     __hash__ = None  # type: ignore[assignment]
 
 
-@dataclass
-class _Call:
-    """What the first rank passed to a collective call, and how many ranks are still to make it."""
+class Made(NamedTuple):
+    """What a rank passed to a collective call."""
 
     rank: int
     verb: str
     arguments: Arguments
-    num_to_come: int
 
 
 class CallLog:
     """The collective calls of one buffer that not all of its ranks have made yet. The ranks share it."""
 
     def __init__(self, num_ranks: int):
-        self._num_ranks = num_ranks
         self._num_calls = [0] * num_ranks  # so far, by rank
         self._last = [""] * num_ranks  # the verb of the last one
-        self._calls: dict[int, _Call] = {}  # by their number
+        self._calls: dict[int, Made] = {}  # by their number: what the first rank passed
         self._lock = Lock()  # virtual ranks are threads
         self._is_closed = False
 
@@ -62,14 +58,13 @@ class CallLog:
         with self._lock:
             if self._is_closed:
                 return
-            number = self._num_calls[rank]
-            call = self._calls.setdefault(number, _Call(rank, verb, arguments, self._num_ranks))
-            if (call.verb, call.arguments) != (verb, arguments):
-                raise _difference(call, _Call(rank, verb, arguments, 0), number)
+            number, made = self._num_calls[rank], Made(rank, verb, arguments)
+            first = self._calls.setdefault(number, made)
+            if first[1:] != made[1:]:
+                raise difference(made, first, number)
             self._num_calls[rank] += 1
             self._last[rank] = verb
-            call.num_to_come -= 1
-            if call.num_to_come == 0:
+            if min(self._num_calls) > number:
                 del self._calls[number]
 
     def so_far(self) -> list[tuple[int, str]]:
@@ -83,15 +78,16 @@ class CallLog:
             self._calls.clear()
 
 
-def _difference(first: _Call, later: _Call, number: int) -> ValueError:
-    where = f"the buffer's collective call {number + 1}"
-    if first.verb != later.verb:
-        return ValueError(
-            f"buffer: got {later.verb} on rank {later.rank}, {first.verb} on rank {first.rank} as {where}; "
-            f"must be the same on all ranks"
-        )
-    name = next(name for name, value in first.arguments.items() if later.arguments[name] != value)
+def difference(own: Made, other: Made, number: int | None = None) -> ValueError:
+    """The error for a rank that has passed something else than another one; number: of the call, if that is known."""
+    nth = "" if number is None else f"the buffer's collective call {number + 1}"
+    name = "buffer"
+    got: tuple[object, object] = own.verb, other.verb
+    where = f"as {nth}" if nth else "in the same call"
+    if own.verb == other.verb:
+        name = next(name for name, value in own.arguments.items() if other.arguments[name] != value)
+        got = own.arguments[name], other.arguments[name]
+        where = f"in {own.verb}, {nth}" if nth else f"in the same {own.verb}"
     return ValueError(
-        f"{name}: got {later.arguments[name]} on rank {later.rank}, {first.arguments[name]} on rank {first.rank} "
-        f"in {first.verb}, {where}; must be the same on all ranks"
+        f"{name}: got {got[0]} on rank {own.rank}, {got[1]} on rank {other.rank} {where}; must be the same on all ranks"
     )

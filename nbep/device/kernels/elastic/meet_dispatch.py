@@ -19,8 +19,7 @@ An arrival goes to a rank on the queue of what was sent to it, and behind that. 
 has sent. It also frees memory: a rank comes to a meeting behind the kernels that read what the others had sent before
 the last one. See layout.elastic.
 
-In hybrid mode a rank reads what came to others of its node, too. So these meet behind the arrivals, by the barrier of
-parts.calls.
+In hybrid mode a rank reads what came to others of its node, too. So these meet behind the arrivals.
 
 The arrivals, and what is told where calls differ, are those of kernels.internode.meet_nodes: every rank counts as a
 node of its own, so each compares its call with those of all others.
@@ -34,8 +33,8 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.notify_dispatch import ElasticCounts, ElasticCountSizes, count_tokens
 from nbep.device.kernels.internode.arguments import Here
-from nbep.device.kernels.internode.meet_nodes import meet_nodes
-from nbep.device.kernels.parts.calls import Call, meet_block
+from nbep.device.kernels.internode.meet_nodes import send_to_ranks, wait_node
+from nbep.device.kernels.parts.calls import Call, wait_peer
 from nbep.device.layout.elastic import CALLED, TURN, ElasticNodes
 from nbep.device.layout.internode import arrived_offset
 from nbep.device.network.seam import Network, amo_add, own_ptr
@@ -44,7 +43,7 @@ from nbep.device.protocols.waits import has_timed_out
 
 
 class Meeting(NamedTuple):
-    """What `meet_nodes` needs of a context."""
+    """What `wait_node` and `send_to_ranks` need of a context."""
 
     network: Network
     bounds: Bounds
@@ -64,7 +63,11 @@ def meet_ranks(network, bounds, nodes, call, may_meet):
     if ptx.thread_idx() < network.num_ranks and may_meet:
         amo_add(network, arrived_offset(nodes.cells, network.rank), call.signal, ptx.thread_idx(), 0, True)
     here = Here(network.rank, 0, network.num_ranks, 1, 0, 1)
-    is_same = meet_nodes(Meeting(network, bounds, here, nodes, call), called)
+    meeting = Meeting(network, bounds, here, nodes, call)
+    is_other = wait_node(meeting, called, may_meet)
+    is_same = ptx.bar_red_and(0, ptx.block_dim(), not is_other)
+    if not is_same:
+        send_to_ranks(meeting, is_other, False)
     has_met = ptx.bar_red_and(0, ptx.block_dim(), is_same and may_meet and not has_timed_out(bounds))
     if ptx.thread_idx() == 0:
         ptx.st_weak_s32(own_ptr(network, CALLED), ptx.s32(called + call.signal))
@@ -86,6 +89,6 @@ def elastic_meet_dispatch(
     number = ptx.ld_weak_s32(buffer + TURN)
     has_met = meet_ranks(network, bounds, nodes, call, not has_timed_out(bounds))
     if nodes.num_sharing > 1:
-        is_same = meet_block(of_node, bounds, call)
-        has_met = ptx.bar_red_and(0, ptx.block_dim(), has_met and is_same and not has_timed_out(bounds))
+        is_other = wait_peer(of_node, bounds, call.signal)  # after meet_ranks nobody is
+        has_met = ptx.bar_red_and(0, ptx.block_dim(), has_met and not is_other and not has_timed_out(bounds))
     count_tokens(out, buffer, number, network.num_ranks, sizes, has_met)

@@ -10,16 +10,11 @@
  send_rdma_head[t, n]        one warp               st_weak               same warp          ld_weak, before it writes
  send_nvl_head[i, k]         one warp               st_weak               same warp          ld_weak, before it writes
  rounds, called              block 0                st_weak               (next notify)      ld_weak
- relayed[k], call[k] (1)     (d, k)                 st_weak               the host           after told[k]
- told[k] (1)                 (d, k)                 st_release_sys        the host           once a wait times out
-
-(1) Only where calls differ, and once.
 
 That (d, l) has arrived says that it has left its last kernel: so it has emptied all slots of its RDMA rings, and this
 rank may fill them again. The barrier says the same of the NVL rings. Both compare the ranks' calls: see meet_nodes and
-parts.calls. A rank whose call differs is known to those of its node and of its place in the others. These pass it
-on to the rest, who may have left this kernel: the waits of their next one time out, and then the host finds the
-words in their memory. Only before a combine are there blocks 1 + c.
+parts.calls. A rank whose call differs is known at once to those of its node and of its place in the others. The rest
+may have left this kernel. Only before a combine are there blocks 1 + c.
 
 Source: DeepEP csrc/kernels/internode.cu, cached_notify
 """
@@ -36,10 +31,10 @@ from nbep.device.kernels.internode.arguments import (
     rank_at,
     tokens_to_node,
 )
-from nbep.device.kernels.internode.meet_nodes import ask_node, relay_call, report_node, wait_node
+from nbep.device.kernels.internode.meet_nodes import send_to_ranks, wait_node
 from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
-from nbep.device.kernels.parts.calls import Call, ask_peer, report_peer, wait_peer
+from nbep.device.kernels.parts.calls import Call, wait_peer
 from nbep.device.layout.internode import arrived_offset, rings_offset
 from nbep.device.network.seam import Network, amo_add
 from nbep.device.protocols.channels import channel_task_range
@@ -70,23 +65,16 @@ def come_together(ctx):
     """Block 0."""
     rounds = ptx.ld_weak_s32(ctx.progress.rounds)
     called = ptx.ld_weak_s32(ctx.progress.called)
-    node = ptx.thread_idx()
-    if node < ctx.here.num_rdma_ranks and not has_timed_out(ctx.bounds):
+    node, may_meet = ptx.thread_idx(), not has_timed_out(ctx.bounds)
+    if node < ctx.here.num_rdma_ranks and may_meet:
         arrived = arrived_offset(ctx.sizes.cells, ctx.here.rdma_rank)
         amo_add(ctx.network, arrived, ctx.call.signal, rank_at(ctx, node), 0, True)
     rings = buffer_of(ctx.peers, ctx.here.nvl_rank) + rings_offset(ctx.here.num_rdma_ranks, ctx.here.num_nvl_ranks)
     reset_ring_cells(rings, ctx.sizes.num_ring_cell_words)
-    is_other = wait_peer(ctx.peers, ctx.bounds, ctx.call.signal, False)
-    is_other_node = wait_node(ctx, called)
-    if not ptx.bar_red_and(0, ptx.block_dim(), not (is_other or is_other_node)):
-        has_words = ask_peer(ctx.call, ctx.peers, ctx.bounds, is_other, False)
-        has_node_words = ask_node(ctx, is_other_node)
-        ptx.syncthreads()
-        if not has_timed_out(ctx.bounds):  # else the words may not be those of one call
-            relay_call(ctx, not is_other)
-        ptx.syncthreads()  # a report ends all waits that have not begun
-        report_peer(ctx.call, ctx.peers, ctx.bounds, has_words)
-        report_node(ctx, has_node_words)
+    is_other_peer = wait_peer(ctx.peers, ctx.bounds, ctx.call.signal)
+    is_other_node = wait_node(ctx, called, may_meet)
+    if not ptx.bar_red_and(0, ptx.block_dim(), not (is_other_peer or is_other_node)):
+        send_to_ranks(ctx, is_other_node, is_other_peer)
     if ptx.thread_idx() == 0:
         ptx.st_weak_s32(ctx.progress.rounds, rounds + 1)
         ptx.st_weak_s32(ctx.progress.called, ptx.s32(called + ctx.call.signal))

@@ -40,9 +40,9 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import Context, Progress, find_here, rank_at
-from nbep.device.kernels.internode.meet_nodes import meet_nodes, relay_call
+from nbep.device.kernels.internode.meet_nodes import send_to_ranks, wait_node
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
-from nbep.device.kernels.parts.calls import Call, meet_with
+from nbep.device.kernels.parts.calls import Call, wait_peer
 from nbep.device.layout.internode import (
     COUNT_MESSAGE_BYTES,
     arrived_offset,
@@ -256,22 +256,25 @@ def exchange(ctx, out, inputs):
     """Block 0: between the nodes, then inside the node, then the sums."""
     round_ = ptx.ld_weak_s32(ctx.progress.rounds)
     called = ptx.ld_weak_s32(ctx.progress.called)
-    if not has_timed_out(ctx.bounds):  # a rank that is only late may still need what it has of the last call
+    may_meet = not has_timed_out(ctx.bounds)
+    if may_meet:  # a rank that is only late may still need what it has of the last call
         for node in range(ptx.thread_idx() // 32, ctx.here.num_rdma_ranks, ptx.block_dim() // 32):
             send_message(ctx, out, inputs, round_, node)
-    is_same = meet_nodes(ctx, called)
+    is_other_node = wait_node(ctx, called, may_meet)
+    is_same = ptx.bar_red_and(0, ptx.block_dim(), not is_other_node)
     buffer = buffer_of(ctx.peers, ctx.here.nvl_rank)
     rings = buffer + rings_offset(ctx.here.num_rdma_ranks, ctx.here.num_nvl_ranks)
     reset_ring_cells(rings, ctx.sizes.num_ring_cell_words)
-    if not has_timed_out(ctx.bounds):
+    if is_same and not has_timed_out(ctx.bounds):
         hand_on_counts(ctx, round_)
-    relays = not is_same and relay_call(ctx, True)
-    # With another signal it is another call to the peers, and they ask.
-    have_met = meet_with(ctx.peers, ctx.bounds, ctx.call, ctx.call.signal + relays, relays)
+    # With another signal it is another call to the peers: so they know of a node that differs.
+    is_other_peer = wait_peer(ctx.peers, ctx.bounds, ctx.call.signal + (not is_same))
+    is_same = ptx.bar_red_and(0, ptx.block_dim(), is_same and not is_other_peer)
     if ptx.thread_idx() == 0:
         ptx.st_weak_s32(ctx.progress.rounds, round_ + 1)
         ptx.st_weak_s32(ctx.progress.called, ptx.s32(called + ctx.call.signal))
-    if not (is_same and have_met):
+    if not is_same:
+        send_to_ranks(ctx, is_other_node, is_other_peer)
         count_none(ctx, out)
         return
     if ptx.thread_idx() == 0:
