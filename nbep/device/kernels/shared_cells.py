@@ -146,8 +146,8 @@ def _internode_combine(offset: int) -> str:
         return _teams(offset)
     if offset >= internode.COMBINE_STAGES:
         return _stage(offset - internode.COMBINE_STAGES)
-    if offset >= internode.TOLD:
-        return f"told[{(offset - internode.TOLD) // 4}]"
+    if offset >= internode.PUBLISHED:
+        return f"published[{(offset - internode.PUBLISHED) // 4}]"
     warp, byte = divmod(offset - internode.LISTS, internode.LIST_BYTES)
     row = byte // 8
     weights = internode.WEIGHT_LIST // 8

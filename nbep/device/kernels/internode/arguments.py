@@ -27,8 +27,8 @@ STAGES = (BOARD + MOST_WARPS * BOARD_ROW + 127) // 128 * 128
 LISTS = STAGES
 WEIGHT_LIST = 8 * (MAX_RDMA_RANKS + 2)  # in a warp's lists: behind its rows, biases among them
 LIST_BYTES = (WEIGHT_LIST + 8 * MAX_RDMA_RANKS + 127) // 128 * 128
-TOLD = LISTS + MOST_WARPS * LIST_BYTES  # [MAX_NVL_RINGS] s32: the heads of a forwarder block's NVL rings, as told last
-COMBINE_STAGES = TOLD + 4 * MAX_NVL_RINGS
+PUBLISHED = LISTS + MOST_WARPS * LIST_BYTES  # [MAX_NVL_RINGS] s32: the published heads of a forwarder block's NVL rings
+COMBINE_STAGES = PUBLISHED + 4 * MAX_NVL_RINGS
 SUMS_WORD = MAX_NVL_PEERS  # of a forwarder's row on the board in combine: its sums; before it the NVL rings of its node
 
 

@@ -11,7 +11,7 @@
  slot of (n, l)         forwarder              put_nbi_warp            RDMA receiver       after tails
  board[w]               forwarder w            atom_exch_release_cta   coordinators        ld_acquire_cta
                         all, at the start      st_shared 0             all                 after syncthreads
- told[ring]             NVL coordinator        st_shared_s32           the same lane       ld_shared_s32
+ published[ring]        NVL coordinator        st_shared_s32           the same lane       ld_shared_s32
  head of NVL ring       NVL coordinator        st_relaxed_sys (1)      NVL sender (d, k)   ld_relaxed_sys
  tails[c, d] of (n, l)  RDMA coordinator       amo_add, behind slots   RDMA receiver       ld_acquire_sys
  heads[c, n]            (n, l)                 amo_add, behind reads   forwarder, lane 0   ld_acquire_sys
@@ -35,8 +35,8 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import (
     BOARD_ROW,
+    PUBLISHED,
     SUMS_WORD,
-    TOLD,
     first_passing_row,
     neighbor_at,
     rank_at,
@@ -187,9 +187,9 @@ def coordinate_sums(ctx, inputs, num_warps):
 def publish_nvl_heads(ctx, num_warps):
     """NVL coordinator; one warp, each lane every 32nd ring: let its sender have the slots that are free again."""
     here = ctx.here
-    told = ptx.smem_base() + TOLD
+    published = ptx.smem_base() + PUBLISHED
     for which in range(ctx.lane, here.num_rdma_ranks * here.num_nvl_ranks, 32):
-        ptx.st_shared_s32(told + 4 * which, 0)
+        ptx.st_shared_s32(published + 4 * which, 0)
     deadline = 0
     while True:
         is_done = True
@@ -202,8 +202,8 @@ def publish_nvl_heads(ctx, num_warps):
             if head != RETIRED:
                 is_done = False
                 peer, least = neighbor_at(ctx, k), head
-                if head > ptx.ld_shared_s32(told + 4 * which):
-                    ptx.st_shared_s32(told + 4 * which, head)
+                if head > ptx.ld_shared_s32(published + 4 * which):
+                    ptx.st_shared_s32(published + 4 * which, head)
                     ptx.st_relaxed_sys_s32(own_ring(ctx, node, k).head, head)
                     has_moved = True
         if is_done:
