@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
-    "nbep": (77_850, 516),
+    "nbep": (78_200, 514),
     "nbep/emulator": (14_100, 71),
     "nbep/device": (17_850, 131),
     "nbep/host": (17_400, 118),

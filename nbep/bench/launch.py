@@ -12,29 +12,30 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import nbep
-from nbep.bench.harness.command import UNUSABLE, Parser, can_run
-from nbep.bench.harness.report import Report
+from nbep.bench.harness.command import UNUSABLE, Parser, can_run, positive
 from nbep.device.kernels.get_dispatch_layout import (
     LayoutOutputs,
     LayoutSizes,
     LayoutWorkspace,
     get_dispatch_layout,
 )
+from nbep.device.terminal import STDOUT, write_json
 
 GRID, BLOCK = 1, 32
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("launch", __doc__)
-    parser.add("repeat", default=2000, help=None)
+    parser.add_argument("--repeat", type=positive, default=2000)
     parser.add("json")
     options = parser.parse_args(argv)
     if not can_run("launch", with_torch=False):
         return UNUSABLE
     [costs] = nbep.spawn(measure, 1, "cuda", (options.repeat,))
-    report = Report(options, **costs)
-    report.say(*(f"{name:24} {us:6.1f} us" for name, us in costs.items()))
-    report.close()
+    write_json(options.json, costs)
+    if options.json != STDOUT:
+        for name, microseconds in costs.items():
+            print(f"{name:24} {microseconds:6.1f} us")
     return 0
 
 

@@ -5,8 +5,8 @@
     nbep model --plot DIR           the same as pictures
     nbep model --fit                find the fitted parameters of the links again
 
-Bytes, messages and flags come from runs on the emulator. Read in this order: work, traffic, runs; features, forms,
-counts; links, times; published, fit; predictions, report, plots. docs/scaling.md explains it.
+Bytes, messages and flags come from runs on the emulator. Read in this order: work, traffic, runs; features, counts,
+times; published, fit; predictions, plots. docs/scaling.md explains it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--links: {error}")
     if options.fit:
         from nbep.model.fit import PARAMETERS, fit
-        from nbep.model.report import parameter_lines
+        from nbep.model.predictions import parameter_lines
 
         fitted = fit(links)
         write_json(options.json, {name: value_of(fitted) for name, (value_of, _) in PARAMETERS.items()})
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     predicted = predict(links, options.ranks)
     write_json(options.json, as_json(links, compared, predicted))
     if options.json != STDOUT:
-        from nbep.model.report import compared_table, predicted_table
+        from nbep.model.predictions import compared_table, predicted_table
 
         print(links.name)
         if compared:

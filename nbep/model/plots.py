@@ -8,9 +8,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from nbep.model.predictions import RANKS, Compared, Predicted
+from nbep.model.predictions import RANKS, TITLES, Compared, Predicted
 from nbep.model.published import work_of
-from nbep.model.report import TITLES
 from nbep.model.times import Links, loads_of, time_of
 from nbep.model.traffic import HOME, LINKS, NETWORK, NVLINK
 from nbep.model.work import COMBINE, DISPATCH, VERBS

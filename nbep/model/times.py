@@ -27,7 +27,7 @@ H800_FILE = Path(__file__).parent / "data" / "h800_cx7.toml"
 
 @dataclass(frozen=True)
 class Link:
-    """gb_per_s in each direction at the same time; message_us what each message and each flag costs besides.
+    """gb_per_s in each direction at the same time; message_us what each message and each flag costs in addition.
 
     limit_gb_per_s: what the hardware can do; a fit does not go beyond
     """

@@ -5,7 +5,7 @@
     trace.plot_rings()                 # nbep.views.plot_rings(trace)
 
 Read in this order: intranode, low_latency, internode; ring_fills, slots; ring_picture, channel_picture,
-halves_picture, hops_picture; way, story.
+halves_picture, hops_picture; token_path, story.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def journey(trace: Recorder, rank: int = 0, token: int = 0, *, call: int = 0) ->
     Raises: ValueError if the trace has no such dispatch, or the token goes nowhere
     """
     from nbep.trace.table import event_table
-    from nbep.views.way import journey as fills
+    from nbep.views.token_path import journey as fills
 
     return event_table(fills(trace, rank, token, call), None)
 

@@ -21,7 +21,7 @@ from nbep.trace.style import RANK_COLORS, TINY, Picture, count_steps
 from nbep.views.channel_picture import draw_fill
 from nbep.views.internode import COMBINE, DISPATCH
 from nbep.views.ring_fills import RingFill, notes_of, ring_fills
-from nbep.views.way import journey
+from nbep.views.token_path import journey
 
 TOKEN_COLOR = RANK_COLORS[5]
 LANE = 0.7  # inches

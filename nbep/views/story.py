@@ -16,7 +16,7 @@ from nbep.trace.events import Event, Token
 from nbep.trace.recorder import Recorder
 from nbep.trace.stories import HANGS, MOST_STEPS, Station, Step, Story, hang_of, line_of, number_of, who_of
 from nbep.views.intranode import OUTPUTS
-from nbep.views.way import BACK, Move, Scene
+from nbep.views.token_path import BACK, Move, Scene
 
 MOST_STORIES = 24
 LEAST_STATIONS = 5  # of a whole story inside a node

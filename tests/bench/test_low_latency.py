@@ -13,7 +13,7 @@ from nbep.bench.harness import command
 from nbep.bench.harness.clocks import Spread
 from nbep.bench.harness.report import Report
 from nbep.bench.low_latency import add_variant, plot, say_faults
-from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of
+from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of, calc_diff
 from nbep.device.jit import spec_of
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
@@ -158,6 +158,13 @@ def test_logfmt_counts_ten_bits_a_value():
     choices = np.array([[[0]], [[0]]])
     moved = bytes_of(Variant(1, True, True), choices, 0, 256, 2)
     assert moved["combine"] == Bytes(256 * 10 / 8 + 8, 256 * 10 / 8 + 8)
+
+
+def test_calc_diff_is_zero_only_for_equal_arrays():
+    x = np.linspace(-1, 1, 100)
+    assert calc_diff(x, x) == pytest.approx(0, abs=1e-12)
+    assert calc_diff(x, 1.1 * x) > 1e-4
+    assert not calc_diff(x, x * np.nan) < 1
 
 
 # Series

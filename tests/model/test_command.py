@@ -5,8 +5,8 @@ import json
 import pytest
 
 from nbep.cli import main
+from nbep.model.predictions import bar
 from nbep.model.published import rows, work_of
-from nbep.model.report import bar
 from nbep.model.times import H800_FILE, Links, loads_of, time_of
 
 

@@ -10,7 +10,7 @@ from nbep.emulator import DeadlockError
 from nbep.notebook import edit
 from nbep.trace import Trace
 from nbep.views.internode import COMBINE, DISPATCH
-from nbep.views.way import journey
+from nbep.views.token_path import journey
 
 pytestmark = pytest.mark.thorough
 

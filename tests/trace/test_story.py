@@ -11,7 +11,7 @@ from nbep.emulator import World
 from nbep.trace import Trace
 from nbep.trace.page.data import all_stories
 from nbep.trace.stories import HANGS, MOST_STEPS
-from nbep.views.way import Scene
+from nbep.views.token_path import Scene
 
 LEAST_STEPS = 8
 

@@ -254,7 +254,7 @@ class DelayedThread(BufferedThread):
         data, unwritten, _ = self.look(allocation, offset, nbytes)
         return super().peek_bytes(allocation, offset, nbytes, site) if unwritten >= 0 else bytes(data)
 
-    # --- what orders loads besides ------------------------------------------------------------------------------
+    # --- what else orders loads ---------------------------------------------------------------------------------
 
     def fence(self, order: str, scope: str) -> None:
         if order in RELEASES:

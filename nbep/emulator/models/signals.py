@@ -58,7 +58,7 @@ if TYPE_CHECKING:
 class ProxyThread(RememberingThread):
     """A thread whose proxy fences are numbered like its other signals.
 
-    warp_known: the last signal of its warp that it knows besides; lanes_known: of single threads of it
+    warp_known: the last signal of its warp that it also knows; lanes_known: of single threads of it
     """
 
     __slots__ = ("knowledge", "warp_known", "lanes_known", "shared_fences", "global_fences")
@@ -329,7 +329,7 @@ class SignallingThread(ProxyThread):
         collective.known = (join(collective.knowledge), *self.known_of_lanes(collective)) if is_told else ()
 
     def known_of_lanes(self, collective: Collective) -> tuple[int, Numbers]:
-        """What lanes that meet know of their warp: of all threads, and besides of single ones."""
+        """What lanes that meet know of their warp: of all threads, and also of single ones."""
         lanes = self.warp_state.lanes
         if collective.mask == (1 << len(lanes)) - 1:
             return self.world.signals, {}

@@ -55,7 +55,7 @@ class Version:
         self.written_before: bytes | None = None
 
     def pass_on(self, said: Any) -> None:
-        """It is that of an atomic, which tells what it has read besides."""
+        """It is that of an atomic, which also passes on what it has read."""
         self.says = max(self.says, said)
 
     def lift(self, level: int, moment: int) -> None:

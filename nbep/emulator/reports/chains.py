@@ -177,9 +177,9 @@ class Search:
     def result(self, owner: Owner) -> Way | None:
         """The cheapest chain to a thread, if need be from another one of its block that it has not met since."""
         ways = [way] if (way := self.way_to(owner)) is not None else []
-        mates = [way for key, way in self.ways.items() if block_of(key) == owner.block and key != key_of(owner)]
-        if mates:
-            ways.append(min(mates, key=lambda way: way.cost).by(Flaw("after"), cost=LEFT_OUT))
+        block_ways = [way for key, way in self.ways.items() if block_of(key) == owner.block and key != key_of(owner)]
+        if block_ways:
+            ways.append(min(block_ways, key=lambda way: way.cost).by(Flaw("after"), cost=LEFT_OUT))
         return min(ways, key=lambda way: way.cost, default=None)
 
     # --- links ----------------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ class Group:
         cells = self.wait.cells
         if not cells:
             return None
-        if self.told is None:  # a flag of its own, such as a mask, is looked at besides
+        if self.told is None:  # it may also look at a flag of its own, such as a mask
             cells = [cell for cell in cells if cell not in self.own_cells] or cells
         named = [cell for cell in cells if is_told_of(self.told, cell)]
         compared = [cell for cell in cells if (cell[0], cell[1]) in self.expected]
@@ -86,7 +86,7 @@ class Group:
 
 
 def is_told_of(told: TimedOutWait | None, cell: Cell) -> bool:
-    """Whether a cell is the one that a wait tells of; never in shared memory, where a coordinator looks besides."""
+    """Whether a cell is the one that a wait tells of; never in shared memory, where a coordinator also looks."""
     is_shared = isinstance(cell[0], Allocation) and cell[0].number == 0
     return told is not None and not is_shared and told.cell in cell[0].cell(cell[1])
 
