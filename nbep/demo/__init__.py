@@ -8,17 +8,19 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from math import isfinite
 from typing import Any
 
 from rich.console import Console
 
 import nbep
-from nbep.demo.layer import Settings, make_model
+from nbep.demo.decode import PHASES as DECODE_PHASES
+from nbep.demo.layer import PHASES, Settings, make_model
 from nbep.demo.options import check_options, parser_of_demo, settings_of
 from nbep.demo.progress import Progress
 from nbep.demo.report import print_checks
-from nbep.demo.runs import Outcome, Run, run_decoding_step, run_whole_layer
+from nbep.demo.runs import Outcome, run_decoding_step, run_whole_layer, save_halves, save_rings
 from nbep.device.terminal import console_for, write_json
 from nbep.trace import Trace
 
@@ -41,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"hidden {settings.hidden}, {settings.num_experts} experts, top-{settings.num_topk}, seed {settings.seed}, "
         f"{'FP8' if settings.fp8 else 'bf16'}"
     )
-    run = run_decoding_step(options.deduplicate) if options.low_latency else run_whole_layer()
     trace = None if options.no_picture and options.html is None else Trace()
-    progress = Progress(console, settings.num_ranks, run.phases)
+    progress = Progress(console, settings.num_ranks, DECODE_PHASES if options.low_latency else PHASES)
+    run = partial(run_decoding_step, deduplicate=options.deduplicate) if options.low_latency else run_whole_layer
     try:
-        outcome = run.run(console, settings, make_model(settings), trace, progress)
+        outcome = run(console, settings, make_model(settings), trace, progress)
     except (nbep.EmulatorError, nbep.PeerTimeout) as error:
         console.print(f"The run stopped: {type(error).__name__}: {error}", markup=False)
         if trace is not None:
@@ -56,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_json(options.json, _as_json(settings, outcome, progress))
     print_checks(console, checks)
     _print_counters(console, progress, outcome.seconds)
-    if trace is not None and not _save(console, run, trace, options):
+    if trace is not None and not _save(console, trace, options):
         return 1
     failed = [check.name for check in checks if not check.passed]
     if failed:
@@ -83,11 +85,11 @@ def _as_json(settings: Settings, outcome: Outcome, progress: Progress) -> dict[s
     }
 
 
-def _save(console: Console, run: Run, trace: Trace, options: argparse.Namespace) -> bool:
+def _save(console: Console, trace: Trace, options: argparse.Namespace) -> bool:
     """Write the picture and the page; whether that went well."""
     try:
         if not options.no_picture:
-            run.save_picture(console, trace, options.out)
+            (save_halves if options.low_latency else save_rings)(console, trace, options.out)
     except OSError as error:
         console.print(f"--out: {error}", markup=False)
         return False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,9 +10,8 @@ from rich.console import Console
 
 import nbep
 from nbep.demo.checks import Check, check_all, check_step
-from nbep.demo.decode import PHASES as DECODE_PHASES
 from nbep.demo.decode import run_step
-from nbep.demo.layer import CONFIG, PHASES, Model, Settings, run_layer
+from nbep.demo.layer import CONFIG, Model, Settings, run_layer
 from nbep.demo.progress import Progress
 from nbep.demo.report import print_experts, print_traffic
 from nbep.trace import Trace
@@ -29,43 +27,31 @@ class Outcome(NamedTuple):
     of_experts: list[list[int]]
 
 
-@dataclass(frozen=True)
-class Run:
-    """phases in their order; run(console, settings, model, trace, progress) returns checks, seconds and counts."""
-
-    phases: tuple[str, ...]
-    run: Callable[[Console, Settings, Model, Trace | None, Progress], Outcome]
-    save_picture: Callable[[Console, Trace, Path], None]
-
-
-def run_whole_layer() -> Run:
-    def run(console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress) -> Outcome:
-        results = _spawn(settings, trace, progress, lambda comm: run_layer(comm, settings, model, progress.enter))
-        seconds, outcomes = progress.seconds, [result.outcome for result in results]
-        sent = [[int(count) for count in outcome.layout[0]] for outcome in outcomes]
-        print_traffic(console, "Tokens sent", sent, [len(o.recv_topk_idx) for o in outcomes], model.case.num_tokens)
-        of_experts = [list(map(int, outcome.counts)) for outcome in outcomes]
-        print_experts(console, settings, of_experts)
-        return Outcome(check_all(settings, model, results), seconds, sent, of_experts)
-
-    return Run(PHASES, run, _save_rings)
+def run_whole_layer(
+    console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress
+) -> Outcome:
+    results = _spawn(settings, trace, progress, lambda comm: run_layer(comm, settings, model, progress.enter))
+    seconds, outcomes = progress.seconds, [result.outcome for result in results]
+    sent = [[int(count) for count in outcome.layout[0]] for outcome in outcomes]
+    print_traffic(console, "Tokens sent", sent, [len(o.recv_topk_idx) for o in outcomes], model.case.num_tokens)
+    of_experts = [list(map(int, outcome.counts)) for outcome in outcomes]
+    print_experts(console, settings, of_experts)
+    return Outcome(check_all(settings, model, results), seconds, sent, of_experts)
 
 
-def run_decoding_step(deduplicate: bool) -> Run:
-    def run(console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress) -> Outcome:
-        results = _spawn(
-            settings, trace, progress, lambda comm: run_step(comm, settings, model, progress.enter, deduplicate)
-        )
-        seconds, sent = progress.seconds, _messages(model.case, deduplicate)
-        title = "Messages sent, both batches" + (", each token once to a rank" if deduplicate else "")
-        received = [sum(column) for column in zip(*sent, strict=True)]
-        print_traffic(console, title, sent, received, model.case.num_tokens)
-        counts = [sum(batch.outcome.dispatched.recv_count for batch in batches) for batches in results]
-        of_experts = [[int(count) for count in of_rank] for of_rank in counts]
-        print_experts(console, settings, of_experts)
-        return Outcome(check_step(settings, model, results), seconds, sent, of_experts)
-
-    return Run(DECODE_PHASES, run, _save_halves)
+def run_decoding_step(
+    console: Console, settings: Settings, model: Model, trace: Trace | None, progress: Progress, deduplicate: bool
+) -> Outcome:
+    results = _spawn(
+        settings, trace, progress, lambda comm: run_step(comm, settings, model, progress.enter, deduplicate)
+    )
+    seconds, sent = progress.seconds, _messages(model.case, deduplicate)
+    title = "Messages sent, both batches" + (", each token once to a rank" if deduplicate else "")
+    print_traffic(console, title, sent, [sum(column) for column in zip(*sent, strict=True)], model.case.num_tokens)
+    counts = [sum(batch.outcome.dispatched.recv_count for batch in batches) for batches in results]
+    of_experts = [[int(count) for count in of_rank] for of_rank in counts]
+    print_experts(console, settings, of_experts)
+    return Outcome(check_step(settings, model, results), seconds, sent, of_experts)
 
 
 def _spawn(settings: Settings, trace: Trace | None, progress: Progress, run: Callable[[Any], Any]) -> list[Any]:
@@ -87,7 +73,7 @@ def _messages(case: Case, deduplicate: bool) -> list[list[int]]:
     return counts
 
 
-def _save_rings(console: Console, trace: Trace, out: Path) -> None:
+def save_rings(console: Console, trace: Trace, out: Path) -> None:
     waits = [event for event in trace.events("wait", cell="head") if event.role == "sender"]
     config = f"{CONFIG.num_channels} channels, rings of {CONFIG.num_max_nvl_chunked_recv_tokens} slots"
     console.print(f"{config}: senders waited {len(waits)} times for free slots")
@@ -95,7 +81,7 @@ def _save_rings(console: Console, trace: Trace, out: Path) -> None:
     console.print(f"Picture of the ring buffers' fill over time: {out.resolve()}", markup=False)
 
 
-def _save_halves(console: Console, trace: Trace, out: Path) -> None:
+def save_halves(console: Console, trace: Trace, out: Path) -> None:
     waits = trace.events("wait", cell="credits")
     phases = [launch.phases for launch in trace.launches if launch.phases]
     frees = phases.count("free")
