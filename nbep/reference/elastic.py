@@ -32,6 +32,11 @@ class ElasticDispatched:
     metadata: np.ndarray  # [num tokens that came, 2 + num_topk] int32; see EPHandle.recv_src_metadata
     dst_idx: np.ndarray  # [num_tokens, num_topk] int32; see EPHandle.dst_buffer_slot_idx
 
+    def psum_by_local_index(self, num_nvl_ranks: int) -> np.ndarray:
+        """[num_nvl_ranks] int32, inclusive: tokens from the ranks of all nodes by their index in the node."""
+        of_ranks = np.diff(self.psum_per_rank, prepend=0)
+        return np.cumsum(of_ranks.reshape(-1, num_nvl_ranks).sum(0)).astype(np.int32)
+
     @property
     def row_is_token(self) -> np.ndarray:
         """Which rows hold a token."""
@@ -96,7 +101,7 @@ def elastic_dispatch(
         for i, (src, token) in enumerate(sources):
             mine = [k for k, expert in enumerate(topk_idx[src][token]) if first <= expert < first + num_local_experts]
             metadata[i, 0], metadata[i, 1] = src * num_max_tokens + token, src * num_topk + mine[-1]
-            metadata[i, 2:] = rows[i]
+            metadata[i, 2:] = rows[i] if do_expand else [i if k in mine else -1 for k in range(num_topk)]
             for row in [row for row in rows[i] if row >= 0] if do_expand else [i]:
                 recv_x[row] = values[src][token]
                 if recv_scales is not None and scales is not None:
@@ -148,19 +153,22 @@ def elastic_combine(
     topk_weights: list[np.ndarray] | None = None,
     bias: list | None = None,
     reduces: bool = True,
+    num_nvl_ranks: int = 1,
 ) -> list[tuple[np.ndarray, np.ndarray | None]]:
     """Add up what became of each token, at the rank that it came from.
 
     Sums are in float32: 0, then the biases in order, then the ranks in the order of the last choice that the token has
     there, rounded once to bf16. Of an expanded token a rank sends the sum of its rows, by choice, rounded to bf16; if
-    it does not reduce, each row is added for itself, by choice.
+    it does not reduce, each row is added for itself, by choice. A node sends the sum of what its ranks would send, in
+    the order of the last choice that each has, rounded to bf16.
 
     Args:     x: per rank [num_rows, hidden] bf16, rows as dispatch delivered them
               topk_weights: per rank [num_rows, num_topk] float32, expanded [num_rows]: taken of each choice from the
               rank of its expert
+              num_nvl_ranks: ranks of a node that sends one sum; 1: each rank sends its own
     """
-    num_ranks = len(x)
     num_local_experts = len(dispatched[0].num_tokens_per_expert)
+    num_ranks = len(x)
     came = [{source: i for i, source in enumerate(there.sources)} for there in dispatched]
     results: list[tuple[np.ndarray, np.ndarray | None]] = []
     for rank in range(num_ranks):
@@ -171,6 +179,7 @@ def elastic_combine(
         weights = None if topk_weights is None else np.zeros((num_tokens, num_topk), np.float32)
         for token in range(num_tokens):
             owners = [int(expert) // num_local_experts if expert >= 0 else -1 for expert in topk_idx[rank][token]]
+            of_node = np.zeros((num_ranks, x[rank].shape[1]), np.float32)
             for k, owner in enumerate(owners):
                 if owner < 0:
                     continue
@@ -182,7 +191,9 @@ def elastic_combine(
                 if expanded and not reduces:
                     total[token] += x[owner][rows[k]].astype(np.float32)
                 elif owner not in owners[k + 1 :]:
-                    total[token] += _sent(x[owner], rows if expanded else [i]).astype(np.float32)
+                    of_node[owner // num_nvl_ranks] += _sent(x[owner], rows if expanded else [i]).astype(np.float32)
+                    if all(later < 0 or later // num_nvl_ranks != owner // num_nvl_ranks for later in owners[k + 1 :]):
+                        total[token] += of_node[owner // num_nvl_ranks].astype(BF16).astype(np.float32)
         results.append((total.astype(BF16), weights))
     return results
 

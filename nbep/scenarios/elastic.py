@@ -60,6 +60,7 @@ BETWEEN_VARIANTS: tuple[dict[str, int], ...] = (
 HYBRID_VARIANTS: tuple[dict[str, int], ...] = (
     {"rounds": 3},
     {"rounds": 2, "ibgda": 1},
+    {"rounds": 2, "expand": 1, "tma": 0, "hidden": 520},
     {"cached": 1, "sync": 1, "fp8": 1, "hidden": 128},
 )
 
@@ -140,7 +141,7 @@ def make_between(name: str, about: str, **changed: int) -> Scenario:
 
 
 def make_hybrid(name: str, about: str) -> Scenario:
-    kernels = ("elastic.send_dispatch", "elastic.meet_dispatch")
+    kernels = ("elastic.combine", "elastic.gather_combine", *OF_NODES)
     least = {**LEAST, "nodes": 2, "ranks": 4}
     return make(name, about, kernels, HYBRID_VARIANTS, least, nodes=2, ranks=4, tokens=2, hybrid=1)
 
@@ -151,5 +152,5 @@ SCENARIOS = (
     make("elastic.once", "the same, and all rows are added up at once", expand=1, once=1),
     make_between("elastic.nodes", "ElasticBuffer between nodes"),
     make_between("elastic.nodes.once", "the same with a row for each expert, all added up at once", expand=1, once=1),
-    make_hybrid("elastic.hybrid", "between nodes, where a row crosses the network once for each node"),
+    make_hybrid("elastic.hybrid", "between nodes, where a row and a sum cross the network once for each node"),
 )

@@ -53,6 +53,11 @@ class ElasticOptions:
     transport: str = "direct"
     nic: nbep.NicOptions = NIC
 
+    def num_nvl_ranks(self, num_ranks: int) -> int:
+        """How many ranks add up their sums of a token before one of them sends it."""
+        is_hybrid = self.allow_hybrid_mode and self.allow_multiple_reduction and self.num_nodes > 1
+        return num_ranks // self.num_nodes if is_hybrid else 1
+
     @property
     def as_intranode(self) -> IntranodeOptions:
         """For what is the same there."""
@@ -76,6 +81,7 @@ class ElasticOutcome:
 HANDLE_ARRAYS = (
     "topk_idx",
     "psum_num_recv_tokens_per_scaleup_rank",
+    "psum_of_ranks",
     "psum_num_recv_tokens_per_expert",
     "num_unaligned_recv_tokens_per_expert",
     "recv_src_metadata",
@@ -257,6 +263,7 @@ class ElasticExpected:
             topk_weights=weights if options.with_weights else None,
             bias=[biases(case, options.as_intranode, rank) for rank in range(case.num_ranks)],
             reduces=options.allow_multiple_reduction,
+            num_nvl_ranks=options.num_nvl_ranks(case.num_ranks),
         )
 
     def rows_of_experts(self, recv_x: Any, rank: int) -> np.ndarray:
@@ -313,7 +320,13 @@ class ElasticExpected:
     ) -> None:
         case, options = self.case, self.options
         report.same("topk_idx", handle["topk_idx"], case.topk_idx[rank])
-        report.same("psum of ranks", handle["psum_num_recv_tokens_per_scaleup_rank"], want.psum_per_rank)
+        report.same("psum of ranks", handle["psum_of_ranks"], want.psum_per_rank)
+        num_scaleup_ranks = case.num_ranks // (options.num_nodes if options.allow_hybrid_mode else 1)
+        report.same(
+            "psum of scaleup ranks",
+            handle["psum_num_recv_tokens_per_scaleup_rank"],
+            want.psum_by_local_index(num_scaleup_ranks),
+        )
         report.same("psum of experts", handle["psum_num_recv_tokens_per_expert"], want.psum_per_expert)
         report.same("unaligned", handle["num_unaligned_recv_tokens_per_expert"], want.num_tokens_per_expert)
         report.same("dst_buffer_slot_idx", handle["dst_buffer_slot_idx"], want.dst_idx)

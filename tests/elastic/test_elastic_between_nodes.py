@@ -171,7 +171,7 @@ def test_the_environment_says_what_a_node_is(monkeypatch):
         buffer.destroy()
         return buffer.num_scaleout_ranks, buffer.num_scaleup_ranks, buffer.num_rdma_ranks, buffer.num_nvlink_ranks
 
-    assert spawn(main, 4) == [(1, 4, 2, 2)] * 4
+    assert spawn(main, 4) == [(2, 2, 2, 2)] * 4
 
 
 def test_a_buffer_of_given_bytes_is_divided_alike_on_all_ranks_or_refused(monkeypatch):

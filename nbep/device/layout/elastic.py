@@ -25,6 +25,9 @@ Between nodes
                    slots: one a token, or with one_each one a choice: the sums for that rank
  inboxes           of some ranks of other nodes, in their order: what comes from them
                    two halves, laid out as that rank has its own
+ marks             [num_nodes, num_max_tokens, num_nvl_ranks] s32, where sums of a node are added up before they leave:
+                   of each token of the rank with the owner's local index in each node, and of each rank of the owner's
+                   node: as bits, the choices that the rank has of the token. All are 0 between two combines
  cells             see layout.internode: every rank is a node of its own there
  targets           [MAX_RANKS] s64: of a rank of the own node its buffer, of another its outbox
  sources           [MAX_RANKS] s64: of a rank of the own node its buffer, of another its inbox, less what comes before
@@ -34,6 +37,7 @@ So a kernel that pushes to a peer, or fetches from it, does the same in both cas
 
 Each rank has an inbox of every rank of another node; in hybrid mode (num_sharing is num_nvl_ranks) only of those with
 its own local index, and the ranks of its node read them, too. What a rank sends to another node goes there once then.
+And what comes back leaves from the rank that got it: see `relay_of`.
 
 Source: DeepEP csrc/elastic/buffer.hpp, get_dispatch_buffer_size, get_combine_buffer_size
 """
@@ -102,7 +106,8 @@ class ElasticSlots(NamedTuple):
 class ElasticNodes(NamedTuple):
     """Where outboxes, inboxes and cells lie.
 
-    num_nvl_ranks: of a node; num_sharing: how many of them share what a rank of another node sends, 1 or all
+    num_nvl_ranks: of a node; num_sharing: how many of them share what a rank of another node sends, 1 or all. In a
+    combine: how many add up what they send back, and let one send it
     inboxes: less what comes before the halves of a buffer
     """
 
@@ -113,6 +118,7 @@ class ElasticNodes(NamedTuple):
     inboxes: I64
     inbox_bytes: I64
     cells: I64
+    marks: I64
 
 
 @device_function
@@ -182,6 +188,13 @@ def relay_of(nodes, src, dst):
 
 
 @device_function
+def mark_cell(nodes, slots, src, token, local):
+    """What the rank with a local index marks of a token of a rank, at that rank's relay in its node."""
+    row = ptx.s64(ptx.u32_div(src, nodes.num_nvl_ranks)) * slots.num_max_tokens + token
+    return nodes.marks + 4 * (row * nodes.num_nvl_ranks + local)
+
+
+@device_function
 def outbox_offset(nodes, owner, dst):
     """Where an owner has the outbox of a rank of another node."""
     number = dst if dst < owner else dst - nodes.num_nvl_ranks
@@ -247,8 +260,13 @@ def num_kept_bytes(slots: ElasticSlots, one_each: bool) -> int:
     return slot_offset(slots, slots.num_topk if one_each else 1, 0) - slot_offset(slots, 0, 0)
 
 
+def num_mark_bytes(num_max_tokens: int, num_ranks: int) -> int:
+    """Bytes that the marks take."""
+    return align_up(4 * num_max_tokens * num_ranks, ALIGNMENT_BYTES)
+
+
 def trailer_bytes(num_ranks: int) -> int:
-    """What comes behind the inboxes between nodes: the cells, and two tables of pointers."""
+    """What comes behind the boxes and marks between nodes: the cells, and two tables of pointers."""
     return cells_bytes(num_ranks, num_ranks) + 2 * 8 * MAX_RANKS
 
 
@@ -297,6 +315,8 @@ def describe_nodes(
             return f"arrived[node {cell // 4}]"
         row, at = divmod(cell - call_offset(0, num_ranks, 0), CALL_BYTES)
         return f"call[rank {row}] word {at // 4}" if 0 <= row < num_ranks else f"pointers + {cell}"
+    if offset >= nodes.marks:
+        return _describe_mark(slots, nodes, (offset - nodes.marks) // 4)
     if offset < nodes.outboxes:
         return describe_elastic(dispatched, slots, offset)
     before = DATA + (0 if dispatched is None else dispatched[0].begin)
@@ -305,6 +325,14 @@ def describe_nodes(
         return f"{describe_elastic(dispatched, slots, at)}, outbox {outbox}"
     inbox, at = divmod(offset - nodes.inboxes - before, nodes.inbox_bytes)
     return f"{describe_elastic(dispatched, None, before + at)}, inbox {inbox}"
+
+
+def _describe_mark(slots: ElasticSlots | None, nodes: ElasticNodes, mark: int) -> str:
+    if slots is None:
+        return f"marks + {4 * mark}"
+    token, local = divmod(mark, nodes.num_nvl_ranks)
+    node, token = divmod(token, slots.num_max_tokens)
+    return f"marks[node {node}, token {token}, rank {local} of this node]"
 
 
 def _describe_half(places: ElasticPlaces, shape: ElasticShape, offset: int) -> str:

@@ -58,9 +58,10 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         use_fp8_dispatch: the buffer need have room only for FP8 in dispatch
         deterministic: changes nothing: the order of rows never depends on timing
         allow_hybrid_mode: between nodes a dispatch sends a row once to each node that it goes to, and the ranks there
-            share it; False: once to each rank. Combine always sends straight to the rank that a token is from
-        allow_multiple_reduction: a rank may add up the rows of an expanded token and send the sum, rounded to bf16;
-            False: it sends them all, and there is one rounding
+            share it; False: once to each rank. In combine a node adds up what its ranks have of a token, and sends one
+            sum, if it may
+        allow_multiple_reduction: a rank may add up the rows of an expanded token and send the sum, rounded to bf16, and
+            in hybrid mode a node, too; False: they send all, and there is one rounding
         prefer_overlap_with_compute: fewer SMs, see get_theoretical_num_sms
         sl_idx, num_allocated_qps: change nothing: there is one queue pair for each peer of another node
         num_cpu_timeout_secs: longest time that the CPU waits for counts
@@ -83,7 +84,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         group: what was given
         rank_idx, num_ranks: this rank, and how many there are
         num_bytes, num_max_tokens_per_rank, num_allocated_qps and the switches: as constructed
-        num_scaleout_ranks, num_scaleup_ranks, scaleout_rank_idx, scaleup_rank_idx: 1, num_ranks, 0, rank_idx
+        num_scaleout_ranks, num_scaleup_ranks: as get_logical_domain_size; scaleout_rank_idx, scaleup_rank_idx: this
+            rank's place in them
         num_rdma_ranks, num_nvlink_ranks: nodes, and ranks of each
 
     What calls return is the caller's: ordinary arrays, which no later call overwrites. Streams, events and threads: as
@@ -184,9 +186,11 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         memory = _make_memory(communicator, runtime, areas, options, ranks, self.timeout_ms)
         memory.name = numbers
         self._memory = memory
+        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
         self.scaleout_rank_idx, self.scaleup_rank_idx = divmod(rank, self.num_scaleup_ranks)
-        self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
+        assert memory.elastic is not None
+        memory.elastic.num_scaleup_ranks = self.num_scaleup_ranks
         await_all(communicator)  # the cells of all ranks are 0 now
 
     @in_turn
@@ -238,8 +242,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         return memory.num_nodes, memory.num_nvl_peers
 
     def get_logical_domain_size(self) -> tuple[int, int]:
-        """(1, all ranks): rows come by rank, and handles count those of each, whether it is of this node or not"""
-        return 1, self.num_ranks
+        """(nodes, ranks of a node) in hybrid mode between nodes, else (1, all ranks)"""
+        return _logical(self.get_physical_domain_size(), self.allow_hybrid_mode)
 
     def get_theoretical_num_sms(
         self,
@@ -367,5 +371,10 @@ def get_physical_domain_size(group: Any) -> tuple[int, int]:
 
 
 def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple[int, int]:
-    """(1, all ranks) of a group, as its ElasticBuffer would have them."""
-    return 1, size_of(group)
+    """(nodes, ranks of a node) in hybrid mode between nodes, else (1, all ranks), as its ElasticBuffer has them."""
+    return _logical(get_physical_domain_size(group), allow_hybrid_mode)
+
+
+def _logical(physical: tuple[int, int], allow_hybrid_mode: bool) -> tuple[int, int]:
+    num_nodes, num_nvl_ranks = physical
+    return physical if allow_hybrid_mode else (1, num_nodes * num_nvl_ranks)

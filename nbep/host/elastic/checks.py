@@ -55,8 +55,9 @@ def owned(memory: Node, handle: Any) -> EPHandle:
     num_experts = validate.num_experts(num_ranks, handle.num_experts, "handle.num_experts")
     topk_idx = view(handle.topk_idx)
     validate.array("handle.topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
-    of_ranks = view(handle.psum_num_recv_tokens_per_scaleup_rank)
-    validate.array("handle.psum_num_recv_tokens_per_scaleup_rank", of_ranks, "int32", (num_ranks,))
+    has_own = handle.token_metadata_at_forward is not None
+    name = "token_metadata_at_forward" if has_own else "psum_num_recv_tokens_per_scaleup_rank"
+    validate.array(f"handle.{name}", view(handle.psum_of_ranks), "int32", (num_ranks,))
     for name in ("psum_num_recv_tokens_per_expert", "num_unaligned_recv_tokens_per_expert"):
         validate.array(f"handle.{name}", view(getattr(handle, name)), "int32", (num_experts // num_ranks,))
     metadata = view(handle.recv_src_metadata)

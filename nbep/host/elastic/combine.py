@@ -3,6 +3,7 @@
  elastic_notify_combine: meet the others --> elastic_combine
  between nodes:  elastic_meet_combine --> elastic_combine, which only pushes --> elastic_send_combine
                  --> elastic_meet_combine --> elastic_combine, which only adds up
+ in hybrid mode  before elastic_send_combine the ranks of the node meet --> elastic_gather_combine
 
 Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::combine
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine, elastic_combine_smem_bytes
+from nbep.device.kernels.elastic.gather_combine import ElasticGatherSizes, elastic_gather_combine
 from nbep.device.kernels.elastic.notify_combine import elastic_notify_combine
 from nbep.device.kernels.elastic.send_combine import ElasticReturnSizes, elastic_send_combine
 from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, elastic_send_smem_bytes
@@ -25,6 +27,7 @@ from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.request import ElasticCombineRequest
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
 from nbep.host.events import EventOverlap
+from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make, Wanted
@@ -37,6 +40,7 @@ class Away(NamedTuple):
     """What comes before elastic_combine between nodes."""
 
     push: PreparedLaunch
+    gather: tuple[PreparedLaunch, ...]  # in hybrid mode: the meeting of the node, and the sums of it
     send: PreparedLaunch
     meet: PreparedLaunch
 
@@ -68,6 +72,8 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     first = *addresses, *arguments[:4], *routes, of_handle.topk_idx, of_handle.slots
     if plan.away is not None:
         plan.away.push.launch(memory.stream, first, (made, request))
+        for launch in plan.away.gather:
+            launch.launch(memory.stream)
         plan.away.send.launch(memory.stream, routes, (request,))
         plan.away.meet.launch(memory.stream)
     plan.combine.launch(memory.stream, first, (made, request))
@@ -117,7 +123,8 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
     num_blocks = blocks_for(memory, request.num_sms, most * memory.num_ranks, threads)
     smem_bytes = elastic_combine_smem_bytes(threads, runtime.has_tma)
     num_chunks, notify_threads = -(-most // slots.chunk), block_sizes(runtime).notify
-    where = elastic.peers, memory.bounds, slots
+    nodes, has_weights = elastic.nodes_of_sums(reduces), int(request.topk_weights is not None)
+    where = elastic.peers, memory.bounds, slots, nodes
 
     weights: Wanted | None = None if request.topk_weights is None else ((num_tokens, num_topk), "float32")
     make = runtime.prepare_empty((((num_tokens, hidden), "bfloat16"), weights), request.x)
@@ -138,8 +145,12 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
         elastic_send_smem_bytes(min(threads, SEND_THREADS)),
         *among_all,
         slots,
-        elastic.nodes,
-        ElasticReturnSizes(sizes.num_recv_tokens, int(request.topk_weights is not None), int(one_each)),
+        nodes,
+        ElasticReturnSizes(sizes.num_recv_tokens, has_weights, int(one_each)),
     )
+    gather: tuple[PreparedLaunch, ...] = ()
+    if nodes.num_sharing > 1:
+        sums = num_blocks, threads, smem_bytes, *where, ElasticGatherSizes(has_weights)
+        gather = prepare_reset(memory, memory.peers, 0, call), runtime.prepare(elastic_gather_combine, *sums)
     push = launch_of(sizes._replace(num_combined_tokens=0, num_push_warps=num_warps))
-    return Plan(make, begin, Away(push, send, end), launch_of(sizes._replace(num_push_warps=0)), call, slots)
+    return Plan(make, begin, Away(push, gather, send, end), launch_of(sizes._replace(num_push_warps=0)), call, slots)

@@ -39,9 +39,9 @@ from nbep.host.target.new_arrays import ROWS, Make, Wanted
 from nbep.host.tokens import Tokens, await_counters, pair
 
 ROWS_OF_SCALES = 4  # a column of scales begins at a multiple of 16 bytes, as the copy engine wants it
-NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0)
+NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0, 0)
 TOKENS, SCALES = ROWS - 1, ROWS - 2  # as ROWS, of the second and the third of `_numbers`
-NUM_ROUTES = 6
+NUM_ROUTES = 7
 
 
 class Plan(NamedTuple):
@@ -65,10 +65,11 @@ class Routes(NamedTuple):
 
     topk_idx: MaybeArray  # the handle's copy, if it is to have one
     slots: Array  # dst_buffer_slot_idx
-    of_ranks: Array  # psum_num_recv_tokens_per_scaleup_rank
+    of_ranks: Array  # psum_of_ranks
     ends: Array  # psum_num_recv_tokens_per_expert
     counted: Array  # num_unaligned_recv_tokens_per_expert
     starts: Array  # where the rows of each (rank, expert) begin
+    of_locals: MaybeArray  # psum_num_recv_tokens_per_scaleup_rank where that is not of_ranks
 
 
 class Outputs(NamedTuple):
@@ -125,7 +126,7 @@ def dispatch(
         if plan.send is not None:
             plan.send.launch(memory.stream)
         plan.notify.launch(memory.stream, NO_ARRAYS)
-        of_launch = Routes(0, 0, of_handle.of_ranks, of_handle.ends, 0, 0)
+        of_launch = Routes(0, 0, of_handle.of_ranks, of_handle.ends, 0, 0, 0)
         of_outputs = Outputs(*addresses)._replace(metadata=of_handle.metadata)
         outputs = Outputs(*made)
     assert sizes is not None
@@ -148,11 +149,12 @@ def dispatch(
             sizes.num_recv_tokens,
             sizes.num_expanded_tokens,
             sizes.per_expert,
-            routes.of_ranks,
+            routes.of_ranks if routes.of_locals is None else routes.of_locals,
             routes.ends,
             routes.counted,
             outputs.metadata,
             routes.slots,
+            None if routes.of_locals is None else routes.of_ranks,
         ).owned_by(memory.identity, memory.num_dispatches)
     event = memory.finish(request.async_finish)
     return pair(outputs.recv_x, recv_scales), outputs.topk_idx, outputs.topk_weights, handle, event
@@ -260,7 +262,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
             int(handle is not None),
         ),
     )
-    routes = () if handle is not None else _routes(request, tokens, num_ranks)
+    routes = () if handle is not None else _routes(request, tokens, num_ranks, elastic.num_scaleup_ranks)
     outputs = _outputs(request, tokens)
     return Plan(
         runtime.prepare_empty(routes if request.do_cpu_sync else routes + outputs, tokens.x.array),
@@ -282,7 +284,9 @@ def validate_expand(handle: EPHandle) -> None:
     checks.refuse("do_expand", True, f"False with {handle!r}: it does not know the rows of experts")
 
 
-def _routes(request: ElasticDispatchRequest, tokens: Tokens, num_ranks: int) -> tuple[Wanted | None, ...]:
+def _routes(
+    request: ElasticDispatchRequest, tokens: Tokens, num_ranks: int, num_scaleup_ranks: int
+) -> tuple[Wanted | None, ...]:
     """What becomes `Routes`."""
     choices = tokens.num_tokens, tokens.num_topk
     num_local_experts = request.num_experts // num_ranks
@@ -293,6 +297,7 @@ def _routes(request: ElasticDispatchRequest, tokens: Tokens, num_ranks: int) -> 
         ((num_local_experts,), "int32"),
         ((num_local_experts,), "int32"),
         ((num_ranks, num_local_experts), "int32"),
+        None if num_scaleup_ranks == num_ranks else ((num_scaleup_ranks,), "int32"),
     )
 
 

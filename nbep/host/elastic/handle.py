@@ -12,7 +12,7 @@ class OfHandle(NamedTuple):
     """What launches take for the arrays of a handle, in the order of `EPHandle.arrays`."""
 
     topk_idx: Any
-    of_ranks: Any
+    of_ranks: Any  # EPHandle.psum_of_ranks
     ends: Any
     counted: Any
     metadata: Any
@@ -29,17 +29,19 @@ class EPHandle(OfThisProcess):
         num_recv_tokens: tokens that came; without CPU sync, how many could
         num_expanded_tokens: rows for (token, expert), with what pads each expert; without CPU sync, how many could be
         num_recv_tokens_per_expert_list: aligned rows of each local expert; [] without CPU sync
-        psum_num_recv_tokens_per_scaleup_rank: [num_ranks] int32: tokens from ranks 0 to r
+        psum_num_recv_tokens_per_scaleup_rank: [num_ranks] int32: tokens from ranks 0 to r. In hybrid mode [ranks of a
+            node]: tokens from the ranks of all nodes that have the indices 0 to i there
         psum_num_recv_tokens_per_expert: [num_local_experts] int32: where the rows of expert e end. Compact: with all
             padding, its own too; expanded: without its own, so the next expert begins at the next multiple of
             expert_alignment
         num_unaligned_recv_tokens_per_expert: [num_local_experts] int32: rows without padding
         recv_src_metadata: [num_recv_tokens, 2 + num_topk] int32 of each token that came: its rank times
             num_max_tokens_per_rank, and its index; rank * num_topk + its last choice of an expert here; the row of
-            each choice if expanded, else -1. -1 past the last token
+            each choice of an expert here, -1 for others. -1 past the last token
         dst_buffer_slot_idx: [num_tokens, num_topk] int32: the token's index among those that go to the rank of a
             choice; -1 for choices that are unused
-        token_metadata_at_forward, channel_linked_list: None: no rank forwards, between nodes neither
+        token_metadata_at_forward: None; in hybrid mode [num_ranks] int32: tokens from ranks 0 to r
+        channel_linked_list: None: no rank forwards
 
     Source:
         DeepEP deep_ep/buffers/elastic.py, EPHandle
@@ -97,11 +99,17 @@ class EPHandle(OfThisProcess):
         return f"<EPHandle of dispatch {self.number}, {form}, at most {sizes}>"
 
     @property
+    def psum_of_ranks(self) -> Array:
+        """[num_ranks] int32: tokens from ranks 0 to r. Rows lie in this order."""
+        of_ranks = self.token_metadata_at_forward
+        return self.psum_num_recv_tokens_per_scaleup_rank if of_ranks is None else of_ranks
+
+    @property
     def arrays(self) -> dict[str, Any]:
         """Those that kernels read."""
         names = (
             "topk_idx",
-            "psum_num_recv_tokens_per_scaleup_rank",
+            "psum_of_ranks",
             "psum_num_recv_tokens_per_expert",
             "num_unaligned_recv_tokens_per_expert",
             "recv_src_metadata",

@@ -23,6 +23,7 @@ from nbep.device.layout.elastic import (
     num_combine_bytes,
     num_dispatch_bytes,
     num_kept_bytes,
+    num_mark_bytes,
     outbox_offset,
     place_arrays,
     relay_of,
@@ -37,7 +38,7 @@ from nbep.host.target.memory import SymmetricMemory
 
 BUFFER_ALIGNMENT = 2 << 20
 COLUMNS_OF_LEAST_SCALE = 32
-NO_NODES = ElasticNodes(0, 1, 0, 0, 0, 0, 0)
+NO_NODES = ElasticNodes(0, 1, 0, 0, 0, 0, 0, 0)
 
 
 class Group(NamedTuple):
@@ -59,7 +60,7 @@ class Group(NamedTuple):
 class Areas(NamedTuple):
     """Bytes of each part of a buffer of num_bytes; see layout.elastic.
 
-    half: one of two; begin: of the halves, from DATA on; slots: of the own area, kept: of an outbox
+    half: one of two; begin: of the halves, from DATA on; slots: of the own area, kept: of an outbox; marks: of all
     """
 
     num_bytes: int
@@ -67,6 +68,7 @@ class Areas(NamedTuple):
     begin: int
     slots: int
     kept: int
+    marks: int = 0
 
     @property
     def own(self) -> int:
@@ -82,17 +84,22 @@ class Areas(NamedTuple):
 
     def total(self, group: Group) -> int:
         """Bytes of the memory that a rank shares."""
-        return self.own + self.boxes(group) + (trailer_bytes(group.num_ranks) if group.num_outboxes else 0)
+        trailer = trailer_bytes(group.num_ranks) if group.num_outboxes else 0
+        return self.own + self.boxes(group) + self.marks + trailer
 
 
 class ElasticMemory:
-    """A rank's buffer. nodes: where its outboxes and inboxes are; peers: where it pushes to, sources: fetches from."""
+    """A rank's buffer. nodes: where its outboxes and inboxes are; peers: where it pushes to, sources: fetches from.
+
+    num_scaleup_ranks: of a node in hybrid mode, else of the group
+    """
 
     nodes = NO_NODES
     rdma: RdmaMemory | None = None
 
     def __init__(self, symmetric: SymmetricMemory, areas: Areas, peers: Peers):
         self.areas = areas
+        self.num_scaleup_ranks = peers.num_ranks
         self.peers = self.sources = peers
         self.symmetric = symmetric
         self._dispatched: tuple[ElasticPlaces, ElasticShape] | None = None  # of the latest dispatch
@@ -104,8 +111,9 @@ class ElasticMemory:
         """That of a buffer whose ranks are of several nodes: in the memory that the network reaches."""
         network, num_ranks = rdma.network, group.num_ranks
         inboxes = areas.own + group.num_outboxes * areas.outbox - DATA - areas.begin
-        cells = areas.own + areas.boxes(group)
-        nodes = ElasticNodes(*group[1:], areas.own, areas.outbox, inboxes, 2 * areas.half, cells)
+        marks = areas.own + areas.boxes(group)
+        cells = marks + areas.marks
+        nodes = ElasticNodes(*group[1:], areas.own, areas.outbox, inboxes, 2 * areas.half, cells, marks)
         targets = rdma.pointers()
         sources = targets.copy()
         for peer in range(num_ranks):
@@ -113,7 +121,7 @@ class ElasticMemory:
                 relay = relay_of(nodes, peer, network.rank)
                 targets[peer] = network.own_buffer + outbox_offset(nodes, network.rank, peer)
                 sources[peer] = targets[relay] + inbox_offset(nodes, relay, peer)
-        rdma.symmetric.write(cells, np.zeros(cells_bytes(num_ranks, num_ranks) // 4, np.int32))
+        rdma.symmetric.write(marks, np.zeros((areas.marks + cells_bytes(num_ranks, num_ranks)) // 4, np.int32))
         tables = []
         for number, pointers in enumerate((targets, sources)):
             table = cells + cells_bytes(num_ranks, num_ranks) + 8 * MAX_RANKS * number
@@ -142,6 +150,10 @@ class ElasticMemory:
         self._check(num_dispatch_bytes(shape, self._num_ranks), 2 * self.areas.half, shape)
         return place_arrays(self.areas.begin, self.areas.half, shape, self._num_ranks)
 
+    def nodes_of_sums(self, reduces: bool) -> ElasticNodes:
+        """Where things lie for a combine. reduces: whether ranks may add up what others send"""
+        return self.nodes if reduces else self.nodes._replace(num_sharing=1)
+
     def slots(self, num_max_tokens: int, hidden_bytes: int, num_topk: int, one_each: bool) -> ElasticSlots:
         """Where the rows of a combine go.
 
@@ -152,6 +164,8 @@ class ElasticMemory:
         self._check(num_combine_bytes(slots), areas.slots, slots)
         if self.rdma is not None:
             self._check(num_kept_bytes(slots, one_each), areas.kept, slots)
+            if areas.marks > 0:
+                self._check(num_mark_bytes(num_max_tokens, self._num_ranks), areas.marks, slots)
         return slots
 
     def _check(self, needed: int, available: int, shape: ElasticShape | ElasticSlots) -> None:
@@ -206,8 +220,9 @@ def size_hint(
     combine_bytes = num_combine_bytes(slots)
     if group.num_outboxes == 0:
         return in_node(align_up(max(dispatch_bytes, combine_bytes), BUFFER_ALIGNMENT))
-    areas = Areas(0, dispatch_bytes // 2, combine_bytes, combine_bytes, num_kept_bytes(slots, one_each))
-    used = combine_bytes + (1 + group.num_inboxes) * dispatch_bytes + group.num_outboxes * areas.kept
+    marks = num_mark_bytes(tokens, num_ranks) if group.num_sharing > 1 and not one_each else 0
+    areas = Areas(0, dispatch_bytes // 2, combine_bytes, combine_bytes, num_kept_bytes(slots, one_each), marks)
+    used = combine_bytes + (1 + group.num_inboxes) * dispatch_bytes + group.num_outboxes * areas.kept + marks
     return areas._replace(num_bytes=align_up(used, BUFFER_ALIGNMENT))
 
 
@@ -220,8 +235,8 @@ def divide(num_bytes: int, hint: Areas) -> Areas:
     """The areas of a buffer of num_bytes: as those of a hint, in proportion."""
     if hint.begin == 0:
         return in_node(num_bytes)
-    half, slots, kept = (
+    half, slots, kept, marks = (
         size * num_bytes // hint.num_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
-        for size in (hint.half, hint.slots, hint.kept)
+        for size in (hint.half, hint.slots, hint.kept, hint.marks)
     )
-    return Areas(num_bytes, half, slots, slots, kept)
+    return Areas(num_bytes, half, slots, slots, kept, marks)

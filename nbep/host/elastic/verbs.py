@@ -155,7 +155,8 @@ class ElasticVerbs:
         Args:
             x: [num_rows, hidden] bf16, in the order of recv_x; hidden a multiple of 8. Rows of no token are not
                 read. Expanded: handle.recv_src_metadata says which rows a token has, and may have been rewritten, such
-                as to one row each that the caller has added up; as many rows as tokens came are taken, too
+                as to one row each that the caller has added up, without topk_weights then; as many rows as tokens came
+                are taken, too
             handle: of the dispatch, which says whether x is expanded
             topk_weights: [num_rows, num_topk] float32, expanded [num_rows]
             bias: [num_tokens, hidden] bf16, or a tuple of two: added first
@@ -164,7 +165,8 @@ class ElasticVerbs:
         Returns:
             - combined_x [num_tokens, hidden] bf16, added in float32: bias, then the ranks in the order of the last
               choice that a token has there. An expanded token's rows on one rank are added first, by choice, and
-              rounded to bf16; without allow_multiple_reduction all are added at once, by choice
+              rounded to bf16; in hybrid mode then the ranks of each node, too. Without allow_multiple_reduction all are
+              added at once, by choice
             - combined_topk_weights [num_tokens, num_topk] float32: of each choice, from its expert's rank; 0 for unused
               choices. None without topk_weights
             - event

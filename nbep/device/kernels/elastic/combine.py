@@ -12,6 +12,7 @@ that rank adds up what all have sent.
  x of a slot         sender(d)          bulk copy, or st_na (1)  receivers(s)      bulk copy, or ld_na, after landed (2)
  topk_weights of it  sender(d)          st_na (1)                receivers(s)      ld_na, after landed
  next_token          receivers          atom_add_relaxed_gpu     receivers         the same
+ marks[n, t, d]      sender(d)          st_weak                  (gather_combine)  -
  landed, next_token  the owner          see notify_combine.py
  rows of x, biases   nobody             -                        warps             bulk copy, or ld_na
  rows[w]             warp w             st_shared                the same warp     ld_shared, after syncwarp
@@ -28,6 +29,9 @@ first token on; whoever has pushed all adds up, too. See direct_combine.
 
 Without sums on the way (allow_multiple_reduction=False) each row of an expanded token is sent, and rounded once.
 
+In hybrid mode with sums on the way a token comes back as one row of each node, in the place of the rank that sends it:
+see gather_combine.py. Who pushes marks there which choices of the token it has.
+
 Source: DeepEP deep_ep/include/deep_ep/impls/combine.cuh, combine_reduce_epilogue.cuh
 """
 
@@ -36,11 +40,19 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.dispatch import most_tokens
-from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_sums
 from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
 from nbep.device.kernels.parts.sums import Listed, list_biases, sum_rows
-from nbep.device.layout.elastic import NEXT_TOKEN, ElasticSlots, landed_cell, metadata_entry, slot_offset
+from nbep.device.layout.elastic import (
+    NEXT_TOKEN,
+    ElasticNodes,
+    ElasticSlots,
+    landed_cell,
+    mark_cell,
+    metadata_entry,
+    relay_of,
+    slot_offset,
+)
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -91,6 +103,17 @@ class ElasticCombineSizes(NamedTuple):
     one_each: I32
     node_begin: I32  # the ranks of the node: node_begin to node_end - 1
     node_end: I32
+
+
+class CombineContext(NamedTuple):
+    """A kernel's arguments that are no arrays, and its thread."""
+
+    peers: Peers
+    bounds: Bounds
+    shape: ElasticSlots
+    sizes: NamedTuple
+    nodes: ElasticNodes
+    team: Team
 
 
 class Origin(NamedTuple):
@@ -212,6 +235,20 @@ def push_each(ctx, inputs, row, goal, rows, stage, parities):
 
 
 @device_function
+def mark_token(ctx, inputs, index, origin):
+    """Tell the rank that adds up what the node has of a token which choices of it this rank has; a warp."""
+    peers, shape, nodes, lane = ctx.peers, ctx.shape, ctx.nodes, ctx.team.lane
+    entry = metadata_entry(inputs.recv_src_metadata, shape, index)
+    token = ptx.ld_nc_s32(entry) - origin.rank * shape.num_max_tokens
+    last = ptx.ld_nc_s32(entry + 4) - origin.rank * shape.num_topk
+    row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
+    choices = ptx.vote_ballot(ptx.FULL_MASK, row >= 0 or lane == last)
+    if lane == 0 and 0 <= token < shape.num_max_tokens and 0 <= last < shape.num_topk:
+        cell = mark_cell(nodes, shape, origin.rank, token, peers.rank - ctx.sizes.node_begin)
+        ptx.st_weak_s32(buffer_of(peers, relay_of(nodes, origin.rank, peers.rank)) + cell, ptx.s32(choices))
+
+
+@device_function
 def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
     """Push one received token to where it came from; a warp. Returns the next parities, or STOPPED.
 
@@ -263,6 +300,8 @@ def push_tokens(ctx, inputs, rows, stage):
         end = min(i + shape.chunk, origin.num_tokens)
         if i < end:
             while i < end:
+                if ctx.nodes.num_sharing > 1:
+                    mark_token(ctx, inputs, origin.begin + i, origin)
                 parities = push_token(ctx, inputs, origin.begin + i, origin, landed, rows, stage, parities)
                 if parities == STOPPED:
                     return 0  # its chunk never lands
@@ -285,13 +324,13 @@ def take_token(buffer, lane):
 
 @device_function
 def find_rank(ctx, inputs, token):
-    """In lane k the rank of choice k of a token; -1 if it is unused."""
+    """In lane k the rank that sends what choice k of a token has become; -1 if it is unused."""
     shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
     rank = -1
     if lane < shape.num_topk and token < sizes.num_combined_tokens:
         expert = ptx.ld_nc_s64(inputs.topk_idx + 8 * (ptx.s64(token) * shape.num_topk + lane))
         if 0 <= expert < ctx.peers.num_ranks * sizes.num_local_experts:
-            rank = ptx.u32_div(expert, sizes.num_local_experts)
+            rank = relay_of(ctx.nodes, ctx.peers.rank, ptx.u32_div(expert, sizes.num_local_experts))
     return rank
 
 
@@ -351,13 +390,14 @@ def elastic_combine(
     peers: Peers,
     bounds: Bounds,
     shape: ElasticSlots,
+    nodes: ElasticNodes,
     sizes: ElasticCombineSizes,
 ):
     """Grid: any. Block: a multiple of 32. Shared memory: `elastic_combine_smem_bytes`."""
     num_warps = ptx.block_dim() // 32
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32
-    ctx = Context(peers, bounds, shape, sizes, 0, Team(True, -1, -1, warp, num_warps, lane))
+    ctx = CombineContext(peers, bounds, shape, sizes, nodes, Team(True, -1, -1, warp, num_warps, lane))
     stage = open_sum_stage(ptx.smem_base(), num_warps, warp, lane)
     rows = locate_list(num_warps, warp)
     parities = 0

@@ -194,7 +194,8 @@ def store_notes(ctx, out, item, row, choice):
         if lane < num_topk:
             if choice[0] >= 0 and here >> lane == 1:  # the last one
                 ptx.st_na_s32(entry + 4, item.src * num_topk + lane)
-            ptx.st_na_s32(entry + 4 * (2 + lane), row if sizes.do_expand != 0 else -1)
+            own_row = item.row if choice[0] >= 0 else -1
+            ptx.st_na_s32(entry + 4 * (2 + lane), row if sizes.do_expand != 0 else own_row)
 
 
 @device_function

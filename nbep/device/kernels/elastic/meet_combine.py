@@ -1,7 +1,7 @@
 """Meet combine: what a combine between nodes begins with, and what comes between its sums and theirs at other nodes.
 
  begin    all ranks meet: before that nobody pushes or sends
- end      all ranks meet behind what they have pushed and sent; landed = 1 for ranks of other nodes; next_token = 0
+ end      all ranks meet behind what they have pushed and sent; landed = 1; next_token = 0
 
  cell                written by    with                       read by       with
  arrived[s]          rank s        amo_add                    thread s      ld_acquire_sys, see meet_nodes
@@ -9,7 +9,7 @@
  landed, next_token  the owner     st_weak                    (combine)     -
 
 At the beginning nothing lands (no chunks), and so at a barrier of an `ElasticBuffer`. Nobody resets landed: who adds up
-comes behind the end, where all is here. Ranks of the node have set theirs as they pushed.
+comes behind the end, where all is here.
 
 Source: DeepEP csrc/kernels/elastic/combine.hpp
 """
@@ -18,7 +18,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.elastic.meet_dispatch import meet_ranks
 from nbep.device.kernels.parts.calls import Call
-from nbep.device.layout.elastic import NEXT_TOKEN, ElasticNodes, is_in_node, landed_cell
+from nbep.device.layout.elastic import NEXT_TOKEN, ElasticNodes, landed_cell
 from nbep.device.network.seam import Network, own_ptr
 from nbep.device.protocols.peers import Bounds
 from nbep.device.protocols.waits import has_fault
@@ -33,6 +33,5 @@ def elastic_meet_combine(num_chunks: I32, network: Network, bounds: Bounds, node
         ptx.st_weak_s32(buffer + NEXT_TOKEN, 0)
     if meet_ranks(network, bounds, nodes, call, not has_fault(bounds)):
         for rank in range(network.num_ranks):
-            if not is_in_node(nodes, network.rank, rank):
-                for chunk in range(ptx.thread_idx(), num_chunks, ptx.block_dim()):
-                    ptx.st_weak_s32(buffer + landed_cell(rank, chunk), 1)
+            for chunk in range(ptx.thread_idx(), num_chunks, ptx.block_dim()):
+                ptx.st_weak_s32(buffer + landed_cell(rank, chunk), 1)

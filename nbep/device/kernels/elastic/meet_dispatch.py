@@ -35,7 +35,7 @@ from nbep.device.kernels.elastic.notify_dispatch import ElasticCounts, ElasticCo
 from nbep.device.kernels.internode.arguments import Here
 from nbep.device.kernels.internode.meet_nodes import send_to_ranks, wait_node
 from nbep.device.kernels.parts.calls import Call, wait_peer
-from nbep.device.layout.elastic import CALLED, TURN, ElasticNodes
+from nbep.device.layout.elastic import CALLED, TURN, ElasticNodes, rank_count
 from nbep.device.layout.internode import arrived_offset
 from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.peers import Bounds, Peers
@@ -74,6 +74,18 @@ def meet_ranks(network, bounds, nodes, call, may_meet):
     return has_met
 
 
+@device_function
+def sum_local_counts(out, buffer, number, nodes, num_ranks, has_met):
+    """Prefix sums of the tokens from the ranks of all nodes that have a local index; thread i those up to index i."""
+    index = ptx.thread_idx()
+    if out.psum_of_locals != 0 and index < nodes.num_nvl_ranks:
+        total = 0
+        for src in range(num_ranks if has_met else 0):
+            if ptx.u32_mod(src, nodes.num_nvl_ranks) <= index:
+                total += ptx.ld_na_s32(buffer + rank_count(number, src))
+        ptx.st_weak_s32(out.psum_of_locals + 4 * index, total)
+
+
 @kernel(max_threads=128)
 def elastic_meet_dispatch(
     out: ElasticCounts,
@@ -91,4 +103,5 @@ def elastic_meet_dispatch(
     if nodes.num_sharing > 1:
         is_other = wait_peer(of_node, bounds, call.signal)  # after meet_ranks nobody is
         has_met = ptx.bar_red_and(0, ptx.block_dim(), has_met and not is_other and not has_timed_out(bounds))
+    sum_local_counts(out, buffer, number, nodes, network.num_ranks, has_met)
     count_tokens(out, buffer, number, network.num_ranks, sizes, has_met)

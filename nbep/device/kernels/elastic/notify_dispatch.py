@@ -35,12 +35,13 @@ from nbep.device.types import I32, InOut, Out, Sym
 
 
 class ElasticCounts(NamedTuple):
-    """All absent (0) with a handle; cumulative_local_expert_recv_stats may be."""
+    """All absent (0) with a handle; cumulative_local_expert_recv_stats and psum_of_locals may be."""
 
     psum_num_recv_tokens_per_scaleup_rank: Out  # [num_ranks] s32, inclusive
     psum_num_recv_tokens_per_expert: Out  # [num_local_experts] s32: see `place_rows`
     num_unaligned_recv_tokens_per_expert: InOut  # [num_local_experts] s32
     row_starts: Out  # [num_ranks, num_local_experts] s32: where an expert's rows from a rank begin, if expanded
+    psum_of_locals: Out  # [num_nvl_ranks] s32, inclusive, in hybrid mode: tokens from ranks by local index
     cumulative_local_expert_recv_stats: InOut  # [num_local_experts] s32
     moe_recv_counter: Sym  # s32 that the CPU polls
     moe_recv_expert_counter: Sym  # [num_local_experts] s32 that the CPU polls

@@ -10,8 +10,12 @@
  x, topk_weights of  warps of rank d   put_nbi_warp     warps of rank s   see combine.py, after the meeting
    slots at s
  recv_src_metadata   nobody            -                warps             ld_nc
+ marks[n, t, d]      gather_combine.py -                lane 0            ld_na (1)
+   once more         lane 0            st_weak 0        (combine)         -
  stage of a warp     copy engine       bulk copy        network           after full
  stage, no copy engine  lanes          st_shared        network           after syncwarp
+
+ (1) In hybrid mode with sums on the way. A mark says that this rank sends what its node has of a token.
 
 Warps take tokens in turn, beginning with those of the rank behind their own: otherwise all would send to rank 0 first.
 All that goes to a rank is on one queue, and the next kernel's arrival there comes behind it.
@@ -23,17 +27,19 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
+from nbep.device.kernels.elastic.gather_combine import last_of
 from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, put_kept
 from nbep.device.layout.elastic import (
     ElasticNodes,
     ElasticSlots,
     is_in_node,
+    mark_cell,
     metadata_entry,
     outbox_offset,
     slot_bytes,
     slot_offset,
 )
-from nbep.device.network.seam import Network, Place, quiet
+from nbep.device.network.seam import Network, Place, own_ptr, quiet
 from nbep.device.protocols.peers import Bounds
 from nbep.device.protocols.staging import open_stage
 from nbep.device.protocols.waits import has_fault
@@ -91,6 +97,31 @@ def send_sums(ctx, inputs, index, stage, parity):
     return parity
 
 
+@device_function
+def send_of_node(ctx, number, stage, parity):
+    """Put what a token has become on this node, if this rank sends that; a warp. Returns the next parity.
+
+    number: goes through the other nodes in turn, and their tokens
+    """
+    shape, network, nodes, lane = ctx.shape, ctx.network, ctx.nodes, ctx.lane
+    size = nodes.num_nvl_ranks
+    num_others = ptx.u32_div(network.num_ranks, size) - 1
+    token = ptx.u32_div(number, num_others)
+    turn = number - token * num_others
+    peer = ptx.u32_mod(network.rank + size * (turn + 1), network.num_ranks)
+    cell = own_ptr(network, mark_cell(nodes, shape, peer, token, ptx.u32_mod(network.rank, size)))
+    choices = ptx.u32(ptx.shfl_idx_s32(ptx.FULL_MASK, ptx.ld_na_s32(cell) if lane == 0 else 0, 0))
+    if choices != 0:
+        if lane == 0:
+            ptx.st_weak_s32(cell, 0)
+        place = network.rank if shape.by_rank != 0 else last_of(choices)
+        num_bytes = slot_bytes(shape) if ctx.sizes.has_weights != 0 else shape.hidden_bytes
+        outbox = outbox_offset(nodes, network.rank, peer)
+        to = Place(slot_offset(shape, place, token), outbox + slot_offset(shape, 0, token), peer, 0)
+        parity = put_kept(network, to, num_bytes, stage, parity, lane)
+    return parity
+
+
 @kernel(max_threads=SEND_THREADS)
 def elastic_send_combine(
     inputs: ElasticRoutes,
@@ -112,9 +143,14 @@ def elastic_send_combine(
     first = ptx.ld_nc_s32(ends + 4 * network.rank)
     stage = open_stage(ptx.smem_base(), warp, lane)
     parity = 0
+    if nodes.num_sharing > 1:
+        num_tokens = (ptx.u32_div(network.num_ranks, nodes.num_nvl_ranks) - 1) * shape.num_max_tokens
     number = ptx.block_idx() + ptx.grid_dim() * warp
     while number < num_tokens:
         index = first + number
-        parity = send_sums(ctx, inputs, index - num_tokens if index >= num_tokens else index, stage, parity)
+        if nodes.num_sharing > 1:
+            parity = send_of_node(ctx, number, stage, parity)
+        else:
+            parity = send_sums(ctx, inputs, index - num_tokens if index >= num_tokens else index, stage, parity)
         number += ptx.grid_dim() * num_warps
     quiet(network, lane)
