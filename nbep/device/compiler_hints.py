@@ -1,4 +1,4 @@
-"""What LLVM is told besides the code: which numbers are not negative, and that loops stay as they are written.
+"""Hints to LLVM beside the code: which numbers are not negative, and that loops stay as they are written.
 
 The numbers that nbep's own kernels are launched with are sizes, strides and indices of 32 bits with sign, and code
 computes with 64. If a number may be negative, `n // 128`, which rounds down, takes six instructions, and a product of

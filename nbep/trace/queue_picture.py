@@ -1,7 +1,7 @@
 """The picture of a send queue: what becomes of each entry over time.
 
 entry 0   |wrt|..|---- the NIC ----|
-entry 1      |write|.......|--------- the NIC ---------|       .. written, and nobody has rung for it yet
+entry 1      |write|.......|--------- the NIC ---------|       .. written, and not rung for yet
 entry 2            |write|.|----------------------------------|
 """
 
@@ -27,7 +27,7 @@ HEIGHT = 0.5
 MOST = 64  # entries that one picture shows
 PARTS = (
     ("reserved: its owner writes it, and waits for its turn", HEAD_COLOR),
-    ("ready: nobody has rung for it yet", WAIT_COLOR),
+    ("ready: not rung for yet", WAIT_COLOR),
     ("rung: the NIC has it", TAIL_COLOR),
 )
 STUCK = "not done"

@@ -110,7 +110,7 @@ def stories_of_values(trace: Recorder) -> Iterator[Story]:
         ]
     hang = hang_of(trace, waits)
     if hang is not None:
-        story.stations = story.stations or [Station(hang.waits[0] if hang.waits else 0, "cell", "that nobody writes")]
+        story.stations = story.stations or [Station(hang.waits[0] if hang.waits else 0, "cell", "without a store")]
         story.steps.append(hang)
     if story.steps:
         yield story

@@ -84,9 +84,9 @@ def _steps_of(scene: Scene, move: Move, station: Station, to: int, is_back: bool
     if move.room is not None:
         waits, room = (move.room.rank, move.room.role), line_of(move.room)
         yield Step(move.room.step, *_waits_for_room(scene, move), at, at, True, None, waits, room, weight=5)
-    what, why = "row", "Nobody may read it yet: the parts of the row may arrive in any order."
+    what, why = "row", "No thread may read it yet: the parts of the row may arrive in any order."
     if is_back:
-        what, why = "result", "As on the way there, nobody may read it yet."
+        what, why = "result", "As on the way there, no thread may read it yet."
     elif cell.node >= 0 or "nbep/device/network" in _file(fill):
         why += " The network brings it there while the thread goes on."
     text = f"{who_of(fill)} writes the {what} straight into {where}. {why}"

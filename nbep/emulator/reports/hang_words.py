@@ -11,7 +11,7 @@ from ..machine.names import NIC_NUMBERS, name_of, ranges
 from ..machine.source import caller_site, describe_site
 from .hang_cause import Awaited, Waits, of_rank
 from .stores import kernel_of, near, rank_of, stem_of
-from .waiting import Group, is_idle, is_told_of, warps_and_lanes, who
+from .waiting import Group, is_idle, is_reported, warps_and_lanes, who
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
@@ -63,23 +63,23 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
     lines += _never_stored(waits, group, awaited)
     lines += _idle_ranks(waits)
     if not is_undone and _is_given_up(waits, group, awaited):
-        nobody = f"{_ranks([group.rank])} has no thread left that could store to it: "
-        nobody += "all wait here, or for those that do"
+        left = f"{_ranks([group.rank])} has no thread left that could store to it: "
+        left += "all wait here, or for those that do"
         services = [launch for launch in waits.world.launches if launch.is_service and _rank(launch) == group.rank]
-        lines.append(nobody + ("; its NIC has nothing to do" if any(map(is_idle, services)) else ""))
+        lines.append(left + ("; its NIC has nothing to do" if any(map(is_idle, services)) else ""))
     return [line for text in lines for line in text.splitlines()]
 
 
 def sentence(group: Group, rank: int | None) -> str:
     """Who waits for whom, for which cell, what is expected there and what is seen."""
-    told, cell = group.told, group.cell
+    report, cell = group.told, group.cell
     where = f"kernel `{group.launch.name}`, {who(group.threads)}"
-    if told is not None and told.peer != rank:
+    if report is not None and report.peer != rank:
         rank = None  # it polls several cells, and tells of another one
     for_whom = "" if rank is None else f" for {name_of(rank)}"
-    if told is not None and told.role != _NAMELESS:
-        for_what = f"{for_whom}: {told.awaited}" if for_whom else f" for {told.awaited}"
-        text = f"{name_of(group.rank)}: the {told.role} ({where}) waits{for_what}"
+    if report is not None and report.role != _NAMELESS:
+        for_what = f"{for_whom}: {report.awaited}" if for_whom else f" for {report.awaited}"
+        text = f"{name_of(group.rank)}: the {report.role} ({where}) waits{for_what}"
         text += "\nIt" if cell is not None else ""
     elif cell is not None:
         text = f"{name_of(group.rank)}, {where}, waits{for_whom}\nIt"
@@ -88,7 +88,7 @@ def sentence(group: Group, rank: int | None) -> str:
         text += "".join(f"; {line}" for line in group.wait.body[1:])
     if cell is not None:
         text += f" {_poll(group, cell)}"
-        if not is_told_of(told, cell):  # it is not known which of them matters
+        if not is_reported(report, cell):  # it is not known which of them matters
             others = [other for other in group.wait.cells if other is not cell]
             others.sort(key=lambda other: not _is_unwritten(other))
             text += "".join(f", and {_poll(group, other)}" for other in others[:_MOST_CELLS])

@@ -21,13 +21,15 @@ def wait_missing(world: Run, earlier: Access, access: Access) -> Cause | None:
     The other one has not left it yet: that is what the wait is for. One of the two accesses is of this kernel.
     """
     for ahead, behind in ((earlier, access), (access, earlier)):
-        if ahead.owner.rank != behind.owner.rank and (told := _told_in_vain(world, ahead, behind.owner)):
+        if ahead.owner.rank != behind.owner.rank and (signal := _signal_without_wait(world, ahead, behind.owner)):
             who, whom = name_of(ahead.owner.rank), name_of(behind.owner.rank)
-            return Cause("no wait", (told.cell,), words={"kernel": told.store.owner.kernel, "who": who, "whom": whom})
+            return Cause(
+                "no wait", (signal.cell,), words={"kernel": signal.store.owner.kernel, "who": who, "whom": whom}
+            )
     return None
 
 
-def _told_in_vain(world: Run, access: Access, behind: Owner) -> Stored | None:
+def _signal_without_wait(world: Run, access: Access, behind: Owner) -> Stored | None:
     """The last signal to the memory of the one behind, by such a kernel. It tells all ranks, as a barrier does.
 
     access: of the one ahead. One with an order may be a signal itself: its kernel may wait after that. So may a later

@@ -75,7 +75,7 @@ class Group:
             return None
         if self.told is None:  # it may also look at a flag of its own, such as a mask
             cells = [cell for cell in cells if cell not in self.own_cells] or cells
-        named = [cell for cell in cells if is_told_of(self.told, cell)]
+        named = [cell for cell in cells if is_reported(self.told, cell)]
         compared = [cell for cell in cells if (cell[0], cell[1]) in self.expected]
         both = [cell for cell in named if (cell[0], cell[1]) in self.expected]
         seen = [cell for cell in named if self.told is not None and cell[3] == self.told.seen]
@@ -85,10 +85,10 @@ class Group:
         return f"{name_of(self.rank)}, kernel `{self.launch.name}`, {who(self.threads)}"
 
 
-def is_told_of(told: TimedOutWait | None, cell: Cell) -> bool:
+def is_reported(report: TimedOutWait | None, cell: Cell) -> bool:
     """Whether a cell is the one that a wait tells of; never in shared memory, where a coordinator also looks."""
     is_shared = isinstance(cell[0], Allocation) and cell[0].number == 0
-    return told is not None and not is_shared and told.cell in cell[0].cell(cell[1])
+    return report is not None and not is_shared and report.cell in cell[0].cell(cell[1])
 
 
 def waiting_groups(world: Run, here: tuple[Thread | None, FrameType | None] | None = None) -> list[Group]:
