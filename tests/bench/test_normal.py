@@ -1,12 +1,16 @@
 """`nbep bench intranode` and `elastic`: what they measure, say and write, on emulated ranks without a clock."""
 
 import json
+import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from bench_fakes import NumpyArrays
 
 import nbep
 from nbep.bench import elastic, intranode
+from nbep.bench.harness import push
 from nbep.bench.harness.clocks import HostTime
 from nbep.bench.harness.push import Push
 from nbep.bench.parts import normal_calls
@@ -95,3 +99,26 @@ def test_elastic_calls_are_compared_with_those_without_rings(way, measured, caps
         assert (row["num_sms"], row["us"]) == (2, CALL_US)
         assert row["gbps"] == pytest.approx(num_tokens * size / CALL_US / 1e3)
     assert ("whole calls" if way else "with a handle") in " ".join(capsys.readouterr().out.split())
+
+
+def test_push_copies_a_region_for_each_peer_and_as_many_at_home(monkeypatch):
+    stream = SimpleNamespace(synchronize=lambda: None)
+    torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda: stream), int16=None)
+    torch.ones = lambda count, **_: np.ones(count, np.int16)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(push, "PUSH_ROWS", 1)
+    monkeypatch.setattr(push, "mean_us", lambda clock, call: call() or 1.0)
+
+    def measure(comm):
+        memory = nbep.SharedMemory.create(comm, push.push_bytes(2))
+        memory.symmetric.write(push.PUSH_OFFSET, np.zeros(2 * push.ROW_BYTES, np.int16))
+        comm.barrier()
+        rates = push.push_rates(None, memory, [2])
+        memory.runtime.current_stream.synchronize()
+        comm.barrier()
+        regions = memory.symmetric.read(push.PUSH_OFFSET, 2 * push.ROW_BYTES, "int16").reshape(4, -1)
+        memory.close()
+        return rates, regions.mean(axis=1).tolist()
+
+    rates = {2: Push(push.ROW_BYTES / 1e3, push.ROW_BYTES / 1e3, 2 * push.ROW_BYTES / 1e3)}
+    assert nbep.spawn(measure, 2, "emulator") == [(rates, [0, 1, 1, 0]), (rates, [1, 0, 1, 0])]
