@@ -14,12 +14,41 @@ Runtime.recognizer. What it does not recognize is looked up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from nbep.host.target.base import Recognizer, Runtime
+from nbep.device.kernels.parts.calls import Call
+from nbep.host.target.base import PreparedLaunch, Recognizer, Runtime
+from nbep.host.target.new_arrays import Make
 
 AnyPlan = TypeVar("AnyPlan")
 MAX_PLANS = 1024  # of a verb
+
+
+class Plan(NamedTuple):
+    """Of a call of the normal mode with a handle: what depends on its sizes, on those of the arrays, and on the config.
+
+    shape: of what it takes of the buffers, to name cells in reports
+    Without rings `make` and `launch` are other things: see intranode.direct_dispatch.
+    """
+
+    make: Any  # its outputs
+    notify: PreparedLaunch
+    launch: Any
+    shape: Any
+    call: Call
+
+
+class CountedPlan(NamedTuple):
+    """Of a dispatch without one: sizes, dtypes and options alone, as rows that come are counted in every call."""
+
+    make: Make  # what notify writes, and the outputs of dispatch if it is known how many rows they have
+    make_counted: Make | None  # the outputs of dispatch, if not
+    notify: PreparedLaunch
+    counters: tuple[int, ...]
+    launch: PreparedLaunch
+    sizes: tuple[int, int]  # of the handle
+    shape: Any
+    call: Call
 
 
 def overlap(addresses: Sequence[int], num_bytes: Sequence[int], first_output: int) -> bool:

@@ -5,13 +5,12 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_combine
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbep.device.kernels.internode.combine import (
     InternodeCombineSizes,
     combine_smem_bytes,
 )
-from nbep.device.kernels.parts.calls import Call
 from nbep.host import validate
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config, fit_rings, nodes_config
@@ -22,20 +21,10 @@ from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.rdma_buffer_turns import check_turn, take_turn
 from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings
 from nbep.host.node import Node
+from nbep.host.plans import Plan
 from nbep.host.request import CombineRequest
-from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import Make
+from nbep.host.target.base import Array, MaybeArray
 from nbep.host.tokens import check_combine_inputs, has_rows
-
-
-class Plan(NamedTuple):
-    """What depends on the handle's sizes, on those of rows and weights, and on the config."""
-
-    make: Make  # combined_x, and the weights if there are some
-    notify: PreparedLaunch
-    combine: PreparedLaunch
-    rings: Rings
-    call: Call
 
 
 def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
@@ -58,11 +47,11 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     outputs, of_outputs = memory.allocate(request, request.x, plan.make)
     memory.compare(plan.call, handle)
     take_turn(memory, "combine")
-    memory.ring_shape, mode.rdma.shape = plan.rings.nvl, plan.rings.rdma
+    memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
     heads = rdma_head, nvl_head, recv_prefix, recv_sum
     plan.notify.launch(memory.stream, heads, (handle,), numbers[1:])
     first = *of_outputs, *arguments, rdma_head, nvl_head, prefix, recv_prefix, recv_sum, *of_gbl
-    plan.combine.launch(memory.stream, first, (given, outputs, handle))
+    plan.launch.launch(memory.stream, first, (given, outputs, handle))
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 

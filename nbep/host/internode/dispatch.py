@@ -9,7 +9,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_dispatch
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbep.device.kernels.internode.cached_notify import CachedHeads, CachedSizes, internode_cached_notify
 from nbep.device.kernels.internode.dispatch import (
@@ -36,37 +36,15 @@ from nbep.host.internode.handle import InternodeHandle, InternodeTuple
 from nbep.host.internode.rdma_buffer_turns import check_turn, take_turn
 from nbep.host.internode.rings import Rings, check_rings, dispatch_rings
 from nbep.host.node import Node
+from nbep.host.plans import CountedPlan, Plan
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import LATER, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import PASSED, ROWS, Make, Wanted
+from nbep.host.target.new_arrays import PASSED, ROWS, Wanted
 from nbep.host.tokens import Tokens, await_counts, check_counts, check_wait, find_counted, pair, rows_of
 
 NUM_PREFIXES = 6  # arrays that notify writes, as InternodeNotifyOutputs begins
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 NO_LISTS = (0,) * (len(InternodeDispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch has none
-
-
-class CountedPlan(NamedTuple):
-    """What depends on sizes, dtypes and options alone: rows that come are counted in every call."""
-
-    make: Make  # what notify writes, and InternodeDispatchOutputs if it is known how many rows they have
-    make_counted: Make | None  # InternodeDispatchOutputs, if not
-    notify: PreparedLaunch
-    counters: tuple[int, int, int]
-    launch: PreparedLaunch
-    sizes: tuple[int, int]  # of the handle
-    rings: Rings
-    call: Call
-
-
-class Plan(NamedTuple):
-    """What depends on the handle's sizes, on the sizes and dtypes of the tokens, and on the config."""
-
-    make: Make  # recv_x, and its scales if there are some
-    notify: PreparedLaunch
-    launch: PreparedLaunch
-    rings: Rings
-    call: Call
 
 
 def dispatch(
@@ -121,7 +99,7 @@ def _dispatch_cached(memory: Node, request: DispatchRequest) -> Any:
         arguments = memory.runtime.arguments(given)
     (in_rank, prefix, _, *prefixes), _, numbers = handle.taken(memory.runtime)
     made, addresses = memory.allocate(request, given[0], plan.make, numbers)
-    memory.ring_shape, mode.rdma.shape = plan.rings.nvl, plan.rings.rdma
+    memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
     memory.compare(plan.call, handle)
     take_turn(memory, "dispatch")
     plan.notify.launch(memory.stream)
@@ -152,7 +130,7 @@ def _dispatch_counted(memory: Node, request: DispatchRequest) -> tuple[Any, ...]
     num_worst_tokens = request.num_worst_tokens
     numbers = num_worst_tokens, num_worst_tokens * memory.num_nvl_peers  # see await_counts
     counted: list[int] = []
-    memory.ring_shape, mode.rdma.shape = plan.rings.nvl, plan.rings.rdma
+    memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
     made, addresses = memory.allocate(request, like, plan.make, numbers)
     memory.compare(plan.call)
     take_turn(memory, "dispatch")

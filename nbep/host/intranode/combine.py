@@ -7,7 +7,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_combine
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.device.kernels.intranode.combine import CombineSizes, combine_smem_bytes
@@ -15,7 +15,7 @@ from nbep.device.kernels.intranode.combine import combine as combine_kernel
 from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes, direct_combine_smem_bytes
 from nbep.device.kernels.intranode.direct_combine import direct_combine as direct_kernel
 from nbep.device.kernels.parts.calls import Call
-from nbep.device.layout.direct import CELL_WORDS, SlotPlaces, SlotShape, num_landed_words
+from nbep.device.layout.direct import CELL_WORDS, SlotShape, num_landed_words
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
 from nbep.host.block_sizes import block_sizes
@@ -25,37 +25,14 @@ from nbep.host.events import EventOverlap
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
+from nbep.host.plans import Plan
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import Make
 from nbep.host.tokens import CombineGiven, check_combine_inputs, has_rows
 
 MIN_THREADS = 64  # one warp coordinates, the others receive
 
-
-class RingCombine(NamedTuple):
-    """The launches of a combine through rings. Each takes arrays of the handle."""
-
-    notify: PreparedLaunch
-    combine: PreparedLaunch
-    shape: RingShape
-
-
-class DirectCombine(NamedTuple):
-    """The launches of a combine without rings."""
-
-    notify: PreparedLaunch
-    combine: PreparedLaunch
-    places: SlotPlaces
-    shape: SlotShape
-
-
-class Plan(NamedTuple):
-    """What depends on the handle's sizes, on those of rows and weights, and on the config."""
-
-    make: Make  # combined_x, and the weights if there are some
-    way: RingCombine | DirectCombine
-    call: Call
+Prepared = tuple[PreparedLaunch, PreparedLaunch, Any]  # both launches, and the shape of a plan
 
 
 def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
@@ -78,16 +55,16 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     of_ranks, of_channels, of_recv_channels, _, _, send_head = handle.taken(memory.runtime).arguments
     outputs, of_outputs = memory.allocate(request, given[0], plan.make)
     memory.compare(plan.call, handle)
-    way, stream = plan.way, memory.stream
-    if isinstance(way, RingCombine):
-        memory.ring_shape = way.shape
-        way.notify.launch(stream, (send_head,), (handle,))
-        of_channels = of_recv_channels
+    stream = memory.stream
+    if request.zero_copy:
+        validate.zero_copy(memory).begin_combine(*plan.shape)
+        plan.notify.launch(stream)
     else:
-        validate.zero_copy(memory).begin_combine(way.places, way.shape)
-        way.notify.launch(stream)
+        memory.ring_shape = plan.shape
+        plan.notify.launch(stream, (send_head,), (handle,))
+        of_channels = of_recv_channels
     first = *of_outputs, *arguments, of_ranks, of_channels, send_head
-    way.combine.launch(stream, first, (given, outputs, handle))
+    plan.launch.launch(stream, first, (given, outputs, handle))
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 
@@ -102,19 +79,18 @@ def _make_plan(memory: Node, handle: DispatchHandle, given: CombineGiven, reques
     validate.config(config, num_ranks, MIN_THREADS)
     validate.handle_config(handle, config)
     call = combine_call(memory, hidden, num_topk, config, handle, zero_copy=zero_copy)
-    way: RingCombine | DirectCombine
     if zero_copy:
-        way = _prepare_direct(memory, num_combined_tokens, given, config, call)
+        prepared = _prepare_direct(memory, num_combined_tokens, given, config, call)
     else:
         shape = config.ring_shape(num_ranks, *token_sizes)
         validate.buffer_size(shape, memory.num_nvl_bytes)
-        way = _prepare(memory, num_combined_tokens, config, shape, call)
+        prepared = _prepare(memory, num_combined_tokens, config, shape, call)
     weights = ((num_combined_tokens, num_topk), "float32") if num_topk > 0 else None
     outputs = ((num_combined_tokens, hidden), "bfloat16"), weights
-    return Plan(runtime.prepare_empty(outputs, request.x), way, call)
+    return Plan(runtime.prepare_empty(outputs, request.x), *prepared, call)
 
 
-def _prepare(memory: Node, num_combined_tokens: int, config: Config, shape: RingShape, call: Call) -> RingCombine:
+def _prepare(memory: Node, num_combined_tokens: int, config: Config, shape: RingShape, call: Call) -> Prepared:
     runtime, num_ranks = memory.runtime, memory.num_ranks
     num_threads = config.num_threads or max(MIN_THREADS, block_sizes(runtime).ring(num_ranks))
     notify = runtime.prepare(
@@ -139,12 +115,13 @@ def _prepare(memory: Node, num_combined_tokens: int, config: Config, shape: Ring
         shape,
         CombineSizes(num_combined_tokens, config.num_max_nvl_chunked_send_tokens),
     )
-    return RingCombine(notify, combine, shape)
+    return notify, combine, shape
 
 
 def _prepare_direct(
     memory: Node, num_combined_tokens: int, given: CombineGiven, config: Config, call: Call
-) -> DirectCombine:
+) -> Prepared:
+    """Without rings."""
     runtime, num_ranks, direct = memory.runtime, memory.num_ranks, validate.zero_copy(memory)
     chunk = config.num_max_nvl_chunked_send_tokens
     shape = SlotShape(num_ranks, config.num_channels, given.hidden_bytes, given.num_topk, chunk)
@@ -163,7 +140,7 @@ def _prepare_direct(
         shape,
         DirectCombineSizes(num_combined_tokens, num_push_warps(config, num_threads // 32)),
     )
-    return DirectCombine(prepare_reset(memory, direct.peers, num_words, call), combine, places, shape)
+    return prepare_reset(memory, direct.peers, num_words, call), combine, (places, shape)
 
 
 def num_push_warps(config: Config, num_warps: int) -> int:

@@ -39,7 +39,7 @@ class Half(NamedTuple):
     places: HalfPlaces
 
 
-class Plan(NamedTuple):
+class DirectPlan(NamedTuple):
     """What depends on sizes, dtypes and options alone."""
 
     make: Make  # both matrices of the routes, the one of the received channels, and send_head
@@ -63,7 +63,7 @@ class Received(NamedTuple):
 
 
 def dispatch_counted(
-    memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest
+    memory: Node, plan: DirectPlan, arguments: Sequence[Any], request: DispatchRequest
 ) -> tuple[Received, DispatchHandle, list[int]]:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
     direct, num_worst_tokens = validate.zero_copy(memory), request.num_worst_tokens
@@ -110,7 +110,7 @@ def received(
     return made
 
 
-def make_plan(memory: Node, tokens: Tokens, config: Config, request: DispatchRequest) -> Plan:
+def make_plan(memory: Node, tokens: Tokens, config: Config, request: DispatchRequest) -> DirectPlan:
     """Prepare the launches, for arguments that are checked."""
     runtime, num_ranks, num_experts = memory.runtime, memory.num_ranks, request.num_experts
     num_tokens, num_channels = tokens.num_tokens, config.num_channels
@@ -122,7 +122,7 @@ def make_plan(memory: Node, tokens: Tokens, config: Config, request: DispatchReq
     sizes = DirectSizes(num_tokens, LATER, request.num_worst_tokens, num_experts // num_ranks, *tokens.scale_strides)
     peers = validate.zero_copy(memory).peers
     of_number = num_channels, min(256, 32 * num_ranks), 0, num_tokens, num_channels, num_ranks
-    return Plan(
+    return DirectPlan(
         runtime.prepare_empty(wanted, tokens.x.array),
         prepare_counts(memory, peers, CELL_WORDS, request, num_channels, call),
         memory.counters.addresses(request.num_worst_tokens == 0)[:2],

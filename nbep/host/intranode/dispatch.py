@@ -10,12 +10,11 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbep.device.kernels.intranode.direct_dispatch import DirectSizes
 from nbep.device.kernels.intranode.dispatch import DispatchOutputs, DispatchSizes, dispatch_smem_bytes
 from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
-from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.direct import CELL_WORDS, DirectShape
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host import validate
@@ -29,23 +28,11 @@ from nbep.host.intranode.direct_dispatch import Half, prepare_halves, received
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import Routes, prepare_counts, prepare_reset
 from nbep.host.node import Node
+from nbep.host.plans import CountedPlan, Plan
 from nbep.host.request import DispatchRequest
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import ROWS, Make, Wanted
+from nbep.host.target.new_arrays import ROWS, Wanted
 from nbep.host.tokens import Tokens, await_counts, check_counts, check_wait, find_counted, pair, rows_of
-
-
-class Plan(NamedTuple):
-    """What depends on sizes, dtypes and options alone: rows that come are counted in every call."""
-
-    make: Make  # both matrices of the routes, and DispatchOutputs if it is known how many rows they have
-    make_counted: Make | None  # DispatchOutputs, if not
-    notify: PreparedLaunch
-    counters: tuple[int, int]
-    launch: PreparedLaunch
-    sizes: tuple[int, int]  # of the handle
-    shape: RingShape
-    call: Call
 
 
 def dispatch(
@@ -103,7 +90,7 @@ def _checked(memory: Node, request: DispatchRequest) -> tuple[Tokens, Config]:
 
 
 def _dispatch_counted(
-    memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest
+    memory: Node, plan: CountedPlan, arguments: Sequence[Any], request: DispatchRequest
 ) -> tuple[DispatchOutputs, DispatchHandle, list[int]]:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
     check_wait(memory, request)
@@ -133,7 +120,7 @@ def _dispatch_counted(
     return recv, routes.handle(memory, *arrays, taken), per_expert
 
 
-def _make_plan(memory: Node, request: DispatchRequest) -> Plan | direct_dispatch.Plan:
+def _make_plan(memory: Node, request: DispatchRequest) -> CountedPlan | direct_dispatch.DirectPlan:
     """Check what does not change, and prepare the launches."""
     tokens, config = _checked(memory, request)
     if request.zero_copy:
@@ -151,25 +138,13 @@ def _make_plan(memory: Node, request: DispatchRequest) -> Plan | direct_dispatch
         ((num_ranks, num_channels), "int32"),
         ((tokens.num_tokens, num_ranks), "int32"),
     )
-    num_threads = config.num_threads or block_sizes(runtime).ring(num_ranks)
-    sizes = DispatchSizes(
-        tokens.num_tokens,
-        LATER,
-        num_worst_tokens,
-        num_experts // num_ranks,
-        config.num_max_nvl_chunked_send_tokens,
-        *tokens.scale_strides,
-        int(block_sizes(runtime).mix_roles if config.mix_roles is None else config.mix_roles),
-    )
-    smem_bytes = dispatch_smem_bytes(num_threads, runtime.has_tma)
-    last = memory.peers, memory.bounds, shape, sizes
     is_counted = num_worst_tokens == 0
-    return Plan(
+    return CountedPlan(
         runtime.prepare_empty(of_routes if is_counted else of_routes + outputs, tokens.x.array),
         runtime.prepare_empty(outputs, tokens.x.array) if is_counted else None,
         prepare_counts(memory, memory.peers, num_ring_cell_words(shape), request, num_channels, call),
         memory.counters.addresses(is_counted)[:2],
-        runtime.prepare(dispatch_kernel, config.num_sms, num_threads, smem_bytes, *last),
+        _prepare(memory, tokens, config, shape, num_worst_tokens, num_experts // num_ranks),
         (tokens.num_tokens, num_channels),
         shape,
         call,
@@ -182,17 +157,6 @@ def _make_plan(memory: Node, request: DispatchRequest) -> Plan | direct_dispatch
 
 
 NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing
-
-
-class CachedPlan(NamedTuple):
-    """What depends on the handle's sizes, on the sizes and dtypes of the tokens, and on the config."""
-
-    outputs: tuple[Wanted | None, ...]  # recv_x, and its scales if there are some
-    make: Make | None  # them; None: they lie in the symmetric memory
-    notify: PreparedLaunch
-    launch: PreparedLaunch | tuple[Half, ...]  # without rings those of both halves
-    shape: RingShape | DirectShape
-    call: Call
 
 
 def dispatch_cached(memory: Node, request: DispatchRequest) -> Any:
@@ -210,11 +174,11 @@ def dispatch_cached(memory: Node, request: DispatchRequest) -> Any:
         plan = _make_cached_plan(memory, tokens, handle, request)
         plans.keep(key, plan)
         arguments = memory.runtime.arguments(given)
-    launch = _launch if plan.make is not None else _launch_without_rings
+    launch = _launch_without_rings if request.zero_copy else _launch
     return pair(*launch(memory, plan, given, arguments, handle, request))
 
 
-def _make_cached_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, request: DispatchRequest) -> CachedPlan:
+def _make_cached_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, request: DispatchRequest) -> Plan:
     """Check what does not change, and prepare the launches."""
     runtime, num_ranks, zero_copy = memory.runtime, memory.num_ranks, request.zero_copy
     num_tokens, num_sms = handle.is_token_in_rank.shape[0], 2 * handle.num_channels
@@ -225,30 +189,38 @@ def _make_cached_plan(memory: Node, tokens: Tokens, handle: DispatchHandle, requ
     config = in_node_config(request.config, DISPATCH_TABLE, num_sms, num_ranks, room, sizes, memory.is_deep_eps)
     validate.config(config, num_ranks, 32 * num_ranks)
     validate.handle_config(handle, config)
-    strides = tokens.scale_strides
     shape: RingShape | DirectShape
     if zero_copy:
         shape = DirectShape(config.num_channels, *sizes)
-        direct_sizes = DirectSizes(num_tokens, LATER, 0, 0, *strides)
+        direct_sizes = DirectSizes(num_tokens, LATER, 0, 0, *tokens.scale_strides)
         launch: PreparedLaunch | tuple[Half, ...] = prepare_halves(memory, config, shape, direct_sizes)
         num_words, peers = CELL_WORDS, validate.zero_copy(memory).peers
     else:
         shape = config.ring_shape(num_ranks, *sizes)
         validate.buffer_size(shape, memory.num_nvl_bytes)
-        chunk = config.num_max_nvl_chunked_send_tokens
-        mix_roles = int(block_sizes(runtime).mix_roles if config.mix_roles is None else config.mix_roles)
-        ring_sizes = DispatchSizes(num_tokens, LATER, 0, 0, chunk, *strides, mix_roles)
-        launch = _prepare(memory, config, shape, ring_sizes)
+        launch = _prepare(memory, tokens, config, shape, 0, 0)
         num_words, peers = num_ring_cell_words(shape), memory.peers
     call = dispatch_call(memory, tokens, None, config, handle, zero_copy=zero_copy)
     notify = prepare_reset(memory, peers, num_words, call)
     outputs = rows_of(tokens.x, tokens.scales)
-    make = None if zero_copy else runtime.prepare_empty(outputs, tokens.x.array)
-    return CachedPlan(outputs, make, notify, launch, shape, call)
+    make = outputs if zero_copy else runtime.prepare_empty(outputs, tokens.x.array)
+    return Plan(make, notify, launch, shape, call)
 
 
-def _prepare(memory: Node, config: Config, shape: RingShape, sizes: DispatchSizes) -> PreparedLaunch:
+def _prepare(
+    memory: Node, tokens: Tokens, config: Config, shape: RingShape, num_worst_tokens: int, num_local_experts: int
+) -> PreparedLaunch:
+    """The launch of the dispatch kernel. It takes its outputs and inputs, and later how many tokens come."""
     runtime = memory.runtime
+    sizes = DispatchSizes(
+        tokens.num_tokens,
+        LATER,
+        num_worst_tokens,
+        num_local_experts,
+        config.num_max_nvl_chunked_send_tokens,
+        *tokens.scale_strides,
+        int(block_sizes(runtime).mix_roles if config.mix_roles is None else config.mix_roles),
+    )
     num_threads = config.num_threads or block_sizes(runtime).ring(memory.num_ranks)
     smem_bytes = dispatch_smem_bytes(num_threads, runtime.has_tma)
     last = memory.peers, memory.bounds, shape, sizes
@@ -256,36 +228,34 @@ def _prepare(memory: Node, config: Config, shape: RingShape, sizes: DispatchSize
 
 
 def _launch(
-    memory: Node, plan: CachedPlan, given: Sequence[Any], arguments: Sequence[Any], handle: DispatchHandle, request: Any
+    memory: Node, plan: Plan, given: Sequence[Any], arguments: Sequence[Any], handle: DispatchHandle, request: Any
 ) -> tuple[Array, MaybeArray]:
     """Through rings."""
     of_ranks, of_channels, _, _, in_rank, _ = handle.taken(memory.runtime).arguments
     numbers = handle.taken(memory.runtime).numbers
     made, addresses = memory.allocate(request, given[0], plan.make, numbers)
     memory.compare(plan.call, handle)
-    memory.ring_shape = plan.shape  # type: ignore[assignment]
+    memory.ring_shape = plan.shape
     plan.notify.launch(memory.stream)
     first = *addresses, *NO_LISTS, *arguments, 0, 0, in_rank, of_ranks, of_channels
-    launch: Any = plan.launch
-    launch.launch(memory.stream, first, (given, handle, made), numbers)
+    plan.launch.launch(memory.stream, first, (given, handle, made), numbers)
     return made[0], made[1]
 
 
 def _launch_without_rings(
-    memory: Node, plan: CachedPlan, given: Sequence[Any], arguments: Sequence[Any], handle: DispatchHandle, request: Any
+    memory: Node, plan: Plan, given: Sequence[Any], arguments: Sequence[Any], handle: DispatchHandle, request: Any
 ) -> tuple[Array, MaybeArray]:
     """The outputs lie in the half of the symmetric memory that is next."""
     direct, taken = validate.zero_copy(memory), handle.taken(memory.runtime)
-    halves: Any = plan.launch
-    launch, places = halves[direct.next_half]
+    launch, places = plan.launch[direct.next_half]
     num_rows = taken.numbers[0]
     if num_rows > places.num_rows:
         room = f"{direct.num_bytes} at construction, which has room for {places.num_rows} rows"
         validate.refuse("num_zero_copy_bytes", room, f"enough for {num_rows}")
     memory.allocate(request, given[0])
     memory.compare(plan.call, handle)
-    lease = direct.begin_dispatch(places, plan.shape)  # type: ignore[arg-type]
-    recv_x, recv_x_scales = received(memory, places, plan.outputs, num_rows, given, lease)
+    lease = direct.begin_dispatch(places, plan.shape)
+    recv_x, recv_x_scales = received(memory, places, plan.make, num_rows, given, lease)
     plan.notify.launch(memory.stream)
     of_ranks, of_channels, _, _, _, send_head = taken.arguments
     first = 0, *arguments, 0, 0, send_head, of_ranks, of_channels
