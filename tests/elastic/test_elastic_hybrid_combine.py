@@ -13,6 +13,7 @@ from elastic import ElasticOptions, Trip, check, dispatch_arguments, make_elasti
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
+from nbep.check import Run, perform
 from nbep.emulator.machine.names import NIC_NUMBERS
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks are of one node")
@@ -157,3 +158,10 @@ def test_who_is_named_has_come_late_or_given_up(kernel, transport):
     for fault in raised:
         assert fault.peer in gone
         gone.add(fault.rank)
+
+
+def test_without_the_meeting_of_the_node_sums_are_read_that_may_not_be_there():
+    base = Run("elastic.hybrid", (), seed=0, memory_model="checked")
+    found = perform(replace(base, faults=("intranode.cached_notify_dispatch: meet_block",)))
+    assert found is not None
+    assert re.search(r"marks\[node 0, token \d, rank \d of this node\]", found.message)

@@ -16,7 +16,7 @@
  rows[w]             warp w        st_shared                  the same warp    ld_shared, after syncwarp
  stage of a warp     copy engine   bulk copy                  the warp         ld_shared, see staged_sums.py
 
- (1) The ranks of the node have met since then, in the kernel before.
+ (1) The ranks of the node have met since then, in the kernel before: cached_notify_dispatch, which resets nothing here.
 
 Of another node the slots are those of the outboxes, of the own node the own slots, which the ranks of the node have
 filled. What leaves for another node stays marked at this rank's own place, with the choices of all.
