@@ -114,7 +114,7 @@ def wrong_replays(comm: MPI.Intracomm, buffer: nbep.Buffer, options: Options, wi
     return num_wrong
 
 
-def is_told_of_an_odd_graph(comm: MPI.Intracomm, buffer: nbep.Buffer) -> bool:
+def raises_for_an_odd_graph(comm: MPI.Intracomm, buffer: nbep.Buffer) -> bool:
     """Whether the second replay of a graph of one call ends in the ValueError that says what is wrong with it."""
     layer = Layer(buffer, KINDS[0], False)
     layer.forward()
@@ -147,7 +147,7 @@ def run(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     trips = [(case_of(0, comm.size), replace(kind, deduplicate=True)) for kind in KINDS]
     buffer = make_buffer(comm, trips, **network_arguments(options))
     if options.odd:
-        num_wrong = 0 if is_told_of_an_odd_graph(comm, buffer) else 1
+        num_wrong = 0 if raises_for_an_odd_graph(comm, buffer) else 1
     else:
         num_wrong = sum(wrong_replays(comm, buffer, kind, options.hooks) for kind in KINDS)
     buffer.destroy()

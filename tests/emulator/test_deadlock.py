@@ -115,7 +115,7 @@ def test_expire_ends_the_earliest_wait_first():
 
 @pytest.mark.parametrize("timeout", [TIMEOUT // 2, 2 * TIMEOUT])
 def test_expire_ends_the_earliest_wait_first_whether_a_hosts_or_a_threads(timeout):
-    """Rank 0 waits on the host for what rank 1's kernel does when its own wait is over time."""
+    """Rank 0 waits on the host for what rank 1's kernel does when its own wait times out."""
     world = World(2, on_deadlock="expire")
     tail = world.ranks[1].space.allocate(4, "tail", zero=True)
     late = []

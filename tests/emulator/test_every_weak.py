@@ -20,7 +20,7 @@ def outcomes(program, **kind):
     return run_all(program, is_weak=True, **kind)[1]
 
 
-def told_by(main, num_cells=2, num_ranks=1):
+def noted_by(main, num_cells=2, num_ranks=1):
     """What main(world, cells of rank 0, noted) notes of each run: hosts, and what they launch."""
 
     def program(strategy):
@@ -84,7 +84,7 @@ def test_a_copy_may_bring_what_was_there_before_a_flag_that_was_not_acquired(ord
         for stream in [launch(world, send, cells.address), launch(world, receive, cells.address)]:
             stream.synchronize()
 
-    assert outcomes(told_by(main)) == seen
+    assert outcomes(noted_by(main)) == seen
 
 
 def test_when_a_copy_is_there_is_a_choice():
@@ -95,7 +95,7 @@ def test_when_a_copy_is_there_is_a_choice():
 
         launch(world, ask, cells.address).synchronize()
 
-    assert outcomes(told_by(main)) == {(False,), (True,)}
+    assert outcomes(noted_by(main)) == {(False,), (True,)}
 
 
 @pytest.mark.parametrize(("waits", "seen"), [(False, {(1,), (2,)}), (True, {(1,)})])
@@ -115,7 +115,7 @@ def test_a_bulk_store_may_read_its_stage_late(waits, seen):
         launch(world, send, cells.address).synchronize()
         noted["data"] = int(cells.read(0, "s32"))
 
-    assert outcomes(told_by(main)) == seen
+    assert outcomes(noted_by(main)) == seen
 
 
 @pytest.mark.parametrize(("order", "seen"), [("relaxed", {(0,), (1,)}), ("release", {(1,)})])
@@ -137,7 +137,7 @@ def test_what_a_bulk_store_writes_is_late_like_a_store(order, seen):
         for stream in [launch(world, send, cells.address), launch(world, receive, cells.address)]:
             stream.synchronize()
 
-    assert outcomes(told_by(main)) == seen
+    assert outcomes(noted_by(main)) == seen
 
 
 # --- hosts and streams ------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_a_host_may_see_a_flag_before_the_data_if_it_does_not_release(order, see
         noted[0], noted[1] = (word(world.ranks[0].space, cells, index) for index in (1, 0))
         stream.synchronize()
 
-    assert outcomes(told_by(main)) == seen
+    assert outcomes(noted_by(main)) == seen
 
 
 @pytest.mark.parametrize(("order", "seen"), [("relaxed", {(0,), (1,)}), ("acquire", {(1,)})])
@@ -172,7 +172,7 @@ def test_a_kernel_may_miss_what_a_host_has_stored_before_a_flag(order, seen):
             store(world.ranks[0].space, cells, index, 1)
         stream.synchronize()
 
-    assert outcomes(told_by(main)) == seen
+    assert outcomes(noted_by(main)) == seen
 
 
 @pytest.mark.parametrize(("waits", "seen"), [(True, {(1,)}), (False, {(0,), (1,)})])
@@ -193,7 +193,7 @@ def test_a_kernel_knows_what_its_host_has_waited_for(waits, seen):
         stream.synchronize()
         other.synchronize()
 
-    assert outcomes(told_by(main)) == seen
+    assert outcomes(noted_by(main)) == seen
 
 
 def test_a_kernel_knows_what_its_host_has_acquired_from_another_one():
@@ -215,7 +215,7 @@ def test_a_kernel_knows_what_its_host_has_acquired_from_another_one():
         world.host_wait(lambda: word(space, cells, 1) == 1, "the word")
         launch(world, receive, world.ranks[1].space.open(cells).address, rank=1).synchronize()
 
-    assert outcomes(told_by(main, num_ranks=2)) == {(1,)}
+    assert outcomes(noted_by(main, num_ranks=2)) == {(1,)}
 
 
 def test_hosts_that_start_kernels_do_so_in_each_order():
@@ -229,7 +229,7 @@ def test_hosts_that_start_kernels_do_so_in_each_order():
         address = world.ranks[rank].space.open(cells).address if rank else cells.address
         launch(world, send, address, rank, rank=rank).synchronize()
 
-    assert outcomes(told_by(main, num_ranks=2)) == {(0, 0), (0, 1), (1, 0)}
+    assert outcomes(noted_by(main, num_ranks=2)) == {(0, 0), (0, 1), (1, 0)}
 
 
 # --- barriers, SMs ----------------------------------------------------------------------------------------------------

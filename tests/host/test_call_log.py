@@ -81,7 +81,7 @@ def cases(table):
     return pytest.mark.parametrize(("change", "name", "of_rank_0", "of_rank_1"), table.values(), ids=table.keys())
 
 
-def check_told(inputs, call, change, name, of_rank_0, of_rank_1):
+def check_reported(inputs, call, change, name, of_rank_0, of_rank_1):
     """call(buffer, arguments, change) on two ranks ends with an error that names what they passed, whoever finds it."""
 
     def main(comm):
@@ -105,7 +105,7 @@ def test_dispatches_that_differ_are_reported(change, name, of_rank_0, of_rank_1,
     def call(buffer, arguments, change):
         buffer.dispatch(**arguments | change(buffer))
 
-    check_told(inputs, call, change, name, of_rank_0, of_rank_1)
+    check_reported(inputs, call, change, name, of_rank_0, of_rank_1)
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
@@ -117,7 +117,7 @@ def test_cached_dispatches_that_differ_are_reported(change, name, of_rank_0, of_
         cached = {"x": x, "handle": handle, "config": arguments["config"]}
         buffer.dispatch(**cached | change(buffer))
 
-    check_told(inputs, call, change, name, of_rank_0, of_rank_1)
+    check_reported(inputs, call, change, name, of_rank_0, of_rank_1)
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
@@ -128,7 +128,7 @@ def test_combines_that_differ_are_reported(change, name, of_rank_0, of_rank_1, i
         combined = {"x": recv_x, "handle": handle, "config": arguments["config"]}
         buffer.combine(**combined | change(combined))
 
-    check_told(inputs, call, change, name, of_rank_0, of_rank_1)
+    check_reported(inputs, call, change, name, of_rank_0, of_rank_1)
 
 
 @pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")

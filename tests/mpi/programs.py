@@ -125,7 +125,7 @@ def part_of_the_gpus_first(comm):
 def two_groups_on_one_host(comm):
     """No two ranks take the same GPU; if the launcher does not say who is who, each group counts for itself."""
 
-    def gpu_if_told(group, num_gpus=8, **variables):
+    def gpu_under(group, num_gpus=8, **variables):
         """The GPU of this rank if its launcher sets no variables but these."""
         with pretended_gpus(comm, lambda rank: True, num_gpus) as patch:
             for name in process.LOCAL_RANKS:
@@ -138,13 +138,13 @@ def two_groups_on_one_host(comm):
     part = comm.Split(comm.rank // 2, comm.rank)
     with pretended_gpus(comm, lambda rank: True):
         assert process_runtime(part).ordinal == comm.rank
-    assert gpu_if_told(part) == part.rank
+    assert gpu_under(part) == part.rank
     for inherited in (0, ""):  # by all from a batch script; or it says nothing
-        assert gpu_if_told(comm, SLURM_LOCALID=inherited) == comm.rank
+        assert gpu_under(comm, SLURM_LOCALID=inherited) == comm.rank
     # Every other process of a launch: their numbers would meet on half of the GPUs.
-    assert gpu_if_told(comm, 4, MPI_LOCALRANKID=2 * comm.rank) == comm.rank
+    assert gpu_under(comm, 4, MPI_LOCALRANKID=2 * comm.rank) == comm.rank
     # More ranks than GPUs
-    assert gpu_if_told(comm, 2, MPI_LOCALRANKID=comm.rank) == comm.rank % 2
+    assert gpu_under(comm, 2, MPI_LOCALRANKID=comm.rank) == comm.rank % 2
 
 
 def part_of_the_ranks_without_gpus(comm):
