@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 BUDGETS = {
     "nbep": (77_950, 514),
     "nbep/emulator": (14_100, 71),
-    "nbep/device": (18_050, 132),
+    "nbep/device": (18_100, 133),
     "nbep/host": (17_350, 118),
     "nbep/check": (2_200, 12),
     "nbep/scenarios": (1_340, 9),

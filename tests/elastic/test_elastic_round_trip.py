@@ -12,6 +12,7 @@ from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 from nbep.device.cards import SM80
+from nbep.device.kernels.elastic.number_choices import TABLE_EXPERTS
 
 FORMS = {
     "compact": ElasticOptions(expert_alignment=3),
@@ -54,6 +55,14 @@ def test_any_routing(form, routing):
 @pytest.mark.parametrize("num_topk", both_parts([32], thorough=[1, 5]))
 def test_one_to_thirty_two_choices(form, num_topk):
     run(make_case(7, num_tokens=4, num_topk=num_topk, experts_per_rank=17), replace(FORMS[form], num_biases=2))
+
+
+@pytest.mark.parametrize("num_sms", both_parts([2], thorough=[1, 3]))
+def test_choices_of_several_shares_and_of_more_experts_than_a_table_holds(num_sms):
+    """Three warps number 288 choices each, of which they take 256 at a time, first of 256 experts, then of 44."""
+    case = make_case(8, num_ranks=3, num_tokens=(90, 0, 7), num_topk=9, hidden=8, experts_per_rank=100)
+    assert case.num_experts > TABLE_EXPERTS
+    run(case, ElasticOptions(do_expand=True, num_sms=num_sms))
 
 
 @form

@@ -11,6 +11,8 @@ from functools import partial
 from typing import Any
 
 from nbep.device.kernels.elastic import combine as elastic_combine
+from nbep.device.kernels.elastic.number_choices import TABLE_BYTES
+from nbep.device.kernels.elastic.publish import PublishSizes
 from nbep.device.kernels.get_dispatch_layout import LayoutSizes, num_counters
 from nbep.device.kernels.internode import arguments as internode
 from nbep.device.kernels.intranode import combine, direct_combine
@@ -37,7 +39,7 @@ def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bo
         "combine": lambda offset: _combine(num_threads // WARP, offset),
         "direct_dispatch": _stage,
         "direct_combine": lambda offset: _direct_combine(num_threads // WARP, has_tma, offset),
-        "elastic_publish": _stage,
+        "elastic_publish": lambda offset: _elastic_publish(_one_of(args, PublishSizes), offset),
         "elastic_dispatch": _stage,
         "elastic_send_dispatch": _stage,
         "elastic_send_combine": _stage,
@@ -61,6 +63,12 @@ def _stage(offset: int) -> str:
     """Of `staging.open_stage`."""
     warp, byte = divmod(offset, STAGE_STRIDE)
     return f"stage[warp {warp}] + {byte}" if byte < STAGE_BYTES else f"full[warp {warp}], its stage's mbarrier"
+
+
+def _elastic_publish(sizes: PublishSizes, offset: int) -> str:
+    """The stages, where two blocks have their tables before."""
+    warp, byte = divmod(offset, TABLE_BYTES)
+    return f"{_stage(offset)}, before that counts[warp {warp}, {byte // 4}]" if sizes.does_number else _stage(offset)
 
 
 def _layout(sizes: LayoutSizes, offset: int) -> str:

@@ -42,6 +42,7 @@ ROWS_OF_SCALES = 4  # a column of scales begins at a multiple of 16 bytes, as th
 NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0, 0)
 TOKENS, SCALES = ROWS - 1, ROWS - 2  # as ROWS, of the second and the third of `_numbers`
 NUM_ROUTES = 7
+NUMBERING = 2  # blocks of publish that number choices and list tokens
 
 
 class Plan(NamedTuple):
@@ -210,7 +211,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     threads = num_threads(memory)
     publish = runtime.prepare(
         elastic_publish,
-        blocks_for(memory, request.num_sms, does_number * (num_experts + num_ranks) + tokens.num_tokens, threads),
+        blocks_for(memory, request.num_sms, NUMBERING * does_number + tokens.num_tokens, threads),
         threads,
         publish_smem_bytes(threads, runtime.has_tma),
         elastic.peers,

@@ -34,7 +34,6 @@ which brings rows into the buffer, and the second from there to the outputs
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.alignment import align_up
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
@@ -315,29 +314,47 @@ def clear_row(ctx, out, row):
 
 
 @device_function
+def find_gap(ctx, inputs, expert):
+    """The rows between those of an expert and those of the next one: the first, and the one behind the last."""
+    alignment = ctx.sizes.expert_alignment
+    begin = ptx.ld_nc_s32(inputs.psum_num_recv_tokens_per_expert + 4 * expert)
+    return begin, ptx.u32_div(begin + alignment - 1, alignment) * alignment
+
+
+@device_function
+def clear_gaps(ctx, out, inputs, first, step):
+    """Zeros for the rows between experts; a warp. A lane looks at an expert: all loads are under way at once."""
+    lane, num_experts = ctx.team.lane, ctx.sizes.num_local_experts
+    number = first  # this warp's next row, counted from where the gap begins: the warps take the rows of all in turn
+    for block in range(0, num_experts, 32):
+        begin, end = find_gap(ctx, inputs, min(block + lane, num_experts - 1))
+        for i in range(min(32, num_experts - block)):
+            row = ptx.shfl_idx_s32(ptx.FULL_MASK, begin, i) + number
+            behind = ptx.shfl_idx_s32(ptx.FULL_MASK, end, i)
+            while row < behind:
+                clear_row(ctx, out, row)
+                row += step
+            number = row - behind
+
+
+@device_function
 def clean_gaps(ctx, out, inputs, first, step):
     """Weight 0, and zeros if they are wanted, for the rows between experts; weight 0 behind the last one. A warp."""
     sizes, lane = ctx.sizes, ctx.team.lane
-    last_end = 0
-    number = first
-    for expert in range(sizes.num_local_experts):
-        begin = ptx.ld_nc_s32(inputs.psum_num_recv_tokens_per_expert + 4 * expert)
-        last_end = align_up(begin, sizes.expert_alignment)
-        if last_end > sizes.num_rows:  # after a failed meeting, or as tokens name an expert more than once
-            if lane == 0:
-                report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_ROWS, last_end, sizes.num_rows)
-            return
-        # The warps take the gaps' rows in turn: `number` is this one's next, counted from this gap's first.
-        while begin + number < last_end:
-            if out.recv_topk_weights != 0 and lane == 0:
-                ptx.st_weak_f32(out.recv_topk_weights + 4 * (begin + number), ptx.f32(0))
-            if sizes.do_zero_padding != 0:
-                clear_row(ctx, out, begin + number)
-            number += step
-        number -= last_end - begin
+    last_end = find_gap(ctx, inputs, sizes.num_local_experts - 1)[1]
+    if last_end > sizes.num_rows:  # after a failed meeting, or as tokens name an expert more than once
+        if lane == 0:
+            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_ROWS, last_end, sizes.num_rows)
+        return
     if out.recv_topk_weights != 0:
+        for expert in range(first, sizes.num_local_experts, step):
+            begin, end = find_gap(ctx, inputs, expert)
+            for row in range(begin + lane, end, 32):
+                ptx.st_weak_f32(out.recv_topk_weights + 4 * row, ptx.f32(0))
         for row in range(last_end + 32 * first + lane, sizes.num_rows, 32 * step):
             ptx.st_weak_f32(out.recv_topk_weights + 4 * row, ptx.f32(0))
+    if sizes.do_zero_padding != 0:
+        clear_gaps(ctx, out, inputs, first, step)
 
 
 @device_function
