@@ -133,7 +133,6 @@ def number_choices(ctx, topk_idx, half, number, tables):
         begin_numbers(ctx, number, first, end, tables)
         ptx.syncthreads()
         count_share(ctx, topk_idx, half + ctx.places.numbers, first, counts)
-        ptx.syncwarp(ptx.FULL_MASK)
 
 
 # Tokens

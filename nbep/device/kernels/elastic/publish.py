@@ -131,10 +131,9 @@ def elastic_publish(
     if sizes.does_number != 0:
         if ptx.block_idx() == 0:
             number_choices(ctx, inputs.topk_idx, half, number, ptx.smem_base())
-            ptx.syncthreads()
         if ptx.block_idx() == min(1, ptx.grid_dim() - 1):
             list_tokens(ctx, inputs.topk_idx, out.dst_buffer_slot_idx, half, number, ptx.smem_base())
-            ptx.syncthreads()
+        ptx.syncthreads()  # the stages come to lie over the tables
         first_block = 2 if ptx.grid_dim() > 2 else 0  # the others lay out rows
     if ptx.block_idx() >= first_block:
         lay_out_tokens(ctx, out, inputs, half, first_block)
