@@ -42,7 +42,7 @@ print(nbep.spawn(main, 2))
 def test_the_demo_needs_no_extra(tmp_path):
     picture = tmp_path / "rings.png"
     argv = ["demo", "--ranks", "2", "--tokens", "8", "--out", str(picture)]
-    assert "All 10 checks passed" in run(f"from nbep.cli import main; sys.exit(main({argv}))").stdout
+    assert "All 16 checks passed" in run(f"from nbep.cli import main; sys.exit(main({argv}))").stdout
     assert picture.exists()
 
 
