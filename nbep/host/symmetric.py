@@ -18,7 +18,7 @@ from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_co
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import notify_dispatch
 from nbep.device.kernels.parts.calls import Call
-from nbep.device.layout.intranode import MAX_LOCAL_EXPERTS, TRAILER_BYTES, RingShape
+from nbep.device.layout.intranode import CALL_ROWS, MAX_LOCAL_EXPERTS, TRAILER_BYTES, RingShape
 from nbep.device.layout.names import describe_nvl_offset, describe_offset
 from nbep.device.protocols.peers import BUFFER_PTRS
 from nbep.device.protocols.waits import FaultReport
@@ -112,6 +112,8 @@ class NodeMemory(CommWork, SharedMemory):
         """The areas of the modes; the handle of the RDMA buffer."""
         runtime, sizes = self.runtime, self._sizes
         self.stream = self.comm_stream
+        # A row of words that is not 0 is a call that differs: see kernels.parts.calls.
+        self.symmetric.write(self.num_nvl_bytes + CALL_ROWS, np.zeros((TRAILER_BYTES - CALL_ROWS) // 4, np.int32))
         if sizes.num_zero_copy_bytes > 0:
             start = self.num_nvl_bytes + TRAILER_BYTES
             self.direct = DirectMemory(runtime, self.symmetric, start, sizes.num_zero_copy_bytes, self.num_ranks)

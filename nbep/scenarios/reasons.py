@@ -61,7 +61,6 @@ REASONS = {
     "elastic.meet_dispatch.elastic_meet_dispatch: bar_red_and": AFTER_TIMEOUT,
     "elastic.dispatch.fetch_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "elastic.notify_dispatch.elastic_notify_dispatch: bar_red_and": AFTER_TIMEOUT,
-    "host_barrier.meet_by_storing: wait_sum": "a hole, not mended yet; a deadlock before kernels compared digests",
     "elastic.notify_dispatch.count_nothing": AFTER_TIMEOUT,
     "elastic.notify_dispatch.count_tokens: syncthreads": ONE_WARP,
     "elastic.publish.elastic_publish: bar_red_and": AFTER_TIMEOUT,

@@ -12,6 +12,7 @@ from parts import both_parts
 
 import nbep
 from nbep.device.kernels.parts.calls import NUM_WORDS
+from nbep.device.layout.intranode import CALL_BYTES, CALL_ROWS
 from nbep.device.protocols.peers import ONE
 from nbep.host.calls import DIGESTS, NUM_EXPERTS, WORDS, make_call
 from nbep.host.ranks.call_log import CallLog
@@ -243,3 +244,21 @@ def test_a_digest_fits_below_the_count_and_every_word_changes_it():
             changed = make_call("dispatch", *words[:index], other, *words[index + 1 :]).signal
             assert ONE <= changed < 2 * ONE
             assert changed != make_call("dispatch", *words).signal
+
+
+@pytest.mark.parametrize("kind", ["buffer", "elastic"])
+def test_no_rank_has_sent_words_to_a_new_buffer(kind):
+    """Or a time-out would show what lay in that memory as the call of a peer."""
+
+    def main(comm):
+        made = (
+            nbep.Buffer(comm, num_nvl_bytes=1 << 16)
+            if kind == "buffer"
+            else nbep.ElasticBuffer(comm, num_max_tokens_per_rank=4, hidden=16, num_topk=2)
+        )
+        memory = made._memory
+        words = memory.symmetric.read(memory.num_nvl_bytes + CALL_ROWS, 2 * CALL_BYTES // 4, np.int32)
+        made.destroy()
+        return words.any()
+
+    assert nbep.spawn(main, 2, "emulator") == [False, False]
