@@ -8,7 +8,13 @@ from nbep.check.scenario import Scenario
 from nbep.device.cards import SM80, SM90
 from nbep.scenarios.tokens import counts_of
 from nbep.workloads.cases import Case, make_case
-from nbep.workloads.elastic import ElasticExpected, ElasticOptions, ElasticOutcome, Trip, make_elastic_buffer
+from nbep.workloads.elastic import (
+    ElasticExpected,
+    ElasticOptions,
+    ElasticOutcome,
+    make_elastic_buffer,
+    received_trips,
+)
 
 # experts: of each rank. blocks: of a launch, at most. rounds: dispatches one behind the other, before their combines.
 # expand, once, sync, cached, column, fp8, tma, uneven, hybrid, ibgda: 1 or 0. once: one reduction. tma: there is a copy
@@ -107,11 +113,7 @@ def main(comm: Any, **parameters: int) -> list[ElasticOutcome]:
     options = options_of(parameters)
     cases = cases_of(parameters)
     buffer = make_elastic_buffer(comm, [(case, options) for case in cases])
-    trips = [Trip(buffer, case, options, is_async=True) for case in cases]
-    for trip in trips:
-        trip.dispatch()
-    for trip in trips:
-        trip.receive()
+    trips = received_trips(buffer, cases, options)
     for trip in reversed(trips):
         trip.combine()
     outcomes = [trip.end() for trip in trips]

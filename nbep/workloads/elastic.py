@@ -5,6 +5,7 @@ The bodies run once per rank.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,6 +135,18 @@ def form(options: ElasticOptions) -> dict[str, Any]:
         "do_zero_padding": options.do_zero_padding,
         "use_tma_aligned_col_major_sf": options.by_column,
     }
+
+
+def received_trips(
+    buffer: nbep.ElasticBuffer, cases: Iterable[Case], options: ElasticOptions, is_async: bool = True
+) -> list[Trip]:
+    """A trip for each case, all dispatched one behind the other, and then received."""
+    trips = [Trip(buffer, case, options, is_async) for case in cases]
+    for trip in trips:
+        trip.dispatch()
+    for trip in trips:
+        trip.receive()
+    return trips
 
 
 class Trip:

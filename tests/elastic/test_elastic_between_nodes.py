@@ -6,14 +6,23 @@ from dataclasses import replace
 
 import pytest
 from cases import make_case
-from elastic import ElasticOptions, Trip, check, dispatch_arguments, make_elastic_buffer, round_trip, run, time_outs
+from elastic import (
+    Crossings,
+    ElasticOptions,
+    check,
+    dispatch_arguments,
+    make_elastic_buffer,
+    received_trips,
+    round_trip,
+    run,
+    time_outs,
+)
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 import nbep
 from nbep import deep_ep
 from nbep.device.cards import SM80
-from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.host.ranks.call_log import CallLog
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks are of one node")
@@ -31,22 +40,12 @@ transport = pytest.mark.parametrize("transport", both_parts(["direct"], thorough
 both_transports = pytest.mark.parametrize("transport", ["direct", "ibgda"])
 
 
-class RowsThatCross:
-    """A tracer that counts rows that come to inboxes: (the rank that they are from, where they come to)."""
+class RowsThatCross(Crossings):
+    """Counts rows that come to inboxes: (the rank that they are from, where they come to)."""
 
-    def __init__(self):
-        self.found: Counter[tuple[int, int]] = Counter()
-
-    def on_copy(self, thread, allocation, offset, data, site):
-        self._note(thread, allocation, offset)
-
-    def on_store(self, thread, allocation, offset, kind, value, order, scope):
-        self._note(thread, allocation, offset)
-
-    def _note(self, thread, allocation, offset):
-        name = allocation.describe(offset) if allocation.name == "rdma_buffer" else ""
-        if re.fullmatch(r"x\[half \d, row \d+\], inbox \d+", name):  # where a row begins
-            self.found[thread.rank % NIC_NUMBERS, allocation.rank] += 1
+    def find(self, name, src, dst):
+        begins = re.fullmatch(r"x\[half \d, row \d+\], inbox \d+", name)  # where a row begins
+        return (src, dst) if begins else None
 
 
 @form
@@ -141,11 +140,7 @@ def test_calls_one_behind_another_without_waiting(form, num_ranks, transport, me
         buffer = make_elastic_buffer(comm, [(case, options) for case in cases])
         outcomes = []
         for _ in range(2):
-            trips = [Trip(buffer, case, options, is_async=True) for case in cases]
-            for trip in trips:
-                trip.dispatch()
-            for trip in trips:
-                trip.receive()
+            trips = received_trips(buffer, cases, options)
             for trip in trips:
                 trip.combine()
             outcomes += [trip.end() for trip in trips]

@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 from arrays import to_numpy, to_target
 from cases import make_case
-from elastic import ElasticOptions, Trip, check, dispatch_arguments, make_elastic_buffer, run, time_outs
+from elastic import (
+    Crossings,
+    ElasticOptions,
+    check,
+    dispatch_arguments,
+    make_elastic_buffer,
+    received_trips,
+    run,
+    time_outs,
+)
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 from nbep.check import Run, perform
-from nbep.emulator.machine.names import NIC_NUMBERS
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks are of one node")
 
@@ -27,25 +35,16 @@ shape = pytest.mark.parametrize(
 )
 
 
-class SumsThatCross:
-    """A tracer that counts sums that come to slots: (the rank that they are from, where they come to, the token)."""
+class SumsThatCross(Crossings):
+    """Counts sums that come to slots: (the rank that they are from, where they come to, the token)."""
 
     def __init__(self, size: int):
+        super().__init__()
         self.size = size
-        self.found: Counter[tuple[int, int, int]] = Counter()
 
-    def on_copy(self, thread, allocation, offset, data, site):
-        self._note(thread, allocation, offset)
-
-    def on_store(self, thread, allocation, offset, kind, value, order, scope):
-        self._note(thread, allocation, offset)
-
-    def _note(self, thread, allocation, offset):
-        name = allocation.describe(offset) if allocation.name == "rdma_buffer" else ""
+    def find(self, name, src, dst):
         begins = re.fullmatch(r"x\[place \d+, token (\d+)\] \+ 0", name)
-        src = thread.rank % NIC_NUMBERS
-        if begins and src // self.size != allocation.rank // self.size:
-            self.found[src, allocation.rank, int(begins[1])] += 1
+        return (src, dst, int(begins[1])) if begins and src // self.size != dst // self.size else None
 
 
 @form
@@ -108,11 +107,7 @@ def test_handles_in_flight_are_combined_in_any_order_and_again(form, memory_mode
 
     def main(comm):
         buffer = make_elastic_buffer(comm, [(case, options) for case in cases])
-        trips = [Trip(buffer, case, options, is_async=True) for case in cases]
-        for trip in trips:
-            trip.dispatch()
-        for trip in trips:
-            trip.receive()
+        trips = received_trips(buffer, cases, options)
         outcomes = []
         for number in order:
             trips[number].combine()

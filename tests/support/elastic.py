@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401  # tests import from here what is the same on all targets
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from cases import Case
 from target import spawn
 
 import nbep
+from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.workloads.elastic import (
     ElasticExpected,
     ElasticOptions,
@@ -22,8 +24,32 @@ from nbep.workloads.elastic import (
     form,
     make_elastic_buffer,
     num_max_tokens,
+    received_trips,
     round_trip,
 )
+
+
+class Crossings:
+    """A tracer that counts what comes to the RDMA buffers of ranks, and from where, by what `find` makes of it."""
+
+    def __init__(self) -> None:
+        self.found: Counter[tuple[int, ...]] = Counter()
+
+    def on_copy(self, thread, allocation, offset, data, site):
+        self._note(thread, allocation, offset)
+
+    def on_store(self, thread, allocation, offset, kind, value, order, scope):
+        self._note(thread, allocation, offset)
+
+    def _note(self, thread, allocation, offset):
+        if allocation.name == "rdma_buffer":
+            key = self.find(allocation.describe(offset), thread.rank % NIC_NUMBERS, allocation.rank)
+            if key is not None:
+                self.found[key] += 1
+
+    def find(self, name: str, src: int, dst: int) -> tuple[int, ...] | None:
+        """What to count for a cell, by its name, of rank dst, to which rank src or its NIC has stored; or None."""
+        raise NotImplementedError
 
 
 def run(case: Case, options: ElasticOptions | None = None, *, fn=round_trip, seed: int = 0, **spawn_options) -> list:
