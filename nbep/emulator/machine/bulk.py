@@ -177,6 +177,7 @@ class CopyingThread(AccessingThread):
         """Whether the phase of `parity` is complete.  Waits for that, within the limit of the hardware's patience."""
         mbarrier = self._mbarrier(address)
         if mbarrier.phase != parity & 1:
+            self.hear_phase(mbarrier)
             return True
         cell: Any = (mbarrier, 0, "phase", mbarrier.phase)
         # Out of patience once, it says so; asked again without a spin() in between, it waits for good.
@@ -186,7 +187,11 @@ class CopyingThread(AccessingThread):
             self.polled[cell[0], 0] = cell
             return False
         self.waited_once = False
+        self.hear_phase(mbarrier)
         return True
+
+    def hear_phase(self, mbarrier: MBarrier) -> None:
+        """A phase is over, as this thread has seen."""
 
     def _mbarrier(self, address: int) -> MBarrier:
         self._step()

@@ -108,13 +108,6 @@ class CopyCheckingThread(CheckingThread):
         mbarrier.knowledge = join((mbarrier.knowledge or NOTHING, self.with_latest(self.knowledge)))
         super().arrive_at(mbarrier, nbytes)
 
-    def mbarrier_try_wait(self, address: int, parity: int) -> bool:
-        done = super().mbarrier_try_wait(address, parity)
-        mbarrier = self.block.mbarriers.get(address)
-        if done and mbarrier is not None:
-            self.hear_phase(mbarrier)
-        return done
-
     def hear_phase(self, mbarrier: MBarrier) -> None:
         """A phase is over: this thread knows what those knew who arrived in it, and what the copies have done."""
         address = mbarrier.address

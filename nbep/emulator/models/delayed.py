@@ -318,13 +318,6 @@ class DelayedThread(BufferedThread):
         mbarrier.knowledge = self.with_own(mbarrier.knowledge, self.heard[1])
         super().arrive_at(mbarrier, nbytes)
 
-    def mbarrier_try_wait(self, address: int, parity: int) -> bool:
-        done = super().mbarrier_try_wait(address, parity)
-        mbarrier = self.block.mbarriers.get(address)
-        if done and mbarrier is not None:
-            self.hear_phase(mbarrier)
-        return done
-
     def hear_phase(self, mbarrier: MBarrier) -> None:
         """A phase is over: this thread knows what those knew who have arrived."""
         self.learn(self.with_own(mbarrier.knowledge), self.world.moment)
