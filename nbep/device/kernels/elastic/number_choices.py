@@ -51,7 +51,7 @@ def load_choices(topk_idx, first, step, end):
 
 @device_function
 def share_of(number, ctx):
-    """The first of the items that this warp takes of a number of items: a multiple of 32."""
+    """This warp's share of a number of items, a multiple of 32: the first, and the one behind the last."""
     share = align_up(ptx.u32_div(number + ctx.team.num_warps - 1, ctx.team.num_warps), WARP)
     return min(ctx.team.warp * share, number), min((ctx.team.warp + 1) * share, number)
 
