@@ -120,8 +120,9 @@ def test_handles_in_flight_are_combined_in_any_order_and_again(form, memory_mode
         check(cases[number], options, list(outcomes), f"case {number}")
 
 
-def test_rows_that_the_caller_has_added_up_are_taken_where_the_handle_says():
-    """As inside a node: the rows of each token in the handle are rewritten."""
+@pytest.mark.parametrize("choice", [0, 3])
+def test_rows_that_the_caller_has_added_up_are_taken_where_the_handle_says(choice):
+    """As inside a node: the rows of each token in the handle are rewritten, to one that may stand at any choice."""
     case, options = make_case(3, num_ranks=4, num_tokens=5, num_topk=4), replace(FORMS["expanded"], do_cpu_sync=True)
 
     def main(comm, dense):
@@ -134,7 +135,7 @@ def test_rows_that_the_caller_has_added_up_are_taken_where_the_handle_says():
             expanded[rows[rows >= 0][0]] = sums[i]
         if dense:
             metadata[:, 2:] = -1
-            metadata[:, 2] = np.arange(len(metadata))
+            metadata[:, 2 + choice] = np.arange(len(metadata))
             handle.recv_src_metadata = to_target(metadata)
         combined, _, _ = buffer.combine(to_target(sums if dense else expanded), handle)
         buffer.destroy()

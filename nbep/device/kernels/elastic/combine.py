@@ -242,7 +242,7 @@ def mark_token(ctx, inputs, index, origin):
     token = ptx.ld_nc_s32(entry) - origin.rank * shape.num_max_tokens
     last = ptx.ld_nc_s32(entry + 4) - origin.rank * shape.num_topk
     row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
-    choices = ptx.vote_ballot(ptx.FULL_MASK, row >= 0 or lane == last)
+    choices = ptx.vote_ballot(ptx.FULL_MASK, (row >= 0 and lane < last) or lane == last)
     if lane == 0 and 0 <= token < shape.num_max_tokens and 0 <= last < shape.num_topk:
         cell = mark_cell(nodes, shape, origin.rank, token, peers.rank - ctx.sizes.node_begin)
         ptx.st_weak_s32(buffer_of(peers, relay_of(nodes, origin.rank, peers.rank)) + cell, ptx.s32(choices))
