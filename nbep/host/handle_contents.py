@@ -6,6 +6,7 @@ out of them, and would read and write where those lead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -13,8 +14,10 @@ import numpy as np
 from nbep.device.layout.internode import bits_shift, bits_word
 from nbep.device.protocols.channels import channel_task_range
 from nbep.host.arguments import refuse
+from nbep.host.elastic.handle import EPHandle
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.target.base import Array
 
 
 def membership(name: str, is_token_in_rank: np.ndarray) -> None:
@@ -84,6 +87,21 @@ def internode(handle: InternodeHandle, rank: int, num_nvl_peers: int) -> None:
     bounds = np.unique(np.concatenate([[0], (firsts[:, None] + received).ravel()]))
     _heads("handle.send_nvl_head", heads, heads >= 0, list(pairwise(bounds.tolist())))
     _passed_on(handle, rank, num_nvl_peers, firsts)
+
+
+def expanded(handle: EPHandle, contents: Callable[[Array], np.ndarray], allowed: str) -> None:
+    """Raises: ValueError, unless each row of an expert is that of one choice, and the last choice of a token has one"""
+    metadata = contents(handle.recv_src_metadata)
+    ends, counts = map(contents, (handle.psum_num_recv_tokens_per_expert, handle.num_unaligned_recv_tokens_per_expert))
+    sources, rows = metadata[:, :2], metadata[:, 2:]
+    of_experts = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
+    found = np.sort(rows[rows >= 0])
+    num_topk = rows.shape[1]
+    choices = np.where(rows >= 0, np.arange(num_topk), -1).max(axis=1, initial=-1)
+    last = sources[:, 1] - sources[:, 0] // handle.num_max_tokens_per_rank * num_topk
+    is_token = sources[:, 0] >= 0
+    if not np.array_equal(found, np.concatenate(of_experts)) or (choices != last)[is_token].any():
+        refuse("handle.recv_src_metadata", "a rewritten one", allowed)
 
 
 def _passed_on(handle: InternodeHandle, rank: int, num_nvl_peers: int, firsts: np.ndarray) -> None:

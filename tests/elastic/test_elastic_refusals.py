@@ -1,16 +1,19 @@
 """What an ElasticBuffer refuses: a ValueError that names the argument, before anything is launched."""
 
+import inspect
 import re
 
 import numpy as np
 import pytest
-from arrays import to_target
+from arrays import to_numpy, to_target
 from cases import make_case
 from elastic import ElasticOptions, dispatch_arguments, make_elastic_buffer
 from target import spawn
 
 import nbep
 from nbep import reference
+from nbep.host.elastic.handle import EPHandle
+from nbep.host.handles import Identity
 
 pytestmark = pytest.mark.emulator_only("a GPU's host does not look into arrays")
 CASE = make_case(3, num_tokens=(5, 3), num_topk=3)
@@ -121,6 +124,69 @@ def test_arguments_of_dispatch_and_combine():
         return combined.shape
 
     assert spawn(main, 2) == [(5, 16), (3, 16)]
+
+
+def rewrite(handle, way):
+    """Name one row for each token, at its last choice."""
+    metadata = to_numpy(handle.recv_src_metadata)
+    if way == "another array":
+        metadata = metadata.copy()
+    one_row = np.where(np.arange(3) == (metadata[:, 1] % 3)[:, None], np.arange(len(metadata))[:, None], -1)
+    metadata[:, 2:] = one_row
+    if way == "another array":
+        handle.recv_src_metadata = to_target(metadata)
+
+
+@pytest.mark.parametrize("way", ["another array", "in place"])
+@pytest.mark.parametrize("do_cpu_sync", [True, False], ids=["sync", "no sync"])
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_a_rewritten_handle_serves_only_sums_without_weights(way, do_cpu_sync, num_nodes):
+    name = re.escape("handle.recv_src_metadata: got a rewritten one; must be as dispatch made it ")
+
+    def main(comm, reduces):
+        options = ElasticOptions(
+            do_expand=True, do_cpu_sync=do_cpu_sync, allow_multiple_reduction=reduces, num_nodes=num_nodes
+        )
+        buffer = make_elastic_buffer(comm, [(CASE, options)])
+        arguments = dispatch_arguments(CASE, options, comm.rank)
+        recv_x, _, _, handle, _ = buffer.dispatch(**arguments)
+        weights = to_target(np.ones(len(recv_x), np.float32))
+        buffer.combine(recv_x, handle, weights)  # the plan of this call is known then
+        comm.barrier()
+        rewrite(handle, way)
+        reason = "with topk_weights" if reduces else "without allow_multiple_reduction"
+        with pytest.raises(ValueError, match=name + reason):
+            buffer.combine(recv_x, handle, weights)
+        if not reduces:
+            with pytest.raises(ValueError, match=name + reason):
+                buffer.combine(recv_x, handle)
+        with pytest.raises(ValueError, match=name + "with do_expand"):
+            buffer.dispatch(arguments["x"], handle=handle, do_expand=True)
+        buffer.dispatch(arguments["x"], handle=handle)
+        if reduces:
+            buffer.combine(recv_x, handle)
+        buffer.destroy()
+
+    for reduces in (True, False):
+        spawn(main, 2, (reduces,))
+
+
+def test_what_torch_writes_to_a_handle_is_known_without_reading_it():
+    torch = pytest.importorskip("torch")
+
+    def handle_of(metadata):
+        sizes = dict.fromkeys(inspect.signature(EPHandle).parameters)
+        return EPHandle(**{**sizes, "recv_src_metadata": metadata}).owned_by(Identity(), 1)
+
+    metadata = torch.zeros((4, 5), dtype=torch.int32)
+    handle = handle_of(metadata)
+    metadata[0].sum()
+    assert not handle.is_rewritten
+    metadata[:, 2:].fill_(-1)
+    assert handle.is_rewritten
+    assert not handle_of(metadata).is_rewritten
+    with torch.inference_mode():
+        assert not handle_of(torch.zeros((4, 5), dtype=torch.int32)).is_rewritten
 
 
 def test_hints_are_what_the_calls_need():

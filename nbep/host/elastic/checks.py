@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from nbep.device.layout.intranode import MAX_TOPK
-from nbep.host import validate
+from nbep.host import handle_contents, validate
 from nbep.host.arguments import integer, refuse, switches
 from nbep.host.elastic.handle import EPHandle
 from nbep.host.elastic.request import ElasticCombineRequest, ElasticDispatchRequest
@@ -123,3 +123,28 @@ def rows(memory: Node, request: ElasticCombineRequest) -> int:
     if num_topk > MAX_TOPK:
         refuse("handle.topk_idx", f"{num_topk} choices a token", f"at most {MAX_TOPK}")
     return hidden
+
+
+def rows_of_choices(
+    memory: Node, request: ElasticDispatchRequest | ElasticCombineRequest, reduces: bool = True
+) -> None:
+    """A call that has to know the row of each choice gets an expanded handle that still says it.
+
+    Each call is checked: a handle may be rewritten between two of them. reduces: see combine.combine
+    """
+    handle = request.handle
+    if not isinstance(handle, EPHandle) or not handle.do_expand:
+        return
+    if isinstance(request, ElasticDispatchRequest):
+        if not request.do_expand:
+            return
+        where = "with do_expand"
+    elif reduces and request.topk_weights is None:
+        return
+    else:
+        where = "with topk_weights" if reduces else "without allow_multiple_reduction"
+    allowed = f"as dispatch made it {where}: the row of each choice is looked up there"
+    if handle.is_rewritten:
+        refuse("handle.recv_src_metadata", "a rewritten one", allowed)
+    if validate.may_read(memory, request.previous_event):
+        handle_contents.expanded(handle, memory.runtime.contents, allowed)

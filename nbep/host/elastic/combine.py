@@ -61,6 +61,7 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     memory.check_faults()
     handle, x = request.handle, request.x
     plan, arguments = _find_plan(memory, request, reduces)
+    checks.rows_of_choices(memory, request, reduces)
     made, addresses = memory.allocate(request, x, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)

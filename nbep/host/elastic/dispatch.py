@@ -98,6 +98,7 @@ def dispatch(
     memory.check_faults()
     plan, arguments = _find_plan(memory, request)
     checks.cpu_may_wait(memory, request)
+    checks.rows_of_choices(memory, request)
     x = request.x[0] if isinstance(request.x, tuple) else request.x
     known = request.handle
     sizes = None if request.do_cpu_sync else _known_sizes(memory, request, plan)

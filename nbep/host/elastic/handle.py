@@ -51,6 +51,7 @@ class EPHandle(OfThisProcess):
     # else has put together.
     owner: Identity | None = None
     number = 0
+    _made: tuple[Array, int] | None = None  # recv_src_metadata as dispatch made it, and what torch says of writes to it
 
     def __init__(
         self,
@@ -91,7 +92,17 @@ class EPHandle(OfThisProcess):
     def owned_by(self, owner: Identity, number: int) -> EPHandle:
         """The same, as made by a dispatch of the buffer of this identity."""
         self.owner, self.number = owner, number
+        self._made = self.recv_src_metadata, _num_writes(self.recv_src_metadata)
         return self
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether recv_src_metadata is not as dispatch made it, as far as that is known without reading it.
+
+        It is another array, or torch has written to it. What a kernel or NumPy writes in place is not known.
+        """
+        metadata = self.recv_src_metadata
+        return self._made is None or metadata is not self._made[0] or _num_writes(metadata) != self._made[1]
 
     def __repr__(self) -> str:
         form = "expanded" if self.do_expand else "compact"
@@ -116,3 +127,11 @@ class EPHandle(OfThisProcess):
             "dst_buffer_slot_idx",
         )
         return {name: getattr(self, name) for name in names}
+
+
+def _num_writes(array: Array) -> int:
+    """How often torch has written to an array in place; 0 where nothing counts that."""
+    try:
+        return getattr(array, "_version", 0)
+    except RuntimeError:  # a tensor of torch.inference_mode
+        return 0

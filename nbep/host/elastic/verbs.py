@@ -68,7 +68,8 @@ class ElasticVerbs:
                 too, unless the first is given
             async_with_compute_stream: return at once; the outputs are there after event.current_stream_wait()
             allocate_on_comm_stream: the outputs belong to the comm stream
-            handle: of an earlier dispatch: send along the same routes, without counting
+            handle: of an earlier dispatch: send along the same routes, without counting. A rewritten one is refused
+                with do_expand
             do_handle_copy: the handle keeps a copy of topk_idx; False: topk_idx itself, which must stay as it is
             do_cpu_sync: wait for the counts and return as many rows; False: as many as could come. Default True
                 without a handle. It cannot be True with one, or in a CUDA graph
@@ -155,9 +156,9 @@ class ElasticVerbs:
         Args:
             x: [num_rows, hidden] bf16, in the order of recv_x; hidden a multiple of 8. Rows of no token are not
                 read. Expanded: handle.recv_src_metadata says which rows a token has, and may have been rewritten, such
-                as to one row each that the caller has added up, without topk_weights then; as many rows as tokens came
-                are taken, too
-            handle: of the dispatch, which says whether x is expanded
+                as to one row each that the caller has added up; as many rows as tokens came are taken, too
+            handle: of the dispatch, which says whether x is expanded. A rewritten one is refused with topk_weights,
+                and without allow_multiple_reduction; see docs/elastic.md
             topk_weights: [num_rows, num_topk] float32, expanded [num_rows]
             bias: [num_tokens, hidden] bf16, or a tuple of two: added first
             num_sms: blocks at most; 0: the handle's. The others as in dispatch
