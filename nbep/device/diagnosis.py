@@ -45,7 +45,7 @@ def explain(error: Exception, function: Callable) -> str:
     found = next(((match, words) for pattern, words in CAUSES if (match := pattern.search(text))), None)
     cause = _first_words(error) if found is None else found[1].format(*found[0].groups())
     code = function.__code__
-    path, line = _told_place(text) or place_of(_frames(error)) or (code.co_filename, code.co_firstlineno)
+    path, line = _named_place(text) or place_of(_frames(error)) or (code.co_filename, code.co_firstlineno)
     source = linecache.getline(path, line).strip()
     return f"{cause}\n  at {path}:{line}" + (f"\n    {source}" if source else "")
 
@@ -84,8 +84,8 @@ def _frames(error: Exception) -> Iterator[FrameType]:
     return reversed(frames)
 
 
-def _told_place(text: str) -> tuple[str, int] | None:
-    """The first place that the error's text tells, if it is a file of the user's."""
+def _named_place(text: str) -> tuple[str, int] | None:
+    """The first place that the error's text names, if it is a file of the user's."""
     for match in PLACE.finditer(text):
         path = match["path"] or str(Path(match["file"]).resolve())
         if "site-packages" not in path:

@@ -137,7 +137,7 @@ def _events(trace: Recorder, way: Way, channel: int, kernel: str, call: int, lan
     """What the lanes do to cells of the two rings, to the rows of the output and to the board."""
     hangs = [event for event in trace.hangs() if event.kernel == kernel]
     mine = [e for e in [*trace.events(kernel=kernel), *hangs] if e.call == call and lane_of(e) is not None]
-    board = {e.cell for e in mine if e.what == "atomic" and e.cell.name == "board" and _is_told(e, way)}
+    board = {e.cell for e in mine if e.what == "atomic" and e.cell.name == "board" and _is_of_way(e, way)}
 
     def belongs(event: Event) -> bool:
         cell = event.cell
@@ -154,7 +154,7 @@ def _events(trace: Recorder, way: Way, channel: int, kernel: str, call: int, lan
     return [event for event in mine if belongs(event)]
 
 
-def _is_told(event: Event, way: Way) -> bool:
+def _is_of_way(event: Event, way: Way) -> bool:
     """Whether a cell of the board is about one of the way's rings: each role counts for one node, or place."""
     sides = {lane.rank: lane.role for lane in way.lanes}
     column = event.cell.text.rpartition(", ")[2].removesuffix("]")

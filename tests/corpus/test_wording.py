@@ -88,7 +88,7 @@ SAID = {
         block have not met since, and this thread has waited for nothing that the other one, or its warp, has stored
         since""",
     ),
-    "told by another lane": (
+    "another lane signals": (
         "flag: lanes write, no syncwarp", 0,
         """no syncwarp orders the store before the store to `memory` of rank 1: flag (byte 512), which another thread
         of its block makes without waiting for it""",
@@ -114,7 +114,7 @@ SAID = {
     ),
     "copy, mbarrier": (
         "double buffer: nobody waits on the mbarrier", 0,
-        """nobody has waited on the mbarrier at shared byte 256, which says when the bulk copy that writes `shared
+        """no thread has waited on the mbarrier at shared byte 256, which says when the bulk copy that writes `shared
         memory`: byte 0 is done""",
     ),
     "copy, phase": (
@@ -128,12 +128,12 @@ SAID = {
         store to `memory` of rank 1: tail (byte 544) the reader's block loads `memory` of rank 1: data[1] (byte 4) a
         second time, before this store is made""",
     ),
-    "loader told before": (
+    "old signal, loader": (
         "flag: raised before the data is written", 1,
         """nothing orders the load of `memory` of rank 1: data[0] (byte 0) behind this store: the last signal that the
         loading thread has seen from this block is `memory` of rank 1: flag (byte 512), stored before this store""",
     ),
-    "told before": (
+    "old signal": (
         "flag: raised before the data is written", 0,
         """nothing at all orders the store before this load of `memory` of rank 1: data[0] (byte 0): the last signal
         that this thread has seen from the storing thread is `memory` of rank 1: flag (byte 512), stored before that
@@ -206,13 +206,13 @@ WORDED = [
      """the CPU stores to `a`: byte 0 while the kernel runs: this store needs an order, and scope sys"""),
     ("CPU under way", (A,), {"did": "polls", "needed": "a larger scope: sys"},
      """the CPU polls `a`: byte 0 while the kernel runs: this store needs a larger scope: sys"""),
-    ("told by another warp", (A,), {"which": "this store", "telling": "store to `a`: byte 0"},
+    ("another warp signals", (A,), {"which": "this store", "telling": "store to `a`: byte 0"},
      """no barrier or syncwarp orders this store before the store to `a`: byte 0, which another thread of its block
      makes without waiting for it"""),
     ("heard by another lane", (A,), {},
      """no syncwarp orders this store behind the load of `a`: byte 0: another thread of its block has made that load,
      and this thread has not waited for it"""),
-    ("early proxy fence", (A, B), {"told": "has stored itself", "unmet": ""},
+    ("early proxy fence", (A, B), {"known": "has stored itself", "unmet": ""},
      """the copy engine does not know what this thread has stored itself: its fence.proxy.async.global before the bulk
      load of `a`: byte 0 comes too early"""),
     ("no wait", (A,), {"kernel": "k", "who": "rank 0", "whom": "rank 1"},

@@ -278,7 +278,7 @@ def copy_that_nobody_waits_for():
     return [
         (0, write_words, 1, 1),
         (1, read, 1, 1),
-    ], "nobody has waited on the mbarrier at shared byte 256, which says when the bulk copy that writes "
+    ], "no thread has waited on the mbarrier at shared byte 256, which says when the bulk copy that writes "
 
 
 def copy_that_another_warp_waits_for():

@@ -52,7 +52,7 @@ class Fenced(NamedTuple):
     site: Site | None
 
 
-class EngineTold(NamedTuple):
+class ProxyFenced(NamedTuple):
     """A fence.proxy.async.global: the copy engine acquires what its thread knows."""
 
     owner: Owner
@@ -98,7 +98,7 @@ class Waited(NamedTuple):
     copies: tuple[Access, ...]
 
 
-Event = Stored | Loaded | Forgotten | Fenced | EngineTold | Met | Arrived | Filled | Signed | Waited
+Event = Stored | Loaded | Forgotten | Fenced | ProxyFenced | Met | Arrived | Filled | Signed | Waited
 
 
 class History:
@@ -144,7 +144,7 @@ class RememberingThread(Thread):
 
     def fence_proxy_async_global(self) -> None:
         super().fence_proxy_async_global()
-        self.world.history.add(EngineTold(self.owner))
+        self.world.history.add(ProxyFenced(self.owner))
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> NamedBarrier:
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)

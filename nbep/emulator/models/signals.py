@@ -325,8 +325,8 @@ class SignallingThread(ProxyThread):
     def conclude(self, collective: Collective) -> None:
         """All are there that a collective waits for: what they know."""
         self.remember_collective(collective)
-        is_told = collective.name == "syncwarp"
-        collective.known = (join(collective.knowledge), *self.known_of_lanes(collective)) if is_told else ()
+        orders_memory = collective.name == "syncwarp"
+        collective.known = (join(collective.knowledge), *self.known_of_lanes(collective)) if orders_memory else ()
 
     def known_of_lanes(self, collective: Collective) -> tuple[int, Numbers]:
         """What lanes that meet know of their warp: of all threads, and also of single ones."""

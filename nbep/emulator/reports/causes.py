@@ -46,7 +46,7 @@ _NEITHER = "nothing at all orders the {before} and this {noun} of {0}: "
 _UNREAD = "{0} is overwritten by this store, which may come before the other thread has read the old value: "
 _OVERWRITTEN = "{0} was overwritten before this load: this thread knows only of the earlier store, and "
 _TOO_SMALL = "is too small to order {order}: {name}, but {between}"
-_ENGINE = "the copy engine does not know what this thread {told}: "
+_ENGINE = "the copy engine does not know what this thread {known}: "
 _RACING = "{ends} {are} too small: {scopes}, but {between}"
 _WEAK = (
     "is too weak: it has {{weak}} order, but another thread {does} it with {{strong}} order, as a cell that threads "
@@ -110,8 +110,8 @@ SENTENCES = {
         "nothing orders {accesses} of {0}: the two warps of a block have not met since, and this thread has "
         "waited for nothing that the other one, or its warp, has stored since{such}"
     ),
-    "told by another lane": _ANOTHER.format("syncwarp"),
-    "told by another warp": _ANOTHER.format("barrier or syncwarp"),
+    "another lane signals": _ANOTHER.format("syncwarp"),
+    "another warp signals": _ANOTHER.format("barrier or syncwarp"),
     "heard by another lane": _LOADED.format("syncwarp"),
     "heard by another warp": _LOADED.format("barrier or syncwarp"),
     # Bulk copies.
@@ -119,7 +119,7 @@ SENTENCES = {
     "early proxy fence": (_ENGINE + "its fence.proxy.async.global before the bulk load of {0} comes too early{unmet}"),
     "copy reads": "the bulk copy that reads {0} has not been waited for: a wait_group.read is missing{where}",
     "copy writes": "the bulk copy that writes {0} has not been waited for: a wait_group is missing{where}",
-    "copy, mbarrier": "nobody has waited on {1}, which says when the bulk copy that {done} {0} is done",
+    "copy, mbarrier": "no thread has waited on {1}, which says when the bulk copy that {done} {0} is done",
     "copy, phase": (
         "this thread has waited on {1}, but for an earlier phase than that of the bulk copy that {done} {0}"
     ),
@@ -132,12 +132,12 @@ SENTENCES = {
         "a wait is missing in kernel `{kernel}`: {who} has stored its signal to {0}, and has gone on without waiting "
         "for {whom}: it has loaded no signal with acquire order"
     ),
-    "loader told before": (
+    "old signal, loader": (
         "nothing orders the {before} of {0} behind this {noun}: the last signal that the loading thread has seen "
         "from this block is {1}, stored before this {noun}"
     ),
-    "told before": _NOTHING
-    + "the last signal that this thread has seen from {who} is {1}, stored before that store{teller}",
+    "old signal": _NOTHING
+    + "the last signal that this thread has seen from {who} is {1}, stored before that store{its_signal}",
     "queue pairs": (
         _NOTHING
         + "the NIC has stored it for {wrote}; the last store of the NIC that this thread has seen is {1}, for {heard}, "

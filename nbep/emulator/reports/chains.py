@@ -318,12 +318,12 @@ class Race(races.Race):
         way = search.way_to(owner)
         return way is not None and not way.flaws
 
-    def told(
-        self, listener: Owner, teller: Owner, end: int | None = None, is_store: bool = True, of_rank: bool = False
+    def signals_seen(
+        self, listener: Owner, signaler: Owner, end: int | None = None, is_store: bool = True, of_rank: bool = False
     ) -> Iterator[Link]:
-        """See `told_by`: up to a time, or to now."""
+        """See `signals_seen`: up to a time, or to now."""
         events = self.history.between(0, self.history.now if end is None else end)
-        return told_by(events, listener, teller, is_store, of_rank)
+        return signals_seen(events, listener, signaler, is_store, of_rank)
 
 
 def _cheapest(carried: list[Carried]) -> list[Carried]:
@@ -336,14 +336,14 @@ def _cheapest(carried: list[Carried]) -> list[Carried]:
     return list(best.values())
 
 
-def told_by(
-    events: list[Event], listener: Owner, teller: Owner | None, is_store: bool = True, of_rank: bool = False
+def signals_seen(
+    events: list[Event], listener: Owner, signaler: Owner | None, is_store: bool = True, of_rank: bool = False
 ) -> Iterator[Link]:
-    """The stores by threads of the teller's block that another thread can have heard of, and the loads; the last first.
+    """The stores by threads of the signaler's block that a listener can have seen, and the loads; the last first.
 
-    teller: None for all blocks but the listener's
+    signaler: None for all blocks but the listener's
     of_rank: by those of all blocks of its rank, or of its NIC
-    is_store: they are to tell of a store, so one end at least has an order
+    is_store: they are to publish a store, so one end at least has an order
 
     events: up to the time in question
     """
@@ -361,11 +361,12 @@ def told_by(
                 reader = wanted.get(cell)
                 if reader is not None and store.owner is not reader.owner:
                     has_order = store.order in RELEASES or reader.order in ACQUIRES
-                    if teller is None:
-                        is_tellers = store.owner.block != listener.block
+                    if signaler is None:
+                        is_signalers = store.owner.block != listener.block
                     else:
-                        is_tellers = store.owner.rank == teller.rank if of_rank else store.owner.block == teller.block
-                    if is_tellers and (has_order or not is_store):
+                        is_same_block = store.owner.block == signaler.block
+                        is_signalers = store.owner.rank == signaler.rank if of_rank else is_same_block
+                    if is_signalers and (has_order or not is_store):
                         yield Link(allocation, store, reader)
                     listeners.add(key_of(store.owner))
                 if store.is_atomic:

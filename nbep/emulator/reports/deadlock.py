@@ -67,7 +67,7 @@ def ask(groups: list[Group]) -> None:
         for group, threads in asked:
             group.expected = look(threads, group.wait.cells)
         for group, threads in asked:
-            group.told = expire(threads)
+            group.report = expire(threads)
 
 
 def _together(group: Group) -> list[Thread]:

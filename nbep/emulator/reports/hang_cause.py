@@ -1,7 +1,7 @@
 """Who waits for whom at the end of a run, and the wait that holds up the others.
 
 Each group waits for some others: for those that a barrier misses, for the peer that its report names, for the thread
-that last stored to the cell, or for whoever alone could. A wait that nobody else holds up, or a circle of waits, is
+that last stored to the cell, or for whoever alone could. A wait that no other group holds up, or a circle of waits, is
 the cause; where there are several, the one that is known best and that most others wait for. `hang_words` tells it.
 """
 
@@ -81,7 +81,7 @@ class Waits:
         allocation, offset, _, _ = cell
         writer = allocation.writers.get(offset)
         thread = None if writer is None else self.thread_of(writer)
-        peer = -1 if group.told is None or not allocation.number else group.told.peer
+        peer = -1 if group.report is None or not allocation.number else group.report.peer
         is_private = self.is_private(cell)
         if is_private and (writer is None or thread in group.threads or peer >= 0):
             return self._of_rank(group, group.rank, writer)
@@ -124,7 +124,7 @@ class Waits:
         return Awaited(rank, others, is_over)
 
     def _of_block(self, group: Group, allocation: Allocation, offset: int) -> Awaited:
-        """A cell in shared memory to which nobody has stored: who did next to it, or else all that waits there."""
+        """A cell in shared memory to which no thread has stored: who did next to it, or else all that waits there."""
         writers = [self.thread_of(allocation.writers[at]) for at in near(allocation, offset, None)]
         known = _unique(self.group_of[t] for t in writers if t in self.group_of)
         known = [g for g in known if g.chain[:1] != group.chain[:1] and not self._misses(g, group)]
@@ -236,9 +236,9 @@ class Waits:
         is_of_another = awaited.rank not in (None, group.rank)
         tells = (
             not group.wait.lacking,
-            group.told is None,
+            group.report is None,
             not awaited.is_over,
-            goes_round or not self.is_private(cell),  # no peer can end it, and nobody here surely waits for it
+            goes_round or not self.is_private(cell),  # no peer can end it, and no thread here surely waits for it
             missed,
             not goes_round,
             not is_of_another,

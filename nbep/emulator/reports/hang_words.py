@@ -72,10 +72,10 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
 
 def sentence(group: Group, rank: int | None) -> str:
     """Who waits for whom, for which cell, what is expected there and what is seen."""
-    report, cell = group.told, group.cell
+    report, cell = group.report, group.cell
     where = f"kernel `{group.launch.name}`, {who(group.threads)}"
     if report is not None and report.peer != rank:
-        rank = None  # it polls several cells, and tells of another one
+        rank = None  # it polls several cells, and reports another one
     for_whom = "" if rank is None else f" for {name_of(rank)}"
     if report is not None and report.role != _NAMELESS:
         for_what = f"{for_whom}: {report.awaited}" if for_whom else f" for {report.awaited}"
@@ -97,8 +97,8 @@ def sentence(group: Group, rank: int | None) -> str:
 
 def label(group: Group, is_one_kernel: bool = False) -> str:
     """A group in few words. is_one_kernel: its kernel need not be named"""
-    if group.told is not None and group.told.role != _NAMELESS:
-        return f"{name_of(group.rank)} {group.told.role}"
+    if group.report is not None and group.report.role != _NAMELESS:
+        return f"{name_of(group.rank)} {group.report.role}"
     kernel = "" if is_one_kernel else f" `{group.launch.name}`"
     return f"{name_of(group.rank)}{kernel} {who(group.threads)}"
 
@@ -110,8 +110,8 @@ def _poll(group: Group, cell: Cell) -> str:
     if allocation.freed:
         return f"polls {allocation.cell(offset)}, which is freed"
     expected = group.expected.get((allocation, offset))
-    if group.told is not None and _is_vague(expected):
-        expected, value = str(group.told.expected), group.told.seen
+    if group.report is not None and _is_vague(expected):
+        expected, value = str(group.report.expected), group.report.seen
     wanted = "" if expected is None else f"expects {expected} and "
     alone = len(group.wait.cells) > 1 and _is_unwritten(cell)
     return f"polls {allocation.cell(offset)}, {wanted}sees {value}" + ", to which nobody has stored" * alone
@@ -167,7 +167,7 @@ def _wrapped(group: Group, cell: Cell) -> list[str]:
     if offset not in allocation.wrapped:
         return []
     value, writer = allocation.wrapped[offset]
-    expected = group.expected.get((allocation, offset), "" if group.told is None else "?")
+    expected = group.expected.get((allocation, offset), "" if group.report is None else "?")
     counts_up = re.match(r"(-?\d+) or more", expected)
     if expected and (counts_up is None or int(counts_up[1]) <= seen) and "which no" not in expected:
         return []
@@ -180,7 +180,7 @@ def _lost(group: Group, cell: Cell) -> list[str]:
     """That the cell has gone back, has been overwritten, or that two threads have stored to it as if to count."""
     allocation, offset, _, seen = cell
     lost = allocation.lost.get(offset)
-    expected = group.expected.get((allocation, offset), "" if group.told is None else str(group.told.expected))
+    expected = group.expected.get((allocation, offset), "" if group.report is None else str(group.report.expected))
     wanted = re.fullmatch(r"(-?\d+)( or more)?", expected)
     launch = f", {group.launch.title}, block "
     if lost is not None and launch in lost.writer[0] and lost.by[0] != lost.writer[0]:
@@ -204,16 +204,17 @@ def _lost(group: Group, cell: Cell) -> list[str]:
 
 def _is_undone(group: Group) -> bool:
     """Whether another rank has stored what is waited for, and a store of this one has overwritten that."""
-    if group.told is not None or group.cell is None or not isinstance(group.cell[0], Allocation) or group.cell[0].freed:
+    cell = group.cell
+    if group.report is not None or cell is None or not isinstance(cell[0], Allocation) or cell[0].freed:
         return False
-    lost = group.cell[0].lost.get(group.cell[1])
+    lost = cell[0].lost.get(cell[1])
     is_of_both = lost is not None and rank_of(lost.by[0]) == of_rank(group) != rank_of(lost.writer[0])
-    return is_of_both and bool(_lost(group, group.cell))
+    return is_of_both and bool(_lost(group, cell))
 
 
 def _network(waits: Waits, group: Group, awaited: Awaited) -> list[str]:
     """What has become of the messages that a group waits for, if a NIC carries them."""
-    peer = -1 if group.told is None else group.told.peer
+    peer = -1 if group.report is None else group.report.peer
     source, goal = (group.rank, peer) if awaited.rank == group.rank else (awaited.rank, group.rank)
     describe = None if source is None else waits.world.networks.get(source)
     found = [] if describe is None or goal < 0 or goal == source else describe(goal)[:1]

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from ..machine.names import name_of
 from ..machine.orders import RELEASES, SCOPES
-from ..models.history import EngineTold, Stored, Waited
+from ..models.history import ProxyFenced, Stored, Waited
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from .causes import Cause, Link
-from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Race, Search, Way, last_heard, told_by
+from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Race, Search, Way, last_heard, signals_seen
 from .missing_wait import wait_missing
-from .tail_too_high import is_told_before, loaded_again
+from .tail_too_high import has_old_signal, loaded_again
 from .waiting_siblings import who_is_behind
 
 BETWEEN = {1: "threads of a block", 2: "blocks of a rank", 3: "ranks"}
@@ -23,9 +23,9 @@ BOTH_ENDS = 2 * FLAW + ATOMIC
 NOT_MET = LEFT_OUT + ATOMIC
 POSSIBLE = LEFT_OUT + FLAW
 HOPS = 200
-BY_ATOMIC = FLAW + ATOMIC - HOPS  # chains by atomics that acquire nothing are believed if nobody else has told anything
+BY_ATOMIC = FLAW + ATOMIC - HOPS  # chains by atomics that acquire nothing are believed if there is no other signal
 _OF = {"atomic": "on", "load": "of", "store": "to"}
-MAX_TOLD = 16  # stores that are looked at, the last first
+MOST_SIGNALS = 16  # those that are looked at, the last first
 
 Causes = tuple[Cause, ...]
 
@@ -51,14 +51,14 @@ def find_causes(race: Race) -> Causes:
     ends = whats & {"before", "after"}
     is_overwritten = _is_overwritten(race)
     is_doubtful = way is not None and (whats & {"vote", "after"} or BY_ATOMIC <= cost < sys.maxsize)
-    if is_doubtful and not is_overwritten and (cause := _told_by_another(race)):
+    if is_doubtful and not is_overwritten and (cause := _signal_of_another(race)):
         return (cause,)
     if way is not None and not ends and cost <= BOTH_ENDS:
         return _of_chain(race, way)
     if earlier.number == NOT_WAITED and not is_overwritten:
         if way is not None and whats == {"copy", "before"} and cost <= NOT_MET + FLAW:
             return _of_chain(race, way)
-        if not is_told_before(race):
+        if not has_old_signal(race):
             return (_copy(race),)
     if earlier.reach and access.reach:
         return (_scope(race),)
@@ -69,7 +69,7 @@ def find_causes(race: Race) -> Causes:
         return _of_chain(race, way)
     if is_overwritten:
         return (_overwritten(race),)
-    if cause := _told_by_another(race):
+    if cause := _signal_of_another(race):
         return (cause,)
     if way is not None and cost <= POSSIBLE:
         return _of_chain(race, way)
@@ -145,7 +145,7 @@ def _not_met(race: Race, end: str, way: Way) -> Cause:
     """Threads of a block that have not met."""
     mine, theirs = race.thread.owner, race.earlier.owner
     if not way.links:
-        if link := _told_by_mate(race):
+        if link := _signal_of_mate(race):
             return _by_another(race, race.earlier, link)
         if abs(mine.clock) == abs(theirs.clock):
             return race.cause("no syncwarp", race.cell)
@@ -160,8 +160,8 @@ def _not_met(race: Race, end: str, way: Way) -> Cause:
     return race.cause(f"heard by another {_which(last.load.owner, mine)}", last.cell)
 
 
-def _told_next(race: Race) -> Stored | None:
-    """How the earlier one's warp has told of what it has done, to whoever waits for that."""
+def _next_release(race: Race) -> Stored | None:
+    """The first release after the earlier access by its warp: it publishes what that warp has done."""
     for event in race.since(race.earlier):
         if isinstance(event, Stored) and event.store.order in RELEASES and event.allocation is not race.thread.shared:
             if abs(event.store.owner.clock) == abs(race.earlier.owner.clock) and event.store is not race.earlier:
@@ -171,19 +171,19 @@ def _told_next(race: Race) -> Stored | None:
 
 def _such_as(race: Race, kind: str) -> Cause:
     """A cause that ends in an example of what was not waited for."""
-    told = _told_next(race)
-    cells = (race.cell,) if told is None else (race.cell, told.cell)
-    return race.cause(kind, *cells, such="" if told is None else f", such as {told.cell}")
+    release = _next_release(race)
+    cells = (race.cell,) if release is None else (race.cell, release.cell)
+    return race.cause(kind, *cells, such="" if release is None else f", such as {release.cell}")
 
 
-def _told_by_mate(race: Race) -> Link | None:
-    """How a lane of the earlier one's warp has told another warp of its block to go on, through global memory."""
+def _signal_of_mate(race: Race) -> Link | None:
+    """The signal in global memory by which a lane of the earlier one's warp has let another warp of the block go on."""
     thread, allocation, _, earlier = race
     if allocation is thread.shared or earlier.owner.clock == thread.owner.clock:
         return None
-    for link in islice(told_by(race.since(earlier), thread.owner, earlier.owner), MAX_TOLD):
-        teller = link.store.owner
-        is_mates = abs(teller.clock) == abs(earlier.owner.clock) and teller is not earlier.owner
+    for link in islice(signals_seen(race.since(earlier), thread.owner, earlier.owner), MOST_SIGNALS):
+        signaler = link.store.owner
+        is_mates = abs(signaler.clock) == abs(earlier.owner.clock) and signaler is not earlier.owner
         if is_mates and link.allocation is not thread.shared:
             if race.has_reached(link.store, thread.owner, race.history.now):
                 return link
@@ -198,18 +198,18 @@ def _proxy(race: Race, way: Way | None) -> Cause:
     links = way.links if way is not None else ()
     cells = (race.cell, links[-1].cell) if links else (race.cell,)
     knows = f"has learned from {links[-1].cell}" if links else "knows"
-    told = "has stored itself" if race.earlier.owner is owner else knows
-    if not any(isinstance(event, EngineTold) and event.owner is owner for event in race.since(race.earlier)):
-        return race.cause("no proxy fence", *cells, lines=links, told=told)
+    known = "has stored itself" if race.earlier.owner is owner else knows
+    if not any(isinstance(event, ProxyFenced) and event.owner is owner for event in race.since(race.earlier)):
+        return race.cause("no proxy fence", *cells, lines=links, known=known)
     unmet = ""
     if links and links[-1].load.owner is not owner:
         meeting = _meeting(links[-1].load.owner, owner)
         unmet = f", no {meeting} makes it wait for the thread that has loaded that"
-    return race.cause("early proxy fence", *cells, lines=links, told=told, unmet=unmet)
+    return race.cause("early proxy fence", *cells, lines=links, known=known, unmet=unmet)
 
 
 def _copy(race: Race, link: Link | None = None) -> Cause:
-    """A bulk copy that nobody has waited for."""
+    """A bulk copy that no thread has waited for."""
     is_load = race.earlier.verb == "load"
     done = "reads" if is_load else "writes"
     if (race.allocation is race.thread.shared) is not is_load:
@@ -275,8 +275,8 @@ def _weak(race: Race) -> Cause | None:
     )
 
 
-def _is_told(loading: Owner, storing: Owner, store: Access) -> bool:
-    """Whether a store has been told of since the kernel of a thread has started, or is of those that store again."""
+def _is_published(loading: Owner, storing: Owner, store: Access) -> bool:
+    """Whether a store was published since the kernel of a thread has started, or is of those that store again."""
     if store.owner is loading or store.number >= NOT_YET:
         return False
     is_since = loading.place is None or store.is_beyond(loading.place.start.stores)
@@ -284,15 +284,15 @@ def _is_told(loading: Owner, storing: Owner, store: Access) -> bool:
 
 
 def _is_overwritten(race: Race) -> bool:
-    """Whether this thread was told of an earlier store to bytes that it loads."""
+    """Whether this thread has seen an earlier store to bytes that it loads."""
     thread, _, access, earlier = race
     return access.verb == "load" and any(
-        _is_told(thread.owner, earlier.owner, store) and not thread.is_new(store) for store in earlier.before
+        _is_published(thread.owner, earlier.owner, store) and not thread.is_new(store) for store in earlier.before
     )
 
 
 def _tells_of_other(race: Race, way: Way) -> bool:
-    """Whether the last link of a chain has told of an earlier store to bytes that this thread loads: it is for that."""
+    """Whether the last link of a chain publishes an earlier store to bytes that this thread loads: it is for that."""
     if not way.links:
         return False
     load = way.links[-1].load
@@ -303,7 +303,7 @@ def _tells_of_other(race: Race, way: Way) -> bool:
 def _overwritten(race: Race) -> Cause:
     """A load that comes too late."""
     earlier = race.earlier
-    link = next(race.told(earlier.owner, race.thread.owner, earlier.time, is_store=False), None)
+    link = next(race.signals_seen(earlier.owner, race.thread.owner, earlier.time, is_store=False), None)
     if link is None or link.store.time < earlier.before[0].time:
         return race.cause("overwritten", race.cell)
     return race.cause("overwritten, heard", race.cell, link.cell, lines=(link,))
@@ -322,7 +322,7 @@ class Hearing(NamedTuple):
 
 
 def _hearings(race: Race) -> list[Hearing]:
-    """Who may have been told to go on before the other one's access: whoever loads, or each of two that store."""
+    """Who may have seen a signal and gone on before the other one's access: who loads, or each of two that store."""
     access, earlier = race.access, race.earlier
     late = Hearing(race.thread.owner, race.history.now, earlier, True)
     soon = Hearing(earlier.owner, earlier.time, access, False)
@@ -331,39 +331,40 @@ def _hearings(race: Race) -> list[Hearing]:
     return [late] if access.verb == "load" else [soon]
 
 
-def _told_by_another(race: Race) -> Cause | None:
-    """A thread that was told to go on, but not by the one that stores, which may do that before or after."""
+def _signal_of_another(race: Race) -> Cause | None:
+    """A thread has gone on for a signal of another thread than the one that stores, which may store before or after."""
     if race.earlier.owner.block == race.thread.owner.block:
         return None
-    return next((cause for hearing in _hearings(race) if (cause := _told_too_soon(race, hearing))), None)
+    return next((cause for hearing in _hearings(race) if (cause := _signal_too_soon(race, hearing))), None)
 
 
-def _told_too_soon(race: Race, hearing: Hearing) -> Cause | None:
+def _signal_too_soon(race: Race, hearing: Hearing) -> Cause | None:
     listener, end, act, is_late = hearing
     are_stores = race.access.verb == race.earlier.verb
-    links = islice(race.told(listener, act.owner, end), MAX_TOLD)  # the first that has reached it without a flaw
+    links = islice(race.signals_seen(listener, act.owner, end), MOST_SIGNALS)
+    # The first that has reached it without a flaw.
     link = next((one for one in links if race.has_reached(one.store, listener, end)), None)
     if link is None or (are_stores and link.store.owner is act.owner):
         return None
-    if not is_late and not are_stores and _has_loaded_what_it_was_told(race):
+    if not is_late and not are_stores and _has_loaded_what_was_published(race):
         return None
     if _is_older(race, link.store, act, act.owner if is_late else race.thread.owner):
         if is_late or are_stores:
             return None
-        return race.cause("loader told before", race.cell, link.cell, lines=(link,))
+        return race.cause("old signal, loader", race.cell, link.cell, lines=(link,))
     return _by_another(race, act, link)
 
 
 def _by_another(race: Race, act: Access, link: Link) -> Cause:
     """A thread of another one's block speaks for it, and does not wait for it."""
     which = f"{'this' if act is race.access else 'the'} {act.noun}"
-    kind = f"told by another {_which(link.store.owner, act.owner)}"
+    kind = f"another {_which(link.store.owner, act.owner)} signals"
     return race.cause(kind, link.cell, lines=(link,), which=which, telling=_telling(link))
 
 
-def _has_loaded_what_it_was_told(race: Race) -> bool:
-    """Whether an earlier load has met bytes that somebody had told its thread of: they are to be stored to again."""
-    return any(_is_told(race.earlier.owner, race.thread.owner, store) for store in _met(race))
+def _has_loaded_what_was_published(race: Race) -> bool:
+    """Whether an earlier load has met bytes that were published to its thread: they are to be stored to again."""
+    return any(_is_published(race.earlier.owner, race.thread.owner, store) for store in _met(race))
 
 
 def _met(race: Race) -> list[Access]:
@@ -373,19 +374,19 @@ def _met(race: Race) -> list[Access]:
     return [store for store in stores if store.begin < race.access.end and race.access.begin < store.end]
 
 
-def _is_older(race: Race, told: Access, store: Access, storer: Owner) -> bool:
-    """Whether what was told is older than a store, and known to its thread then."""
-    if told.owner is storer:
-        return told.time <= store.time
-    return told.time <= store.time and race.has_reached(told, storer, store.time)
+def _is_older(race: Race, signal: Access, store: Access, storer: Owner) -> bool:
+    """Whether a signal is older than a store, and known to its thread then."""
+    if signal.owner is storer:
+        return signal.time <= store.time
+    return signal.time <= store.time and race.has_reached(signal, storer, store.time)
 
 
 def _nothing(race: Race) -> Cause:
     thread, _, access, earlier = race
     if earlier.verb == "load":
-        return _not_told_of_load(race)
+        return _load_not_published(race)
     listener, end, act, _ = _hearings(race)[0]
-    link = next(race.told(listener, act.owner, end), None)
+    link = next(race.signals_seen(listener, act.owner, end), None)
     if access.verb == "store":
         if link is not None:
             return race.cause("two stores", race.cell)
@@ -393,13 +394,13 @@ def _nothing(race: Race) -> Cause:
     if link is not None and earlier.order == "bulk" and link.store.owner is earlier.owner:
         return _copy(race, link)._replace(lines=(link,))
     if link is not None:
-        cells, teller = [race.cell, link.cell], ""
-        if (told := _told_next(race)) is not None:
-            is_same = told.allocation is link.allocation and told.store.begin == link.store.begin
-            cells += [] if is_same else [told.cell]
-            teller = f"; its signal for the store is {'a later store to that cell' if is_same else told.cell}"
+        cells, its_signal = [race.cell, link.cell], ""
+        if (release := _next_release(race)) is not None:
+            is_same = release.allocation is link.allocation and release.store.begin == link.store.begin
+            cells += [] if is_same else [release.cell]
+            its_signal = f"; its signal for the store is {'a later store to that cell' if is_same else release.cell}"
         who = "the storing thread" if link.store.owner is earlier.owner else "the storing block"
-        return race.cause("told before", *cells, lines=(link,), who=who, teller=teller)
+        return race.cause("old signal", *cells, lines=(link,), who=who, its_signal=its_signal)
     if earlier.serving is not None and (cause := _by_another_queue_pair(race)):
         return cause
     heard = last_heard(race.history.between(0, race.history.now), thread.owner)
@@ -419,21 +420,21 @@ def _waited_last(race: Race, kind: str, who: str, heard: Stored | None) -> Cause
 def _by_another_queue_pair(race: Race) -> Cause | None:
     """What a NIC has written, and a thread that has heard of what it did for another queue pair."""
     earlier = race.earlier
-    told = race.told(race.thread.owner, earlier.owner, of_rank=True)
-    link = next((link for link in told if link.store.serving not in (None, earlier.serving)), None)
+    signals = race.signals_seen(race.thread.owner, earlier.owner, of_rank=True)
+    link = next((link for link in signals if link.store.serving not in (None, earlier.serving)), None)
     if link is None or link.store.serving is None or earlier.serving is None:
         return None
     wrote, heard = (f"entry {entry} of queue pair {number}" for number, entry in (earlier.serving, link.store.serving))
     return race.cause("queue pairs", race.cell, link.cell, lines=(link,), wrote=wrote, heard=heard)
 
 
-def _not_told_of_load(race: Race) -> Cause:
-    """A store to bytes that another thread has loaded, which has told nobody."""
+def _load_not_published(race: Race) -> Cause:
+    """A store to bytes that another thread has loaded: this thread has seen no signal that comes after the load."""
     thread, _, _, earlier = race
-    link = next(race.told(thread.owner, earlier.owner, is_store=False), None)
+    link = next(race.signals_seen(thread.owner, earlier.owner, is_store=False), None)
     is_old = link is None or all(link.store.time < store.time for store in _met(race))
     from_there = any(store.owner.rank == thread.owner.rank != earlier.owner.rank for store in _met(race))
-    if not from_there and not _has_loaded_what_it_was_told(race):
+    if not from_there and not _has_loaded_what_was_published(race):
         heard = last_heard(race.history.between(0, earlier.time), earlier.owner)
         if behind := who_is_behind(race.world, earlier.owner, only_waiting=heard is not None):
             return race.cause("loader gone on", race.cell, *behind.cells, behind=behind.sentence)
@@ -452,5 +453,5 @@ def _on(access: Access, cell: str) -> str:
 
 
 def _telling(link: Link) -> str:
-    """What tells of all that was done before, as `store to CELL`."""
+    """What publishes all that was done before, as `store to CELL`."""
     return _on(link.store, link.cell)

@@ -23,18 +23,18 @@ def loaded_again(race: Race) -> Cause | None:
     first = next((load for load in _loads(race) if not race.thread.is_new(load)), None)
     if first is None:
         return None
-    link = next(race.told(earlier.owner, storer, earlier.time), None)
+    link = next(race.signals_seen(earlier.owner, storer, earlier.time), None)
     if link is None or link.load.time < first.time or race.has_reached(link.store, first.owner, first.time):
         return None
     return race.cause("promised", link.cell, race.cell, lines=(link,), store=link.store.noun)
 
 
-def is_told_before(race: Race) -> bool:
-    """Whether the last that this thread has heard of another block comes before what that one has stored."""
+def has_old_signal(race: Race) -> bool:
+    """Whether the last signal of another block that this thread has seen comes before what that one has stored."""
     earlier, listener = race.earlier, race.thread.owner
     if earlier.verb == "load" or earlier.owner.block == listener.block:
         return False
-    link = next(race.told(listener, earlier.owner), None)
+    link = next(race.signals_seen(listener, earlier.owner), None)
     return link is not None and link.store.time < earlier.time
 
 

@@ -13,7 +13,7 @@ from ..machine.errors import Uninitialized
 from ..machine.faults import Hole
 from ..machine.names import name_of
 from ..machine.source import Site, describe_site, source_line
-from .chains import told_by
+from .chains import signals_seen
 
 if TYPE_CHECKING:
     from ..machine.thread import Thread
@@ -107,10 +107,10 @@ def _promise(hole: Hole, writer: Writer | None, so_far: list[Event]) -> str:
     owner = getattr(hole.thread, "owner", None)
     if owner is None or hole.polls or hole.allocation is hole.thread.shared:
         return ""
-    teller = None if writer is None or writer.thread is None else getattr(writer.thread, "owner", None)
-    if teller is not None and teller.block == owner.block:
+    signaler = None if writer is None or writer.thread is None else getattr(writer.thread, "owner", None)
+    if signaler is not None and signaler.block == owner.block:
         return ""
-    links = (link for link in told_by(so_far, owner, teller) if link.load.owner.block == owner.block)
+    links = (link for link in signals_seen(so_far, owner, signaler) if link.load.owner.block == owner.block)
     link = next(links, None)
     if link is None:
         return ""

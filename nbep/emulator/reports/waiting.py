@@ -47,7 +47,7 @@ class Group:
 
     Attributes:
         chain: where, the innermost line first
-        told: what the wait says when it times out
+        report: what the wait reports when it times out
         expected: what has to be in a cell for the wait to end, in words
         own_cells: those of the cells that it polls that no other rank can reach
     """
@@ -56,7 +56,7 @@ class Group:
     chain: tuple[Site, ...]
     wait: Wait
     threads: list[Thread] = field(default_factory=list)
-    told: TimedOutWait | None = None
+    report: TimedOutWait | None = None
     expected: dict[tuple[Any, int], str] = field(default_factory=dict)
     own_cells: Sequence[Cell] = ()
 
@@ -73,12 +73,12 @@ class Group:
         cells = self.wait.cells
         if not cells:
             return None
-        if self.told is None:  # it may also look at a flag of its own, such as a mask
+        if self.report is None:  # it may also look at a flag of its own, such as a mask
             cells = [cell for cell in cells if cell not in self.own_cells] or cells
-        named = [cell for cell in cells if is_reported(self.told, cell)]
+        named = [cell for cell in cells if is_reported(self.report, cell)]
         compared = [cell for cell in cells if (cell[0], cell[1]) in self.expected]
         both = [cell for cell in named if (cell[0], cell[1]) in self.expected]
-        seen = [cell for cell in named if self.told is not None and cell[3] == self.told.seen]
+        seen = [cell for cell in named if self.report is not None and cell[3] == self.report.seen]
         return (seen or both or compared or named or cells)[-1]
 
     def who(self) -> str:
@@ -86,7 +86,7 @@ class Group:
 
 
 def is_reported(report: TimedOutWait | None, cell: Cell) -> bool:
-    """Whether a cell is the one that a wait tells of; never in shared memory, where a coordinator also looks."""
+    """Whether a cell is the one that a wait reports; never in shared memory, where a coordinator also looks."""
     is_shared = isinstance(cell[0], Allocation) and cell[0].number == 0
     return report is not None and not is_shared and report.cell in cell[0].cell(cell[1])
 
