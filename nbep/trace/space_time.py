@@ -2,7 +2,7 @@ r"""Space-time pictures: a lane for each role, what it publishes, when the other
 
 lane a  ---*-----------------*------      * publishes, and the arrow ends where the other lane first sees the value
             \     ==waits==   ^           a wait is a bar below its lane, so that no mark hides it
-lane b  -----v--------*------/------      o publishes, and nobody is seen to read it
+lane b  -----v--------*------/------      o publishes, and no thread is seen to read it
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ SUCCESS = cu.CUresult.CUDA_SUCCESS
 DRIVER = {
     "cuStreamIsCapturing": (SUCCESS, 0),
     "cuLaunchKernelEx": (SUCCESS,),
-    "cuEventCreate": (SUCCESS, None),  # so that nobody destroys it later
+    "cuEventCreate": (SUCCESS, None),  # so that it is not destroyed later
     "cuEventRecord": (SUCCESS,),
     "cuEventQuery": (SUCCESS,),
     "cuEventDestroy": (SUCCESS,),

@@ -79,7 +79,7 @@ class Barriers:
         lanes[0].runnable.append(lanes[0])
 
     def let_one_go(self) -> bool:
-        """Nobody can go on: let some lanes arrive without the rest of their warp. Whether there are any."""
+        """No thread can go on: let some lanes arrive without the rest of their warp. Whether there are any."""
         for warp, number in self.gathering:
             self.let_go(warp, number)
             return True

@@ -12,7 +12,7 @@ from .every_step import Access, Step, Who, Words, load_of
 class Tried:
     """What is known of an access from the runs in which it was made here.
 
-    commutes: nobody has asked for more of its old value than adds may
+    commutes: no thread has asked for more of its old value than adds may
     asked: what was asked of what it has read; is_exact: more than questions
     """
 

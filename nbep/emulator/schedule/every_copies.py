@@ -1,8 +1,8 @@
 """Bulk loads and mbarriers under the strategy `every`: when a load is there is a choice, if somebody can see it.
 
 A load that is there stores to its mbarrier, as the arrivals of threads do. Who asks whether a phase is over loads from
-it. Arrivals and loads of one phase commute: which of them ends it nobody can see. Bulk stores are seen by those alone
-who wait for their groups: they happen at once, since whoever does not wait races with them.
+it. Arrivals and loads of one phase commute: no thread can see which of them ends it. Bulk stores are seen by those
+alone who wait for their groups: they happen at once, since whoever does not wait races with them.
 """
 
 from __future__ import annotations

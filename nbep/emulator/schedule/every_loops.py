@@ -24,7 +24,7 @@ from .every_seen import Seen
 
 Frames = list[tuple[FrameType, int]]
 MOST_STEPS = 64  # primitive calls of a turn that is known again
-MANY_LOOKS, MANY_WEAK_LOOKS = 1000, 100  # at one cell, while nobody stores; where each look may be another schedule
+MANY_LOOKS, MANY_WEAK_LOOKS = 1000, 100  # at one cell, while no thread stores; where each look may be another schedule
 MANY_CALLS = 10_000  # weak accesses, after which some are looked at more closely
 
 
@@ -110,7 +110,7 @@ class Loop:
         looks = self.looks[cell] = self.looks.get(cell, 0) + 1
         if looks > most:
             raise Endless(
-                f"{thread.describe()}, has looked {most:,} times at one cell while nobody has stored, at "
+                f"{thread.describe()}, has looked {most:,} times at one cell while no thread has stored, at "
                 f"{describe_site(site_of(sys._getframe(1)))}.\n"
                 f"A `while` that does nothing but look at cells is a wait. This one does more in each turn: it counts, "
                 f"or it meets others. For a wait, end each turn with `wait_expired(deadline)`: docs/own_kernels.md"

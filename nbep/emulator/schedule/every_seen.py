@@ -3,8 +3,8 @@
 A load, or an atomic add or exchange, gives a `Seen`. Comparing it is a question, also behind a shift, a mask, or a sum
 with a number. Anything else needs the number itself, and then the load is *exact*. `seen >= 3` has the same answer for
 all later values of a counter that grows: so it does not matter whether such a store comes before the load. The load
-counts as made as early as its answers allow, and its thread knows no more than what the cell told then. An atomic whose
-old value nobody asks for tells its thread nothing at all.
+counts as made as early as its answers allow, and its thread has seen no more than the cell held then. An atomic whose
+old value no thread asks for shows its thread nothing at all.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def is_final(question: Question, given: bool) -> bool:
 class Entry:
     """What a cell held from one store on.
 
-    message: what that told; stores: the store, for `checked`
+    message: what that store publishes; stores: the store, for `checked`
     step: the number of the step, None if it was none; who: of which thread
     is_add: whether it is an add that may commute with others
     is_alone: whether the stores before it are known to come before it: it is no add, or the adds are all of its thread

@@ -1,8 +1,8 @@
 """Turns of a loop that look at several cells, and threads that sleep while a value may still be asked for more.
 
-A turn that fails is no step if nobody has come between its looks. But its thread may have made the first of them here,
-and the others once somebody has stored: another run *begins* the turn where that may matter. In the middle of a turn
-whose rest would fail its thread sleeps, until somebody stores what changes that.
+A turn that fails is no step if no other thread has come between its looks. But its thread may have made the first of
+them here, and the others once somebody has stored: another run *begins* the turn where that may matter. In the middle
+of a turn whose rest would fail its thread sleeps, until somebody stores what changes that.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Turns:
         return bool(self._replayed) or not self.is_search
 
     def turn_of(self, who: Who, looks: list[int]) -> list[int] | None:
-        """The last looks of a turn that nobody else has come between. None if its thread has done more than look."""
+        """The last looks of a turn that no other thread interrupts. None if its thread has done more than look."""
         if looks[-1] != len(self.steps) - 1:
             return None
         if sum(step.who == who for step in self.steps[looks[0] :]) != len(looks):
@@ -123,7 +123,7 @@ class Turns:
         raise Redundant
 
     def fail_turn(self, who: Who, looks: list[int]) -> None:
-        """A turn that looks at several cells has failed, and nobody has come between: it is no step."""
+        """A turn that looks at several cells has failed, and no other thread has come between: it is no step."""
         choice = self.choices[looks[0]]
         if looks[0] < self.planned and choice.chosen == who:  # it may have been the first look alone that was wanted
             choice.begun.add(who)
@@ -176,16 +176,16 @@ class TurningThread(LoopingThread):
         return looked
 
     def since_turn(self: Any, looks: list[Polled]) -> list[Polled]:
-        """The looks of the last turn, and of those just before that have told the same."""
+        """The looks of the last turn, and of those just before that have seen the same."""
         steps = self.world.strategy.tree.steps
         turns = turns_in(looks)
 
-        def told(turn: list[Polled]) -> list[Any]:
+        def answers(turn: list[Polled]) -> list[Any]:
             readings = [steps[look[0]].reading if look[0] < len(steps) else None for look in turn]
             return [(look[1], one and one.told) for look, one in zip(turn, readings, strict=True)]
 
         first = len(turns) - 1
-        while first > 0 and told(turns[first - 1]) == told(turns[-1]) and turns[first - 1][0][4][2] == self.deeds:
+        while first > 0 and answers(turns[first - 1]) == answers(turns[-1]) and turns[first - 1][0][4][2] == self.deeds:
             between = range(turns[first - 1][0][0], turns[first][0][0])
             own = [at for at in between if steps[at].who == self.who]
             if own != [look[0] for look in turns[first - 1]]:
@@ -194,7 +194,7 @@ class TurningThread(LoopingThread):
         return [look for turn in turns[first:] for look in turn]
 
     def forget_turn(self: Any) -> None:
-        """A turn that has looked at several cells was no step: it has told its thread nothing."""
+        """A turn that has looked at several cells was no step: its thread has seen nothing new."""
         tree = self.world.strategy.tree
         looked = self.forget_looks()
         self.awaited = True

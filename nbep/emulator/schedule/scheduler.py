@@ -1,12 +1,12 @@
 """The run loop: one greenlet, the hub, picks who runs next; everything it decides comes from the seed and a strategy.
 
 Runnable are kernel threads and host functions alike.  A picked thread runs for a quantum of primitive calls, or until
-it parks; parked threads are in nobody's list and cost nothing.  Launch starts and bulk copies are *asynchronous
+it parks; parked threads are in no list and cost nothing.  Launch starts and bulk copies are *asynchronous
 operations*: they happen at some later step.  Hosts wait for predicates, which the hub looks at now and then.
 
 When nothing is runnable, no predicate holds and no operation is pending, the run is dead: the loop says so at once, or
 (`on_deadlock="expire"`) lets time pass to the earliest deadline of a spinning thread or a host.  It is dead, too, when
-all that run poll and poll, while nobody stores or looks at the time.
+all that run poll and poll, while no thread stores or looks at the time.
 """
 
 from __future__ import annotations
@@ -245,7 +245,7 @@ class Scheduler:
             for quantum in self._quanta[start : start + _TICK]:
                 if not (runnable or slow):
                     break
-                # Those in `slow` count for less, so that nobody who is picked has to give way again and again.
+                # Those in `slow` count for less, so that no thread that is picked has to give way again and again.
                 draw = uniform() * (len(runnable) + len(slow) * willing)
                 if draw < len(runnable):
                     index, waiting = int(draw), runnable

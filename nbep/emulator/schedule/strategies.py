@@ -25,7 +25,7 @@ _SLOW = 0.85  # how often a slow thread gives way
 _SLOW_SHARE = 0.2
 _STARVED = 0.98
 _NEVER = 2.0**-20  # a rate that is as good as none: then things happen when nothing else can
-_WHOLE_QUANTUM = 4096  # of a thread that nobody preempts
+_WHOLE_QUANTUM = 4096  # of a thread that is never preempted
 ALONE = 1 << 40  # primitive calls: more than any run has
 
 
@@ -81,7 +81,7 @@ class Strategy:
 
 
 class Starved(Strategy):
-    """One rank, or one part of it, runs when nobody else can, or hardly ever."""
+    """One rank, or one part of it, runs when no other can, or hardly ever."""
 
     name = "starved"
     slow_reluctance = _STARVED
@@ -158,7 +158,7 @@ class FewPreemptions(Strategy):
 
 
 class Alone(Strategy):
-    """Each thread runs alone up to its next choice, and a tree chooses: nothing is drawn, and nobody is slow."""
+    """Each thread runs alone up to its next choice, and a tree chooses: nothing is drawn, and no thread is slow."""
 
     def __init__(self) -> None:
         super().__init__(0, random.Random(0))
@@ -174,7 +174,7 @@ class Alone(Strategy):
         return ALONE
 
     def put_last(self, thread: Any) -> None:
-        """Nobody is preempted."""
+        """No thread is preempted."""
 
 
 class Ready:

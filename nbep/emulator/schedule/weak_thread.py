@@ -56,7 +56,7 @@ class WeakThread(LoopingThread, CausalThread):
     clock: the last steps that come before its next one
     at: the step that it makes now, or its last one; None if that was a poll that is known to fail
     number: of its last store
-    stores: its stores of which no release of scope sys has told; fresh: of which none at all
+    stores: its stores that no release of scope sys has published; fresh: those that no release has
     loop: whether it has come back to where it was
     polled_here: its loads since the last turn of a loop; does_more: whether it has met others since the last of them
     looked: by words, what these have touched, and if that was an mbarrier, what they have read; reading: the last one
@@ -115,7 +115,7 @@ class WeakThread(LoopingThread, CausalThread):
 
     @property
     def is_alone(self) -> bool:
-        """Whether nobody else sees its shared memory."""
+        """Whether no other thread sees its shared memory."""
         return self.block_dim == 1 and not self.copies
 
     def stand(self, access: Access, look: Callable[[], Cell]) -> None:
@@ -242,7 +242,7 @@ class WeakThread(LoopingThread, CausalThread):
 
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         allocation = self.segments.get(address >> 32)
-        if allocation is None or not allocation.writable:  # nobody stores there
+        if allocation is None or not allocation.writable:  # no thread stores there
             return super().load(address, kind, order, scope)
         offset = address & 0xFFFFFFFF
         cells = self.granules(allocation, offset, kind)
@@ -487,5 +487,5 @@ def queues(cells: Iterable[Any]) -> list[Any]:
 
 
 def places_of(cells: list[Any]) -> list[Any]:
-    """What a store touches that may be late: those orders, and that nobody takes the bytes for constant."""
+    """What a store touches that may be late: those orders, and that no thread takes the bytes for constant."""
     return [*queues(cells), *(("nc", *cell) for cell in cells)]

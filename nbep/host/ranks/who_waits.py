@@ -191,7 +191,7 @@ def explain(lines: Iterable[str]) -> str:
     if log.cpu_errors and not log.waits:
         parts.append("The CPU has waited for the counts of dispatch. Who did not come is in the lines of the kernels.")
     if log.came and not any(wait.numbering == NODE_RANKS for wait in log.waits):
-        parts.append("No line of barrier_block has a value above 0: in those that are here, nobody is missing.")
+        parts.append("No line of barrier_block has a value above 0: in those that are here, no rank is missing.")
     return "\n\n".join(parts)
 
 
@@ -226,7 +226,7 @@ def _conclusions(log: Log, numbering: str, waits: list[Wait]) -> list[str]:
             f"Missing: {_ranks(missing)}. Others wait there, and no line comes from there. Look there first{above}."
         )
     else:
-        lines.append("Nobody is missing: each rank that is waited for waits itself.")
+        lines.append("No rank is missing: each rank that is waited for waits itself.")
         edges = {(wait.rank, wait.peer) for wait in others}
         pairs = sorted((a, b) for a, b in edges if a < b and (b, a) in edges)
         if pairs:

@@ -14,7 +14,7 @@ that rank adds up what all have sent.
  next_token          receivers          atom_add_relaxed_gpu     receivers         the same
  marks[n, t, d]      sender(d)          st_weak                  (gather_combine)  -
  landed, next_token  the owner          see notify_combine.py
- rows of x, biases   nobody             -                        warps             bulk copy, or ld_na
+ rows of x, biases   no thread          -                        warps             bulk copy, or ld_na
  rows[w]             warp w             st_shared                the same warp     ld_shared, after syncwarp
  stage of a warp     copy engine        bulk copy                the warp          ld_shared, see staged_sums.py
  combined_ arrays    receivers          st_na                    -                 the next kernel
@@ -253,7 +253,7 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
     """Push one received token to where it came from; a warp. Returns the next parities, or STOPPED.
 
     index: its entry of recv_src_metadata; origin: the same in all lanes
-    landed: the cell of the chunk before, if this is the first token behind it: it is told meanwhile
+    landed: the cell of the chunk before, if this is the first token behind it: it is announced meanwhile
     """
     shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
     entry = metadata_entry(inputs.recv_src_metadata, shape, index)

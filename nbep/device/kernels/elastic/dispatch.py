@@ -1,4 +1,4 @@
-"""Elastic dispatch: each rank fetches the rows that come to it, and puts them into its own outputs. Nobody waits.
+"""Elastic dispatch: each rank fetches the rows that come to it, and puts them into its own outputs. No thread waits.
 
  rank s, its half: lists[r, i] = t --> x[t], scales, topk_idx, topk_weights, numbers
                                          | over the wire, once
@@ -256,7 +256,7 @@ def spread_row(ctx, out, src, row):
 def load_choice(ctx, out, item):
     """In lane k choice k of a token: its expert, counted from this rank's first, and its weight; -1 and 0 if elsewhere.
 
-    The weight is 0 if nobody wants weights.
+    The weight is 0 if there are no outputs for weights.
     """
     shape, lane = ctx.shape, ctx.team.lane
     experts = Experts(ctx.peers.rank * ctx.sizes.num_local_experts, ctx.sizes.num_local_experts)

@@ -1,6 +1,6 @@
 """Meet combine: what a combine between nodes begins with, and what comes between its sums and theirs at other nodes.
 
- begin    all ranks meet: before that nobody pushes or sends
+ begin    all ranks meet: before that no rank pushes or sends
  end      all ranks meet behind what they have pushed and sent; landed = 1; next_token = 0
 
  cell                written by    with                       read by       with
@@ -8,8 +8,8 @@
  called              thread 0      st_weak                    all threads   ld_weak
  landed, next_token  the owner     st_weak                    (combine)     -
 
-At the beginning nothing lands (no chunks), and so at a barrier of an `ElasticBuffer`. Nobody resets landed: who adds up
-comes behind the end, where all is here.
+At the beginning nothing lands (no chunks), and so at a barrier of an `ElasticBuffer`. No rank resets landed: who adds
+up comes behind the end, where all is here.
 
 Source: DeepEP csrc/kernels/elastic/combine.hpp
 """

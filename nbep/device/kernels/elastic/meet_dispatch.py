@@ -21,7 +21,7 @@ the last one. See layout.elastic.
 
 In hybrid mode a rank reads what came to others of its node, too. So these meet behind the arrivals.
 
-The arrivals, and what is told where calls differ, are those of kernels.internode.meet_nodes: every rank counts as a
+The arrivals, and what is reported where calls differ, are those of kernels.internode.meet_nodes: every rank counts as a
 node of its own, so each compares its call with those of all others.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps)
@@ -101,7 +101,7 @@ def elastic_meet_dispatch(
     number = ptx.ld_weak_s32(buffer + TURN)
     has_met = meet_ranks(network, bounds, nodes, call, not has_timed_out(bounds))
     if nodes.num_sharing > 1:
-        is_other = wait_peer(of_node, bounds, call.signal)  # after meet_ranks nobody is
+        is_other = wait_peer(of_node, bounds, call.signal)  # after meet_ranks no rank is
         has_met = ptx.bar_red_and(0, ptx.block_dim(), has_met and not is_other and not has_timed_out(bounds))
     sum_local_counts(out, buffer, number, nodes, network.num_ranks, has_met)
     count_tokens(out, buffer, number, network.num_ranks, sizes, has_met)

@@ -1,5 +1,5 @@
-"""Notify combine: reset the cells of a combine, and meet all ranks. Before that nobody sends, after it nobody reads
-what an earlier dispatch has laid out in the same memory.
+"""Notify combine: reset the cells of a combine, and meet all ranks. Before that no rank sends, after it no rank
+reads what an earlier dispatch has laid out in the same memory.
 
  landed = 0, next_token = 0; barrier
 

@@ -9,7 +9,7 @@
    an outbox's slots
  x, topk_weights of  warps of rank d   put_nbi_warp     warps of rank s   see combine.py, after the meeting
    slots at s
- recv_src_metadata   nobody            -                warps             ld_nc
+ recv_src_metadata   no thread         -                warps             ld_nc
  marks[n, t, d]      gather_combine.py -                lane 0            ld_na (1)
    once more         lane 0            st_weak 0        (combine)         -
  stage of a warp     copy engine       bulk copy        network           after full

@@ -19,7 +19,7 @@
 
 The barrier makes the counts visible and keeps peers from filling rings that are not reset yet. DeepEP has one more in
 front of the counts, and one more behind the sums. nbep needs neither:
- - A rank that is here has left its previous kernel, so it had received all that its peers sent in that kernel. Nobody
+ - A rank that is here has left its previous kernel, so it had received all that its peers sent in that kernel. No rank
    writes to its cells any more, nor waits for one of its heads.
  - Counts of the call before have been summed up: to leave the dispatch of that call, this rank heard from every peer's
    dispatch, which came after the peer's sums.

@@ -12,7 +12,8 @@
 These are the versions for a ComparedCall. With a plain Call, the usual one on GPUs, calls are not compared.
 
 Where these cells are does not depend on the call. So every rank hears of every other one's call, whatever that makes of
-the messages, and also where none goes between the two. A word publishes nothing: nobody waits for what is on its way.
+the messages, and also where none goes between the two. A word publishes nothing: its writer does not wait for
+what is on its way.
 
 A warp of the last block beside the coordinator compares when it has received. That code stands behind all other code,
 so that no warp goes around it: what few tokens wait for is code that is fetched anew. If nothing comes, since the other
@@ -69,7 +70,7 @@ def notify_peers(ctx):
 
 @device_function
 def word_cell(ctx, half, peer, index):
-    """Where a word of a peer's call is told."""
+    """Where a peer writes a word of its call."""
     return own_ptr(ctx.network, layout.call_offset(ctx.call.num_rdma_bytes, ctx.network.num_ranks, half, peer, index))
 
 
