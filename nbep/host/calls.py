@@ -106,7 +106,7 @@ def digest_of(words: Iterable[int]) -> int:
 def dispatch_call(
     memory: Node,
     tokens: Tokens,
-    num_experts: int | None,
+    num_experts: int,
     config: Config,
     handle: ArraysHandle | None = None,
     between_nodes: bool = False,
@@ -114,9 +114,9 @@ def dispatch_call(
 ) -> Call:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch.
 
-    num_experts: None with a handle
+    num_experts: 0 with a handle
     """
-    sizes = *_of_x(tokens), tokens.num_topk, num_experts or 0
+    sizes = *_of_x(tokens), tokens.num_topk, num_experts
     of_handle = handle_word(memory, handle)
     return make_call(DISPATCH, of_handle, int(zero_copy), *sizes, *_of_config(config, between_nodes, zero_copy))
 

@@ -5,7 +5,7 @@ Source: DeepEP csrc/config.hpp; deep_ep/buffer.py, get_dispatch_config and get_c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from nbep.device.layout.intranode import (
     num_nvl_bytes_needed,
 )
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings, most_that_fit
+from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings
 from nbep.host.target.memory import HandleType
 
 # What the size hints reserve for each token in a ring.
@@ -261,36 +261,21 @@ def nodes_config(table: Table, num_sms: int, num_nodes: int, num_nvl_ranks: int)
     return Config(num_sms, nvl_chunk, nvl_slots, rdma_chunk, rdma_slots)
 
 
-def in_node_config(
-    given: Config | None,
-    table: Table,
-    num_sms: int,
-    num_ranks: int,
-    num_nvl_bytes: int | None,
-    token_sizes: Sequence[int],
-    is_deep_eps: bool = False,
-) -> Config:
-    """The config of a call inside a node: what is given, or else the default with rings that fit, as fit_config.
-
-    num_nvl_bytes: None with zero_copy, without rings
-    is_deep_eps: of a program for DeepEP. A config whose rings would fit there, and do not here, gets fewer slots
-    """
-    if given is not None:
-        if is_deep_eps and isinstance(given, Config) and num_nvl_bytes is not None:
-            shape = given.ring_shape(num_ranks, *token_sizes)
-            if num_nvl_bytes_needed(shape) > num_nvl_bytes >= deep_ep_bytes(shape):
-                return fit_config(given, num_nvl_bytes, num_ranks, *token_sizes)
-        return given
-    if num_nvl_bytes is None:
-        return Config(num_sms, ZERO_COPY_CHUNK)
-    return fit_config(table_config(table, num_sms, num_ranks), num_nvl_bytes, num_ranks, *token_sizes)
-
-
 def deep_ep_bytes(shape: RingShape) -> int:
     """What DeepEP's rings of this shape take. Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch"""
     num_rings = shape.num_channels * shape.num_ranks
     slot = shape.hidden_bytes + 4 + 12 * shape.num_topk + 4 * shape.num_scales
     return 4 * shape.num_ranks**2 + num_rings * (4 * 4 + shape.num_slots * slot)
+
+
+def most_that_fit(fewest: int, most: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to most that fits, if all below one that fits do too; the fewest are not asked."""
+    if fits(most):
+        return most
+    while most - fewest > 1:
+        middle = (fewest + most) // 2
+        fewest, most = (middle, most) if fits(middle) else (fewest, middle)
+    return fewest
 
 
 def fit_config(config: Config, num_nvl_bytes: int, num_ranks: int, *token_sizes: int) -> Config:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import RingShape
 from nbep.device.protocols.peers import Bounds
-from nbep.host.counters import Counters
+from nbep.host.counters import Counters, Received
 from nbep.host.elastic.memory import ElasticMemory
 from nbep.host.events import EventOverlap
 from nbep.host.handles import Identity, Numbered
@@ -107,6 +107,7 @@ class Node(Protocol):
     def allocate(
         self, order: Ordered, like: Array, make: Make | None = None, numbers: Sequence[int] = ()
     ) -> tuple[list[Array], list[Any]]: ...
+    def await_counts(self, num_local_experts: int, timeout_ms: float = 0, limit: str = "") -> Received: ...
     def finish(self, async_finish: bool) -> EventOverlap: ...
     def compare(self, call: Call, handle: Numbered | None = None) -> None: ...
     def compare_call(self, verb: str, arguments: Callable[..., Arguments], *of: Any) -> None: ...

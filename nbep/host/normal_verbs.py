@@ -147,7 +147,7 @@ class NormalVerbs:
         Source:
             DeepEP deep_ep/buffer.py, Buffer.dispatch
         """
-        memory = self._usable_normal("dispatch", zero_copy)
+        memory = self._usable_normal("dispatch", zero_copy, previous_event, async_finish, allocate_on_comm_stream)
         chosen = dispatch if memory.internode is None else internode_dispatch
         return chosen(
             memory,
@@ -220,7 +220,7 @@ class NormalVerbs:
         Source:
             DeepEP deep_ep/buffer.py, Buffer.combine
         """
-        memory = self._usable_normal("combine", zero_copy)
+        memory = self._usable_normal("combine", zero_copy, previous_event, async_finish, allocate_on_comm_stream)
         chosen = combine if memory.internode is None else internode_combine
         return chosen(
             memory,
@@ -240,7 +240,10 @@ class NormalVerbs:
             ),
         )
 
-    def _usable_normal(self, verb: str, zero_copy: Any) -> Node:
+    def _usable_normal(
+        self, verb: str, zero_copy: Any, previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any
+    ) -> Node:
+        """The memory, if it serves the verb with these options. No module of a mode asks for them again."""
         memory = self._usable(verb)
         if memory.internode is None:
             if memory.num_nodes > 1:
@@ -249,6 +252,10 @@ class NormalVerbs:
                 validate.refuse("group", f"{memory.num_ranks} ranks", f"2, 4 or 8 ranks for {verb} inside a node")
         if zero_copy.__class__ is not bool:
             flags(zero_copy=zero_copy)
-        if zero_copy and memory.internode is not None:
-            validate.refuse("zero_copy", True, "False between nodes")
+        memory.check_faults()
+        validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
+        if zero_copy and memory.direct is None:
+            is_in_node = memory.internode is None
+            why = ": num_zero_copy_bytes was 0 at construction" if is_in_node else " between nodes"
+            validate.refuse("zero_copy", True, f"False{why}")
         return memory

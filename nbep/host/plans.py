@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from nbep.device.kernels.parts.calls import Call
+from nbep.host.arguments import refuse
+from nbep.host.request import DispatchRequest
 from nbep.host.target.base import PreparedLaunch, Recognizer, Runtime
 from nbep.host.target.new_arrays import Make
 
@@ -129,7 +131,7 @@ class Plans(Generic[AnyPlan]):
         kind: its class. With any other one all is checked in each call.
         """
         if not isinstance(handle, kind) or not handle.is_as_made or handle.owner is not memory.identity:
-            return None, None, []
+            return None, None, self._runtime.look_at(given)[1]
         number = handle.number if memory.compares_handles else 0
         return self.find(given, (*options, handle.taken(self._runtime).sizes, number))
 
@@ -143,3 +145,51 @@ class Plans(Generic[AnyPlan]):
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def find_dispatch(memory: Any, request: DispatchRequest, kind: Any) -> tuple[Plans[Any], Any, Any, list[Any]]:
+    """The plans that a dispatch's is among, and what `find` returns. kind: the class of the mode's handles
+
+    The arrays are x and scales; without a handle also topk_idx, topk_weights, is_token_in_rank, num_tokens_per_rank,
+    num_tokens_per_expert, and between nodes num_tokens_per_rdma_rank.
+    """
+    is_pair = isinstance(request.x, tuple)
+    x: Any = request.x if is_pair else (request.x, None)
+    plans: Plans[Any] = memory.counted_plans if request.handle is None else memory.cached_plans
+    if len(x) != 2:
+        return plans, None, None, []
+    if request.handle is not None:
+        if request.topk_idx is not None or request.topk_weights is not None:
+            name = "topk_weights" if request.topk_idx is None else "topk_idx"
+            refuse(name, type(getattr(request, name)).__name__, "None together with a handle")
+        options: tuple[Any, ...] = request.config, request.zero_copy, is_pair
+        return plans, *plans.find_along(memory, request.handle, kind, x, options)
+    if request.num_worst_tokens == 0 and memory.runtime.is_capturing:
+        refuse("num_worst_tokens", 0, "positive in a CUDA graph, or a handle given: the CPU cannot wait there")
+    counts: tuple[Any, ...] = request.is_token_in_rank, request.num_tokens_per_rank, request.num_tokens_per_expert
+    if memory.internode is not None:
+        counts += (request.num_tokens_per_rdma_rank,)
+    options = (
+        request.expert_alignment,
+        request.num_worst_tokens,
+        request.config,
+        request.num_sms,
+        is_pair,
+        request.zero_copy,
+    )
+    return plans, *plans.find((*x, request.topk_idx, request.topk_weights, *counts), options)
+
+
+def find_combine(
+    memory: Any, handle: Any, kind: Any, given: Sequence[Any], options: tuple[Any, ...]
+) -> tuple[Any, Any, list[Any]]:
+    """As `find_along`, of a combine: x, topk_weights and both biases."""
+    if len(given) != 4:
+        return None, None, []
+    found = memory.combine_plans.find_along(memory, handle, kind, given, options)
+    if found[1] is not None:
+        num_rows = handle.taken(memory.runtime).numbers[0]  # which the plan does not know
+        for array in given[:2]:
+            if array is not None and array.shape[0] != num_rows:
+                return None, None, found[2]
+    return found

@@ -46,6 +46,10 @@ class DispatchRequest(NamedTuple):
         return self.num_tokens_per_expert.shape[0]
 
 
+# What Buffer.dispatch returns
+Dispatched = tuple[Any, MaybeArray, MaybeArray, list[int] | None, Any, EventOverlap]
+
+
 class CombineRequest(NamedTuple):
     """See Buffer.combine."""
 

@@ -251,6 +251,31 @@ class NodeMemory(CommWork, SharedMemory):
         """Whether a kernel of this rank has reported something."""
         return self.report.is_there()
 
+    def await_counts(self, num_local_experts: int, timeout_ms: float = 0, limit: str = "") -> counters.Received:
+        """What comes, as the counters of a notify kernel say, for which the CPU waits; limit: timeout_ms in words
+
+        The kernel's own waits are to be over first: they say more.
+        """
+        timeout_ms = timeout_ms or 2 * self.timeout_ms
+
+        def poll() -> counters.Received | None:
+            return self.counters.poll(num_local_experts, self.internode is not None)
+
+        self.runtime.wait_until(
+            lambda: self.has_fault or poll() is not None,
+            lambda: "moe_recv_counter: the counts of received tokens",
+            int(1e6 * timeout_ms),
+        )
+        self.check_faults()
+        received = poll()
+        if received is None:
+            gone = self.who_is_gone()
+            raise RuntimeError(
+                f"rank {self.rank}: the counts of received tokens did not arrive in {limit or f'{timeout_ms:g} ms'}"
+                + (f"; {gone}" if gone else "")
+            )
+        return received
+
     def _describe(self, offset: int) -> str:
         if self.direct is not None and offset >= self.direct.start:
             return self.direct.describe(offset)

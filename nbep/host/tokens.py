@@ -1,24 +1,30 @@
-"""What travels in the normal mode, inside a node or between nodes, and what is known of it before: checks and counters.
+"""What travels in the normal mode, inside a node or between nodes, and the checks of it.
 
 Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch, Buffer::internode_dispatch
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nbep.host import validate
-from nbep.host.counters import Received
+import numpy as np
+
+from nbep.device.protocols.staging import VEC_BYTES
+from nbep.host import handle_contents, validate
+from nbep.host.arguments import ROW_DTYPES, refuse
 from nbep.host.handles import ArraysHandle
+from nbep.host.internode.handle import InternodeHandle
+from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
-from nbep.host.request import CombineRequest, Counts, DispatchRequest
-from nbep.host.target.base import Array, MaybeArray
+from nbep.host.request import CombineRequest, DispatchRequest
+from nbep.host.target.base import Array, MaybeArray, Runtime
 from nbep.host.target.new_arrays import ROWS, Wanted
-from nbep.host.target.views import View
+from nbep.host.target.views import NO_ARRAY, View
 
 BF16_BYTES = 2
 MAX_ROWS = (1 << 31) - 1
+MAX_SCALES = 1024
 
 
 class Tokens(NamedTuple):
@@ -28,21 +34,6 @@ class Tokens(NamedTuple):
     scales: View
     topk_idx: View
     topk_weights: View
-
-    @classmethod
-    def look_at(cls, memory: Node, request: DispatchRequest) -> Tokens:
-        """Those of a request; its top-k is not checked."""
-        runtime = memory.runtime
-        topk = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
-        tokens = cls(*validate.payload(runtime, request.x), *topk)
-        if not request.zero_copy:
-            validate.outside_rings(memory, tokens._asdict())
-        return tokens
-
-    @property
-    def arrays(self) -> tuple[Array, MaybeArray, MaybeArray, MaybeArray]:
-        """As DispatchInputs begins."""
-        return self.x.array, self.scales.array, self.topk_idx.array, self.topk_weights.array
 
     @property
     def num_tokens(self) -> int:
@@ -64,6 +55,16 @@ class Tokens(NamedTuple):
     def num_scales(self) -> int:
         return self.scales.shape[1] if self.scales.is_array else 0
 
+    @property
+    def received(self) -> tuple[Wanted | None, Wanted | None]:
+        """Arrays for received rows, and for their scales if there are some."""
+        return _rows_of(self.x), _rows_of(self.scales)
+
+    @property
+    def received_topk(self) -> tuple[Wanted | None, Wanted | None]:
+        """The same for choices and weights."""
+        return _rows_of(self.topk_idx), _rows_of(self.topk_weights)
+
     def ring_sizes(self, num_src_idx: int) -> tuple[int, int, int, int]:
         """The last arguments of Config.ring_shape. num_src_idx: 0 with a handle, which knows where the tokens were"""
         return self.hidden_bytes, self.num_topk, self.num_scales, num_src_idx
@@ -77,13 +78,64 @@ class Tokens(NamedTuple):
         return token_stride, hidden_stride
 
 
-def check_counts(memory: Node, tokens: Tokens, request: DispatchRequest, may_read: bool) -> None:
-    """What get_dispatch_layout found out, and top-k, fit to the tokens. may_read: see validate.may_read"""
+def _rows_of(view: View) -> Wanted | None:
+    return ((ROWS, view.shape[1]), view.dtype_name) if view.is_array else None
+
+
+def payload(runtime: Runtime, x: Any) -> tuple[View, View]:
+    """The tokens and their scales, NO_ARRAY without."""
+    if not isinstance(x, tuple):
+        tokens = runtime.view(x)
+        validate.array("x", tokens, ROW_DTYPES, ("num_tokens", "hidden"))
+        validate.hidden_size("x", tokens.shape[1], VEC_BYTES // tokens.itemsize)
+        validate.row_alignment("x", tokens)
+        return tokens, NO_ARRAY
+    if len(x) != 2:
+        refuse("x", f"a tuple of {len(x)}", "an array, or a tuple of an FP8 array and its scales")
+    tokens, scales = map(runtime.view, x)
+    validate.array("x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
+    num_tokens, hidden = tokens.shape
+    validate.hidden_size("x[0]", hidden, VEC_BYTES)
+    validate.row_alignment("x[0]", tokens)
+    validate.array("x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
+    if not 1 <= scales.shape[1] <= MAX_SCALES:
+        allowed = f"1 to {MAX_SCALES} scales a token: a warp's stage holds them"
+        refuse("x[1]", f"{scales.shape[1]} scales a token", allowed)
+    if min(scales.strides) < 0:
+        refuse("x[1]", f"strides {scales.strides}", "of strides that are not negative")
+    return tokens, scales
+
+
+def outside_rings(memory: Node, views: Mapping[str, View]) -> None:
+    """No array that a call reads or writes lies in the rings."""
+    validate.outside(memory, views, memory.symmetric, memory.num_nvl_bytes)
+    if memory.internode is not None:
+        validate.outside(memory, views, memory.internode.rdma.symmetric, memory.internode.rdma.num_rdma_bytes)
+
+
+def check_dispatch(memory: Node, request: DispatchRequest, handle: DispatchHandle | InternodeHandle | None) -> Tokens:
+    """What travels in a dispatch. Its arrays fit each other, and the handle, which is checked."""
+    runtime = memory.runtime
+    topk = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
+    tokens = Tokens(*payload(runtime, request.x), *topk)
+    if not request.zero_copy:
+        outside_rings(memory, tokens._asdict())
+    if handle is None:
+        _check_counts(memory, tokens, request)
+        return tokens
+    num_tokens = handle.is_token_in_rank.shape[0]
+    if tokens.num_tokens != num_tokens:
+        refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
+    return tokens
+
+
+def _check_counts(memory: Node, tokens: Tokens, request: DispatchRequest) -> None:
+    """What get_dispatch_layout found out, and top-k, fit to the tokens."""
     runtime, num_ranks, num_worst_tokens = memory.runtime, memory.num_ranks, request.num_worst_tokens
     counts = request.counts
     for name, value in counts._asdict().items():
         if value is None:
-            validate.refuse(name, "None", "given unless there is a handle; get_dispatch_layout returns it")
+            refuse(name, "None", "given unless there is a handle; get_dispatch_layout returns it")
     of_ranks, in_rank, of_experts = map(runtime.view, counts)
     validate.array("num_tokens_per_rank", of_ranks, "int32", (num_ranks,))
     validate.array("is_token_in_rank", in_rank, "bool", (tokens.num_tokens, num_ranks))
@@ -92,7 +144,7 @@ def check_counts(memory: Node, tokens: Tokens, request: DispatchRequest, may_rea
     validate.num_experts(num_ranks, num_experts, "size of num_tokens_per_expert")
     if (request.topk_idx is None) != (request.topk_weights is None):
         missing, given = ("topk_idx", "topk_weights") if request.topk_idx is None else ("topk_weights", "topk_idx")
-        validate.refuse(missing, "None", f"given together with {given}")
+        refuse(missing, "None", f"given together with {given}")
     if request.topk_idx is not None:
         validate.array("topk_idx", tokens.topk_idx, "int64", (tokens.num_tokens, "num_topk"))
         validate.topk_size("topk_idx", tokens.num_topk)
@@ -100,91 +152,63 @@ def check_counts(memory: Node, tokens: Tokens, request: DispatchRequest, may_rea
         # Kernels number rows by int32; the emulator's addresses hold less.
         most = min(MAX_ROWS, (runtime.max_symmetric_bytes or MAX_ROWS * tokens.hidden_bytes) // tokens.hidden_bytes)
         if num_worst_tokens > most:
-            validate.refuse("num_worst_tokens", num_worst_tokens, f"at most {most}")
+            refuse("num_worst_tokens", num_worst_tokens, f"at most {most}")
     elif num_worst_tokens > 0:
-        validate.refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
-    if may_read:
-        found = Counts(*map(runtime.contents, counts))
-        validate.token_counts(found.num_tokens_per_rank, found.is_token_in_rank)
-        if request.topk_idx is not None:
-            topk_idx = runtime.contents(request.topk_idx)
-            validate.expert_indices(topk_idx, num_experts)
-            validate.routing(topk_idx, found.is_token_in_rank, found.num_tokens_per_expert)
-        # What the peers send is not known yet; the kernel reports if it does not fit.
-        num_own = int(counts.num_tokens_per_rank[memory.rank])
-        if 0 < num_worst_tokens < num_own:
-            allowed = f"at least {num_own}, the tokens that this rank sends to itself, and more for what peers send"
-            validate.refuse("num_worst_tokens", num_worst_tokens, allowed)
+        refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
+    internode, of_nodes = memory.internode, request.num_tokens_per_rdma_rank
+    if internode is not None:
+        if of_nodes is None:
+            refuse("num_tokens_per_rdma_rank", "None", "given between nodes; get_dispatch_layout returns it")
+        validate.array("num_tokens_per_rdma_rank", runtime.view(of_nodes), "int32", (internode.num_rdma_ranks,))
+    if not validate.may_read(memory, request.previous_event):
+        return
+    per_rank, goes, per_expert = map(runtime.contents, counts)
+    check_membership(goes, per_rank)
+    if request.topk_idx is not None:
+        topk_idx = runtime.contents(request.topk_idx)
+        validate.expert_indices(topk_idx, num_experts)
+        check_routing(topk_idx, goes, per_expert)
+    # What the peers send is not known yet; the kernel reports if it does not fit.
+    num_own = int(per_rank[memory.rank])
+    if 0 < num_worst_tokens < num_own:
+        allowed = f"at least {num_own}, the tokens that this rank sends to itself, and more for what peers send"
+        refuse("num_worst_tokens", num_worst_tokens, allowed)
+    if internode is not None:
+        counted = goes.reshape(-1, internode.num_rdma_ranks, memory.num_nvl_peers).any(axis=2).sum(axis=0)
+        if (counted != runtime.contents(of_nodes)).any():
+            refuse("num_tokens_per_rdma_rank", of_nodes.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
 
 
-def check_wait(memory: Node, request: DispatchRequest) -> None:
-    """Raises: ValueError where the CPU cannot wait for counts"""
-    if request.num_worst_tokens == 0 and memory.runtime.is_capturing:
-        validate.refuse("num_worst_tokens", 0, "positive in a CUDA graph, or a handle given: the CPU cannot wait there")
+def check_membership(is_token_in_rank: Array, num_tokens_per_rank: Array) -> None:
+    """The counts agree with the membership that they sum up."""
+    handle_contents.membership("is_token_in_rank", is_token_in_rank)
+    counted = is_token_in_rank.sum(axis=0)
+    if (counted != num_tokens_per_rank).any():
+        refuse("num_tokens_per_rank", num_tokens_per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
 
 
-def find_counted(memory: Node, request: DispatchRequest) -> tuple[Any, Any, list[Any]]:
-    """As Plans.find, of a dispatch without a handle, whose arrays are
-
-    x, scales, topk_idx, topk_weights, is_token_in_rank, num_tokens_per_rank, num_tokens_per_expert, and between nodes
-    num_tokens_per_rdma_rank
-    """
-    is_pair = isinstance(request.x, tuple)
-    x = request.x if is_pair else (request.x, None)
-    counts: tuple[Any, ...] = request.is_token_in_rank, request.num_tokens_per_rank, request.num_tokens_per_expert
-    if memory.internode is not None:
-        counts += (request.num_tokens_per_rdma_rank,)
-    if len(x) != 2:
-        return None, None, []
-    options: tuple[Any, ...] = (
-        request.expert_alignment,
-        request.num_worst_tokens,
-        request.config,
-        request.num_sms,
-        is_pair,
-        request.zero_copy,
-    )
-    return memory.counted_plans.find((*x, request.topk_idx, request.topk_weights, *counts), options)
-
-
-def rows_of(*views: View) -> tuple[Wanted | None, ...]:
-    """Arrays for received rows of each of these that is there."""
-    return tuple(((ROWS, view.shape[1]), view.dtype_name) if view.is_array else None for view in views)
-
-
-def await_counts(memory: Node, request: DispatchRequest) -> Received:
-    """What comes: at most num_worst_tokens, or what the counters of a notify kernel say, for which the CPU waits."""
-    num_worst_tokens, num_local_experts = request.num_worst_tokens, request.num_experts // memory.num_ranks
-    if num_worst_tokens > 0:
-        # Each token that passes through this rank is one of those that come to a rank of its node.
-        return Received(num_worst_tokens, [], num_worst_tokens * memory.num_nvl_peers)
-
-    return await_counters(memory, num_local_experts, 2 * memory.timeout_ms, f"{2 * memory.timeout_ms:g} ms")
-
-
-def await_counters(memory: Node, num_local_experts: int, timeout_ms: float, limit: str) -> Received:
-    """What the counters of a notify kernel say, for which the CPU waits; limit: timeout_ms in words
-
-    The kernel's own waits are to be over first: they say more.
-    """
-
-    def poll() -> Received | None:
-        return memory.counters.poll(num_local_experts, memory.internode is not None)
-
-    memory.runtime.wait_until(
-        lambda: memory.has_fault or poll() is not None,
-        lambda: "moe_recv_counter: the counts of received tokens",
-        int(1e6 * timeout_ms),
-    )
-    memory.check_faults()
-    received = poll()
-    if received is None:
-        gone = memory.who_is_gone()
-        raise RuntimeError(
-            f"rank {memory.rank}: the counts of received tokens did not arrive in {limit}"
-            + (f"; {gone}" if gone else "")
+def check_routing(topk_idx: Array, is_token_in_rank: Array, num_tokens_per_expert: Array) -> None:
+    """Membership and counts agree with the choices, which are `expert_indices`."""
+    num_ranks, num_experts = is_token_in_rank.shape[1], len(num_tokens_per_expert)
+    owners = topk_idx // (num_experts // num_ranks)  # -1 where unused
+    chosen = (owners[:, :, None] == np.arange(num_ranks)).any(axis=1)
+    wrong = chosen != is_token_in_rank
+    if wrong.any():
+        token, rank = (int(i[0]) for i in wrong.nonzero())
+        refuse(
+            f"is_token_in_rank[{token}, {rank}]",
+            is_token_in_rank[token, rank],
+            f"{chosen[token, rank]}, as topk_idx[{token}] says: {topk_idx[token].tolist()}",
         )
-    return received
+    counted = np.bincount(topk_idx[topk_idx >= 0], minlength=num_experts)
+    wrong = counted != num_tokens_per_expert
+    if wrong.any():
+        expert = int(wrong.nonzero()[0][0])
+        refuse(
+            f"num_tokens_per_expert[{expert}]",
+            num_tokens_per_expert[expert],
+            f"{counted[expert]}, the choices of topk_idx that are {expert}",
+        )
 
 
 def pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:
@@ -193,14 +217,6 @@ def pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:
 
 
 # Combine
-
-
-def has_rows(arrays: Sequence[MaybeArray], num_rows: int) -> bool:
-    """Whether those that are given have so many rows, as the handle says."""
-    for array in arrays:  # noqa: SIM110 - a generator costs more than what it asks
-        if array is not None and array.shape[0] != num_rows:
-            return False
-    return True
 
 
 class CombineGiven(NamedTuple):
@@ -240,7 +256,7 @@ def check_combine_inputs(
             validate.row_alignment(name, view)
     if not request.zero_copy and (runtime.host_reads_arrays or not handle.is_as_made):
         inputs = {"x": x, "topk_weights": topk_weights, "bias_0": bias_0, "bias_1": bias_1}
-        validate.outside_rings(memory, inputs)
+        outside_rings(memory, inputs)
         of_handle = {f"handle.{name}": runtime.view(array) for name, array in handle.arrays.items()}
         outputs = {name: of_handle.pop(name) for name in [f"handle.{name}" for name in handle.rewritten]}
         validate.apart(outputs, inputs | of_handle)

@@ -15,31 +15,24 @@ from nbep.device.layout.intranode import (
     MAX_LOCAL_EXPERTS,
     MAX_TOPK,
     TRAILER_BYTES,
-    RingShape,
-    num_nvl_bytes_needed,
 )
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.layout.low_latency_host import trailer_bytes as rdma_trailer_bytes
 from nbep.device.protocols.staging import VEC_BYTES
-from nbep.host import handle_contents
-from nbep.host.arguments import ROW_DTYPES, flags, integer, refuse
-from nbep.host.config import Config, Sizes
+from nbep.host.arguments import flags, integer, refuse
+from nbep.host.config import Sizes
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import check_nodes
-from nbep.host.intranode.direct import DirectMemory
-from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
 from nbep.host.ranks.comm import Communicator, is_mpi_comm
 from nbep.host.ranks.timeouts import timeout_ms as timeout_ms
 from nbep.host.shared_memory import symmetric_bytes
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.memory import SymmetricMemory
-from nbep.host.target.views import NO_ARRAY, View
+from nbep.host.target.views import View
 
 INTRANODE_RANKS = (2, 4, 8)
-MAX_SCALES = 1024
-MAX_RING_THREADS = 768
 AnyHandle = TypeVar("AnyHandle", bound=ArraysHandle)
 
 
@@ -96,13 +89,6 @@ def outside(memory: Node, views: Mapping[str, View], symmetric: SymmetricMemory,
     for name, view in views.items():
         if view.is_array and begin < view.address + view.num_bytes and view.address < end:
             refuse(name, "memory of the buffer through which the call sends", "in memory of its own")
-
-
-def outside_rings(memory: Node, views: Mapping[str, View]) -> None:
-    """The same of the rings."""
-    outside(memory, views, memory.symmetric, memory.num_nvl_bytes)
-    if memory.internode is not None:
-        outside(memory, views, memory.internode.rdma.symmetric, memory.internode.rdma.num_rdma_bytes)
 
 
 def _describe(dtype: str, shape: tuple[int | str, ...]) -> str:
@@ -269,62 +255,6 @@ def expert_indices(topk_idx: Array, num_experts: int) -> None:
         )
 
 
-def token_counts(num_tokens_per_rank: Array, is_token_in_rank: Array) -> None:
-    """The counts agree with the membership that they sum up; only if `may_read`."""
-    handle_contents.membership("is_token_in_rank", is_token_in_rank)
-    counted = is_token_in_rank.sum(axis=0)
-    if (counted != num_tokens_per_rank).any():
-        refuse("num_tokens_per_rank", num_tokens_per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
-
-
-def routing(topk_idx: Array, is_token_in_rank: Array, num_tokens_per_expert: Array) -> None:
-    """Membership and counts agree with the choices, which are `expert_indices`; only if `may_read`."""
-    num_ranks, num_experts = is_token_in_rank.shape[1], len(num_tokens_per_expert)
-    owners = topk_idx // (num_experts // num_ranks)  # -1 where unused
-    chosen = (owners[:, :, None] == np.arange(num_ranks)).any(axis=1)
-    wrong = chosen != is_token_in_rank
-    if wrong.any():
-        token, rank = (int(i[0]) for i in wrong.nonzero())
-        refuse(
-            f"is_token_in_rank[{token}, {rank}]",
-            is_token_in_rank[token, rank],
-            f"{chosen[token, rank]}, as topk_idx[{token}] says: {topk_idx[token].tolist()}",
-        )
-    counted = np.bincount(topk_idx[topk_idx >= 0], minlength=num_experts)
-    wrong = counted != num_tokens_per_expert
-    if wrong.any():
-        expert = int(wrong.nonzero()[0][0])
-        refuse(
-            f"num_tokens_per_expert[{expert}]",
-            num_tokens_per_expert[expert],
-            f"{counted[expert]}, the choices of topk_idx that are {expert}",
-        )
-
-
-def payload(runtime: Runtime, x: Any) -> tuple[View, View]:
-    """The tokens and their scales, NO_ARRAY without."""
-    if not isinstance(x, tuple):
-        tokens = runtime.view(x)
-        array("x", tokens, ROW_DTYPES, ("num_tokens", "hidden"))
-        hidden_size("x", tokens.shape[1], VEC_BYTES // tokens.itemsize)
-        row_alignment("x", tokens)
-        return tokens, NO_ARRAY
-    if len(x) != 2:
-        refuse("x", f"a tuple of {len(x)}", "an array, or a tuple of an FP8 array and its scales")
-    tokens, scales = map(runtime.view, x)
-    array("x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
-    num_tokens, hidden = tokens.shape
-    hidden_size("x[0]", hidden, VEC_BYTES)
-    row_alignment("x[0]", tokens)
-    array("x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
-    if not 1 <= scales.shape[1] <= MAX_SCALES:
-        allowed = f"1 to {MAX_SCALES} scales a token: a warp's stage holds them"
-        refuse("x[1]", f"{scales.shape[1]} scales a token", allowed)
-    if min(scales.strides) < 0:
-        refuse("x[1]", f"strides {scales.strides}", "of strides that are not negative")
-    return tokens, scales
-
-
 def row_alignment(name: str, view: View) -> None:
     """Rows move 16 bytes at a time; a hidden size that fits keeps them aligned if the first one is."""
     past = view.address % VEC_BYTES
@@ -335,37 +265,6 @@ def row_alignment(name: str, view: View) -> None:
 def hidden_size(name: str, hidden: int, multiple: int) -> None:
     if hidden == 0 or hidden % multiple != 0:
         refuse(f"hidden size of {name}", hidden, f"a positive multiple of {multiple}")
-
-
-def only_with_counts(topk_idx: object, topk_weights: object) -> None:
-    """A handle knows the routes. num_worst_tokens means nothing beside it: it knows the number of tokens, too."""
-    for name, value in (("topk_idx", topk_idx), ("topk_weights", topk_weights)):
-        if value is not None:
-            refuse(name, type(value).__name__, "None together with a handle")
-
-
-# Settings
-
-
-def config(value: object, num_ranks: int, min_threads: int) -> None:
-    if not isinstance(value, Config):
-        refuse("config", type(value).__name__, "an nbep.Config or None")
-    if value.num_sms < 2 or value.num_sms % 2 != 0:
-        refuse("config.num_sms", value.num_sms, "even and at least 2")
-    threads = value.num_threads
-    if threads is not None and (threads % (32 * num_ranks) != 0 or not min_threads <= threads <= MAX_RING_THREADS):
-        refuse(
-            "config.num_threads",
-            threads,
-            f"a multiple of {32 * num_ranks} (a warp a rank) from {min_threads} to {MAX_RING_THREADS}",
-        )
-
-
-def zero_copy(memory: Node) -> DirectMemory:
-    """The memory for calls without rings."""
-    if memory.direct is None:
-        refuse("zero_copy", True, "False: num_zero_copy_bytes was 0 at construction")
-    return memory.direct
 
 
 def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
@@ -379,21 +278,6 @@ def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
         )
 
 
-def num_push_warps(config: Config, num_warps: int) -> None:
-    if config.num_push_warps is not None and config.num_push_warps > num_warps:
-        refuse("config.num_push_warps", config.num_push_warps, f"at most the warps of a block, {num_warps}")
-
-
-def buffer_size(shape: RingShape, num_nvl_bytes: int) -> None:
-    needed = num_nvl_bytes_needed(shape)
-    if needed > num_nvl_bytes:
-        raise ValueError(
-            f"num_nvl_bytes: got {num_nvl_bytes} at construction; must be at least {needed} for "
-            f"{shape.num_channels} channels of {shape.num_slots} slots from {shape.num_ranks} ranks, "
-            f"{shape.hidden_bytes} bytes a token"
-        )
-
-
 def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
     """A handle of this buffer. A tuple or list of its arrays is taken too, but its buffer is not known."""
     if not isinstance(value, kind) and isinstance(value, (tuple, list)) and len(value) == num_arrays:
@@ -404,30 +288,3 @@ def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, nu
     if value.owner is not None and value.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"a handle that this buffer made on rank {memory.rank}")
     return value
-
-
-def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
-    """That of a dispatch inside a node."""
-    value = own_handle(memory, value, DispatchHandle, "dispatch", 6)
-    if not value.is_as_made:  # else its arrays are those that dispatch made
-        _handle_arrays(memory, value)
-    if may_read(memory, previous_event):
-        handle_contents.intranode(DispatchHandle(*map(memory.runtime.contents, value)), memory.rank)
-    return value
-
-
-def _handle_arrays(memory: Node, value: DispatchHandle) -> None:
-    num_ranks = memory.num_ranks
-    of_ranks, of_channels, received, src_idx, in_rank, send_head = map(memory.runtime.view, value)
-    array("handle.rank_prefix_matrix", of_ranks, "int32", (num_ranks, num_ranks))
-    array("handle.channel_prefix_matrix", of_channels, "int32", (num_ranks, "num_channels"))
-    array("handle.recv_channel_prefix_matrix", received, "int32", (num_ranks, of_channels.shape[1]))
-    array("handle.recv_src_idx", src_idx, "int32", ("num_recv_tokens",))
-    array("handle.is_token_in_rank", in_rank, "bool", ("num_tokens", num_ranks))
-    output("handle.send_head", send_head, "int32", (in_rank.shape[0], num_ranks))  # by combine
-
-
-def handle_config(handle: DispatchHandle, config: Config) -> None:
-    num_channels = handle.channel_prefix_matrix.shape[1]
-    if config.num_channels != num_channels:
-        refuse("config.num_sms", config.num_sms, f"{2 * num_channels}, as in the dispatch that made the handle")

@@ -169,6 +169,16 @@ def test_options_of_another_type_and_arrays_that_were_absent_are_not_taken_for_t
         calls.low_latency_combine(out=out)
 
 
+def test_a_tuple_of_one_behind_calls_with_scales_is_refused_with_a_handle_too(calls, monkeypatch):
+    *_, handle = calls.counted(8, monkeypatch)
+    x = calls.x.to(calls.torch.float8_e4m3fn), calls.torch.ones((TOKENS, HIDDEN // 128))
+    for _ in range(3):
+        calls.buffer.dispatch(x, handle=handle)
+    for wrong in (x[:1], (*x, x[1])):
+        with pytest.raises(ValueError, match=f"x: got a tuple of {len(wrong)}; must be an array, or a tuple of an FP8"):
+            calls.buffer.dispatch(wrong, handle=handle)
+
+
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_a_new_handle_of_the_same_sizes_goes_with_its_own_arrays_and_rows(calls, monkeypatch, zero_copy):
     cached, combined = calls.buffer._memory.cached_plans, calls.buffer._memory.combine_plans

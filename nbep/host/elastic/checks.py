@@ -14,7 +14,7 @@ from nbep.host.elastic.handle import EPHandle
 from nbep.host.elastic.request import ElasticCombineRequest, ElasticDispatchRequest
 from nbep.host.events import handle_of
 from nbep.host.node import Node
-from nbep.host.tokens import Tokens
+from nbep.host.tokens import Tokens, payload
 
 
 def options(request: ElasticDispatchRequest | ElasticCombineRequest) -> None:
@@ -70,7 +70,7 @@ def tokens(memory: Node, request: ElasticDispatchRequest) -> Tokens:
     """What travels, and where to. request: with the handle's topk_idx if there is a handle"""
     runtime, num_ranks = memory.runtime, memory.num_ranks
     topk = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
-    given = Tokens(*validate.payload(runtime, request.x), *topk)
+    given = Tokens(*payload(runtime, request.x), *topk)
     num_tokens = given.num_tokens
     if request.num_experts is None:
         refuse("num_experts", None, f"given unless there is a handle: a multiple of {num_ranks}")

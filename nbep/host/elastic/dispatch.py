@@ -36,7 +36,7 @@ from nbep.host.events import EventOverlap
 from nbep.host.node import Node
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import ROWS, Make, Wanted
-from nbep.host.tokens import Tokens, await_counters, pair
+from nbep.host.tokens import Tokens, pair
 
 ROWS_OF_SCALES = 4  # a column of scales begins at a multiple of 16 bytes, as the copy engine wants it
 NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0, 0)
@@ -343,7 +343,7 @@ def _known_sizes(memory: Node, request: ElasticDispatchRequest, plan: Plan) -> S
 def _received(memory: Node, plan: Plan, timeout_s: float) -> Sizes:
     """What comes, as the counters of notify say, for which the CPU waits."""
     timeout_ms = max(2 * memory.timeout_ms, 1e3 * timeout_s)
-    received = await_counters(memory, plan.num_local_experts, timeout_ms, f"{timeout_ms / 1e3:g} s")
+    received = memory.await_counts(plan.num_local_experts, timeout_ms, f"{timeout_ms / 1e3:g} s")
     return Sizes(received.num_tokens, sum(received.of_experts), received.of_experts)
 
 

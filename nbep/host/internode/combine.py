@@ -5,44 +5,31 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_combine
 
 from __future__ import annotations
 
-from typing import Any
-
-from nbep.device.kernels.internode.combine import (
-    InternodeCombineSizes,
-    combine_smem_bytes,
-)
-from nbep.host import validate
+from nbep.device.kernels.internode.combine import InternodeCombineSizes, combine_smem_bytes
 from nbep.host.calls import combine_call
-from nbep.host.config import COMBINE_TABLE, Config, fit_rings, nodes_config
+from nbep.host.config import COMBINE_TABLE, Config
 from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import prepare_cached_notify
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.rdma_buffer_turns import check_turn, take_turn
-from nbep.host.internode.rings import Rings, check_chunk, check_rings, combine_rings
+from nbep.host.internode.rings import Rings, combine_rings
 from nbep.host.node import Node
-from nbep.host.plans import Plan
+from nbep.host.plans import Plan, find_combine
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.tokens import check_combine_inputs, has_rows
+from nbep.host.tokens import check_combine_inputs
 
 
 def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
     """See Buffer.combine."""
     mode, handle, given = checks.mode_of(memory), request.handle, request.arrays
-    memory.check_faults()
     check_turn(memory, "combine")
-    validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
-    plans = memory.combine_plans
-    key, plan = None, None
-    arguments: list[Any] = []
-    if len(given) == 4:
-        key, plan, arguments = plans.find_along(memory, handle, InternodeHandle, given, (request.config,))
-    if plan is None or not has_rows(given[:2], handle.taken(memory.runtime).numbers[0]):
+    key, plan, arguments = find_combine(memory, handle, InternodeHandle, given, (request.config,))
+    if plan is None:
         handle = checks.handle(memory, handle, request.previous_event)
-        plan = _make_plan(memory, handle, request)
-        plans.keep(key, plan)
-        arguments = memory.runtime.arguments(given)
+        plan = _make_plan(memory, request, handle)
+        memory.combine_plans.keep(key, plan)
     (_, prefix, _, recv_prefix, recv_sum, *of_gbl, _, rdma_head, nvl_head), _, numbers = handle.taken(memory.runtime)
     outputs, of_outputs = memory.allocate(request, request.x, plan.make)
     memory.compare(plan.call, handle)
@@ -55,25 +42,17 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 
-def _make_plan(memory: Node, handle: InternodeHandle, request: CombineRequest) -> Plan:
+def _make_plan(memory: Node, request: CombineRequest, handle: InternodeHandle) -> Plan:
     """Check what does not change, and prepare both launches."""
-    runtime, mode, config = memory.runtime, checks.mode_of(memory), request.config
+    runtime, mode, num_sms = memory.runtime, checks.mode_of(memory), 2 * handle.num_channels
     num_tokens, num_combined_tokens = handle.recv_src_meta.shape[0], handle.send_rdma_head.shape[0]
     given = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
 
     def rings_of(config: Config) -> Rings:
         return combine_rings(config, mode.num_rdma_ranks, mode.num_nvl_ranks, given.hidden_bytes, given.num_topk)
 
-    num_bytes = memory.num_nvl_bytes, mode.rdma.num_rdma_bytes
-    if config is None:
-        default = nodes_config(COMBINE_TABLE, 2 * handle.num_channels, mode.num_rdma_ranks, mode.num_nvl_ranks)
-        config = fit_rings(default, rings_of, *num_bytes, mode.num_rdma_ranks)
-    checks.config(memory, config, mode.most_combine_warps)
-    checks.handle_config(handle, config)
-    rings = rings_of(config)
-    check_chunk(config, rings)
-    check_rings(rings, *num_bytes)
-    mode.rdma.transport.check_message(rings.rdma.hidden_bytes)
+    of_kernel = mode.most_combine_warps, mode.num_rdma_ranks
+    config, rings = checks.rings(memory, request.config, COMBINE_TABLE, num_sms, rings_of, True, *of_kernel)
     call = combine_call(memory, given.hidden, given.num_topk, config, handle, between_nodes=True)
     num_warps = mode.num_warps(config.num_threads, mode.most_combine_warps)
     launch = runtime.prepare(

@@ -8,15 +8,9 @@ Source: DeepEP csrc/kernels/internode.cu, get_nvl_clean_meta; combine (num_max_n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from nbep.device.layout.internode import (
-    MAX_CHANNELS,
-    num_meta_words,
-    num_nvl_bytes_needed_between_nodes,
-    num_rdma_bytes_needed,
-)
+from nbep.device.layout.internode import num_meta_words, num_nvl_bytes_needed_between_nodes, num_rdma_bytes_needed
 from nbep.device.layout.intranode import RingShape
 from nbep.host.arguments import refuse
 
@@ -73,10 +67,15 @@ def combine_rings(
     return Rings(nvl, rdma, num_rdma_ranks, num_nvl_ranks)
 
 
-def check_rings(rings: Rings, num_nvl_bytes: int, num_rdma_bytes: int) -> None:
-    """Raises: ValueError if a buffer has no room"""
-    if rings.nvl.num_channels > MAX_CHANNELS:
-        refuse("config.num_sms", 2 * rings.nvl.num_channels, f"at most {2 * MAX_CHANNELS} between nodes")
+def check_rings(config: RingSlots, rings: Rings, num_nvl_bytes: int, num_rdma_bytes: int) -> None:
+    """Raises: ValueError if an NVL ring, which nodes share in combine, has no room for a chunk, or a buffer none"""
+    if config.num_max_nvl_chunked_send_tokens > rings.nvl.num_slots:
+        refuse(
+            "config.num_max_nvl_chunked_send_tokens",
+            config.num_max_nvl_chunked_send_tokens,
+            f"at most {rings.nvl.num_slots} in combine, a node's share of num_max_nvl_chunked_recv_tokens "
+            f"({config.num_max_nvl_chunked_recv_tokens})",
+        )
     for name, given, needed, shape in (
         ("num_nvl_bytes", num_nvl_bytes, rings.num_nvl_bytes, rings.nvl),
         ("num_rdma_bytes", num_rdma_bytes, rings.num_rdma_bytes, rings.rdma),
@@ -87,24 +86,3 @@ def check_rings(rings: Rings, num_nvl_bytes: int, num_rdma_bytes: int) -> None:
                 f"{shape.num_slots} slots from {shape.num_ranks} {'ranks' if name == 'num_nvl_bytes' else 'nodes'}, "
                 f"{shape.hidden_bytes} bytes a token"
             )
-
-
-def check_chunk(config: RingSlots, rings: Rings) -> None:
-    """Raises: ValueError if an NVL ring of combine has no room for a chunk"""
-    if config.num_max_nvl_chunked_send_tokens > rings.nvl.num_slots:
-        refuse(
-            "config.num_max_nvl_chunked_send_tokens",
-            config.num_max_nvl_chunked_send_tokens,
-            f"at most {rings.nvl.num_slots} in combine, a node's share of num_max_nvl_chunked_recv_tokens "
-            f"({config.num_max_nvl_chunked_recv_tokens})",
-        )
-
-
-def most_that_fit(fewest: int, most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to most that fits, if all below one that fits do too; the fewest are not asked."""
-    if fits(most):
-        return most
-    while most - fewest > 1:
-        middle = (fewest + most) // 2
-        fewest, most = (middle, most) if fits(middle) else (fewest, middle)
-    return fewest

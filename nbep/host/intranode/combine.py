@@ -17,47 +17,37 @@ from nbep.device.kernels.intranode.direct_combine import direct_combine as direc
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.direct import CELL_WORDS, SlotShape, num_landed_words
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
-from nbep.host import validate
+from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import combine_call
-from nbep.host.config import COMBINE_TABLE, Config, in_node_config
+from nbep.host.config import COMBINE_TABLE, Config
 from nbep.host.events import EventOverlap
+from nbep.host.intranode import checks
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
-from nbep.host.plans import Plan
+from nbep.host.plans import Plan, find_combine
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.tokens import CombineGiven, check_combine_inputs, has_rows
+from nbep.host.tokens import check_combine_inputs
 
 MIN_THREADS = 64  # one warp coordinates, the others receive
-
-Prepared = tuple[PreparedLaunch, PreparedLaunch, Any]  # both launches, and the shape of a plan
 
 
 def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
     """See Buffer.combine."""
-    memory.check_faults()
-    validate.stream_options(request.previous_event, request.async_finish, request.allocate_on_comm_stream)
-    handle, given, plans = request.handle, request.arrays, memory.combine_plans
-    key, plan = None, None
-    arguments: list[Any] = []
-    if len(given) == 4:
-        options = request.config, request.zero_copy
-        key, plan, arguments = plans.find_along(memory, handle, DispatchHandle, given, options)
-    if plan is None or not has_rows(given[:2], handle.taken(memory.runtime).numbers[0]):
-        handle = validate.handle(memory, handle, request.previous_event)
-        num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
-        checked = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
-        plan = _make_plan(memory, handle, checked, request)
-        plans.keep(key, plan)
-        arguments = memory.runtime.arguments(given)
+    handle, given = request.handle, request.arrays
+    key, plan, arguments = find_combine(memory, handle, DispatchHandle, given, (request.config, request.zero_copy))
+    if plan is None:
+        handle = checks.handle(memory, handle, request.previous_event)
+        plan = _make_plan(memory, request, handle)
+        memory.combine_plans.keep(key, plan)
     of_ranks, of_channels, of_recv_channels, _, _, send_head = handle.taken(memory.runtime).arguments
     outputs, of_outputs = memory.allocate(request, given[0], plan.make)
     memory.compare(plan.call, handle)
     stream = memory.stream
     if request.zero_copy:
-        validate.zero_copy(memory).begin_combine(*plan.shape)
+        checks.direct_of(memory).begin_combine(*plan.shape)
         plan.notify.launch(stream)
     else:
         memory.ring_shape = plan.shape
@@ -68,29 +58,26 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 
-def _make_plan(memory: Node, handle: DispatchHandle, given: CombineGiven, request: CombineRequest) -> Plan:
+def _make_plan(memory: Node, request: CombineRequest, handle: DispatchHandle) -> Plan:
     """Check what does not change, and prepare the launches."""
-    runtime, num_ranks, hidden, num_topk = memory.runtime, memory.num_ranks, given.hidden, given.num_topk
-    num_combined_tokens = handle.send_head.shape[0]
-    token_sizes = (given.hidden_bytes, num_topk, 0, 0)
-    num_sms, zero_copy = 2 * handle.num_channels, request.zero_copy
-    room = None if zero_copy else memory.num_nvl_bytes
-    config = in_node_config(request.config, COMBINE_TABLE, num_sms, num_ranks, room, token_sizes, memory.is_deep_eps)
-    validate.config(config, num_ranks, MIN_THREADS)
-    validate.handle_config(handle, config)
+    runtime, zero_copy = memory.runtime, request.zero_copy
+    num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
+    given = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
+    hidden, num_topk, num_sms = given.hidden, given.num_topk, 2 * handle.num_channels
+    of_call = request.config, COMBINE_TABLE, num_sms, (given.hidden_bytes, num_topk, 0, 0), MIN_THREADS, True, zero_copy
+    config, rings = checks.rings(memory, *of_call)
     call = combine_call(memory, hidden, num_topk, config, handle, zero_copy=zero_copy)
-    if zero_copy:
-        prepared = _prepare_direct(memory, num_combined_tokens, given, config, call)
-    else:
-        shape = config.ring_shape(num_ranks, *token_sizes)
-        validate.buffer_size(shape, memory.num_nvl_bytes)
-        prepared = _prepare(memory, num_combined_tokens, config, shape, call)
+    prepare = _prepare_direct if zero_copy else _prepare
+    notify, launch, shape = prepare(memory, num_combined_tokens, config, rings, call)
     weights = ((num_combined_tokens, num_topk), "float32") if num_topk > 0 else None
     outputs = ((num_combined_tokens, hidden), "bfloat16"), weights
-    return Plan(runtime.prepare_empty(outputs, request.x), *prepared, call)
+    return Plan(runtime.prepare_empty(outputs, request.x), notify, launch, shape, call)
 
 
-def _prepare(memory: Node, num_combined_tokens: int, config: Config, shape: RingShape, call: Call) -> Prepared:
+def _prepare(
+    memory: Node, num_combined_tokens: int, config: Config, shape: RingShape, call: Call
+) -> tuple[PreparedLaunch, PreparedLaunch, Any]:
+    """Both launches, and the shape of a plan."""
     runtime, num_ranks = memory.runtime, memory.num_ranks
     num_threads = config.num_threads or max(MIN_THREADS, block_sizes(runtime).ring(num_ranks))
     notify = runtime.prepare(
@@ -119,16 +106,20 @@ def _prepare(memory: Node, num_combined_tokens: int, config: Config, shape: Ring
 
 
 def _prepare_direct(
-    memory: Node, num_combined_tokens: int, given: CombineGiven, config: Config, call: Call
-) -> Prepared:
-    """Without rings."""
-    runtime, num_ranks, direct = memory.runtime, memory.num_ranks, validate.zero_copy(memory)
+    memory: Node, num_combined_tokens: int, config: Config, rings: RingShape, call: Call
+) -> tuple[PreparedLaunch, PreparedLaunch, Any]:
+    """Without rings. rings: those that there would be"""
+    runtime, num_ranks, direct = memory.runtime, memory.num_ranks, checks.direct_of(memory)
     chunk = config.num_max_nvl_chunked_send_tokens
-    shape = SlotShape(num_ranks, config.num_channels, given.hidden_bytes, given.num_topk, chunk)
+    shape = SlotShape(num_ranks, config.num_channels, rings.hidden_bytes, rings.num_topk, chunk)
     places = direct.place_slots(shape, num_combined_tokens)
     num_words = CELL_WORDS + num_landed_words(num_combined_tokens * (num_ranks - 1), num_ranks, chunk)
     num_threads = config.num_threads or block_sizes(runtime).ring(num_ranks)
-    validate.num_push_warps(config, num_threads // 32)
+    num_warps = num_threads // 32
+    if config.num_push_warps is not None and config.num_push_warps > num_warps:
+        refuse("config.num_push_warps", config.num_push_warps, f"at most the warps of a block, {num_warps}")
+    # Enough begin as senders to fill the way out of an SM, the others keep its way in busy.
+    num_push_warps = config.num_push_warps or max(1, num_warps // (3 if config.num_sms <= 12 else 2))
     combine = runtime.prepare(
         direct_kernel,
         config.num_sms,
@@ -138,11 +129,6 @@ def _prepare_direct(
         memory.bounds,
         places,
         shape,
-        DirectCombineSizes(num_combined_tokens, num_push_warps(config, num_threads // 32)),
+        DirectCombineSizes(num_combined_tokens, num_push_warps),
     )
     return prepare_reset(memory, direct.peers, num_words, call), combine, (places, shape)
-
-
-def num_push_warps(config: Config, num_warps: int) -> int:
-    """How many warps of an SM begin as senders: enough to fill its way out, the others keep its way in busy."""
-    return config.num_push_warps or max(1, num_warps // (3 if config.num_sms <= 12 else 2))
