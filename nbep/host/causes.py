@@ -71,6 +71,11 @@ def cause_of(rank: int, report: FaultReport) -> ValueError | None:
             f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the rows that came: "
             f"tokens name an expert more than once. do_cpu_sync=True makes room for all"
         )
+    if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_SUM_ROWS and report.expected == 0:
+        return ValueError(
+            f"handle.recv_src_metadata: got a rewritten one on rank {rank}; must be as dispatch made it with "
+            f"topk_weights, and without allow_multiple_reduction: the row of each choice is looked up there"
+        )
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_SUM_ROWS:
         return ValueError(
             f"x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, as a token of "

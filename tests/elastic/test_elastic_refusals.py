@@ -12,6 +12,7 @@ from target import spawn
 
 import nbep
 from nbep import reference
+from nbep.host import handle_contents
 from nbep.host.elastic.handle import EPHandle
 from nbep.host.handles import Identity
 
@@ -169,6 +170,25 @@ def test_a_rewritten_handle_serves_only_sums_without_weights(way, do_cpu_sync, n
 
     for reduces in (True, False):
         spawn(main, 2, (reduces,))
+
+
+@pytest.mark.parametrize("reduces", [True, False], ids=["weights", "one reduction"])
+def test_a_last_choice_without_a_row_is_reported_where_the_host_reads_nothing(monkeypatch, reduces):
+    monkeypatch.setattr(handle_contents, "expanded", lambda *_: None)
+    options = ElasticOptions(do_expand=True, allow_multiple_reduction=reduces)
+
+    def main(comm):
+        buffer = make_elastic_buffer(comm, [(CASE, options)])
+        recv_x, _, _, handle, _ = buffer.dispatch(**dispatch_arguments(CASE, options, comm.rank))
+        comm.barrier()
+        metadata = to_numpy(handle.recv_src_metadata)
+        metadata[:, 2:] = -1
+        metadata[:, 2] = np.arange(len(metadata))
+        buffer.combine(recv_x, handle, to_target(np.ones(len(recv_x), np.float32)) if reduces else None)
+
+    name = re.escape("handle.recv_src_metadata: got a rewritten one on rank ")
+    with pytest.raises(ValueError, match=rf"{name}\d; must be as dispatch made it"):
+        spawn(main, 2, on_deadlock="expire")
 
 
 def test_what_torch_writes_to_a_handle_is_known_without_reading_it():
