@@ -88,13 +88,15 @@ def test_arguments_of_dispatch_and_combine():
     def main(comm):
         buffer = make_elastic_buffer(comm, [(CASE, OPTIONS)])
         arguments = dispatch_arguments(CASE, OPTIONS, comm.rank)
+        topk_idx = arguments["topk_idx"]
+        array = type(topk_idx).__name__
         if comm.rank == 0:
             tried(buffer.dispatch, arguments, DISPATCHES)
         recv_x, _, weights, handle, _ = buffer.dispatch(**arguments)
         other = buffer.dispatch(**{**arguments, "do_expand": False})
         if comm.rank == 0:
             with_handle = {
-                "top-k": ({"topk_idx": arguments["topk_idx"]}, "topk_idx: got ndarray; must be None together with a"),
+                "top-k": ({"topk_idx": topk_idx}, f"topk_idx: got {array}; must be None together with a"),
                 "sync": ({"do_cpu_sync": True}, "do_cpu_sync: got True; must be False or None with a handle"),
                 "experts": ({"num_experts": 8}, "num_experts: got 8; must be None or 4"),
                 "a tuple": ({"handle": (1, 2)}, "handle: got tuple; must be the EPHandle"),
