@@ -234,7 +234,7 @@ def test_with_check_calls_each_dispatch_is_distinguished(monkeypatch):
             *_, handle = calls.counted(8, monkeypatch)
             calls.launches.clear()
             calls.buffer.combine(calls.rows(8), handle)
-            digests.add(calls.launches[0][1]["call.handle"])
+            digests.add(calls.launches[0][1]["call.signal"])
         assert len(digests) == 3
 
 
