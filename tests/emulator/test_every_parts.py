@@ -72,6 +72,14 @@ def test_what_differs_behind_a_part_and_nobody_reads_is_left_out():
     assert counts(program._replace(num_seen=32)) == (12, False)
 
 
+def test_after_parts_that_will_not_do_it_goes_on_where_it_was():
+    program = program_of((ONES[:1], TWO, OTHERS, OTHERS))
+    runs = []
+    tree, _ = run_all(lambda strategy: runs.append(run(program, strategy)), parts_after=6)
+    assert (tree.schedules, tree.redundant, tree.parts) == (12, 0, None)
+    assert len(runs) == 14  # two in which the parts have been tried
+
+
 # A part that does something only in another order than the first one: it stores to what the others read.
 HIDDEN = program_of(
     (

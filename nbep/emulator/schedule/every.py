@@ -161,13 +161,16 @@ class Tree(InParts, Turns, Limited):
             step.refused = step.refused or self.failures.get(step.state, [])
         if not self.is_plain:
             reverse_races(self)
-        if self.end_in_parts(is_redundant):
-            return
+        if not self.end_in_parts(is_redundant) and not self.go_on():
+            self.is_whole = not self.go_on_in_parts()
+
+    def go_on(self) -> bool:
+        """Take the next way of the last choice that has one left. False if none has."""
         while self.choices:
             if self.choices[-1].go_on():
-                return
+                return True
             self.choices.pop()
-        self.is_whole = not self.go_on_in_parts()
+        return False
 
     @property
     def replay(self) -> Replay:

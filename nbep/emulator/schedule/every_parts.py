@@ -18,6 +18,7 @@ one. If a part leaves other results, or another one does not go on as it did, th
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from .every_noted import CPU, Noted, Unit, unit_of
@@ -315,6 +316,7 @@ class InParts:
     parts_after: how many schedules are run together, before parts are tried, if these have choices of two parts;
         0: parts are tried in any case; None: all are run together
     noted: what units touch in the run under way; None if nobody wants to know
+    together: where all schedules together had come when the parts were begun with: choices, failures, and the counts
     """
 
     choices: list[Any]
@@ -324,6 +326,9 @@ class InParts:
     parts: Parts | None
     parts_after: int | None
     noted: Noted | None
+    together: tuple[list[Any], dict[Any, Any], int, int]
+    is_whole: bool
+    go_on: Callable[[], bool]
 
     def begin_in_parts(self) -> None:
         """A run begins."""
@@ -367,8 +372,10 @@ class InParts:
         if not self.is_in_part:
             if self.schedules < self.parts_after or not (self.parts_after == 0 or self.multiply(parts)):
                 return False
+            together = list(self.choices), dict(self.failures), self.schedules, self.redundant
             if not parts.set_out():
                 return False
+            self.together = together
             self.start_part()
         elif parts.is_broken or (parts.has_changed and not parts.set_out()):
             self.run_together()
@@ -391,11 +398,10 @@ class InParts:
         self.failures.clear()
 
     def run_together(self) -> None:
-        """The parts will not do: begin again without."""
+        """The parts will not do: go on without them, where the schedules before them have ended."""
         self.parts = self.parts_after = None
-        self.schedules = self.redundant = 0
-        self.choices.clear()
-        self.failures.clear()
+        self.choices[:], self.failures, self.schedules, self.redundant = self.together
+        self.is_whole = not self.go_on()
 
     @property
     def share_of_parts(self) -> tuple[float, float]:
@@ -406,7 +412,7 @@ class InParts:
         return 1 - (len(self.parts.left) + 1) / number, 1 / number
 
     def go_on_in_parts(self) -> bool:
-        """All runs of a part are over. Whether others are to come: of another part, or of some that have become one."""
+        """All runs of a part are over. Whether others are to come: of parts, of joined ones, or of all together."""
         parts = self.parts
         if parts is None or parts.focus is None:
             return False
@@ -424,4 +430,4 @@ class InParts:
             self.start_part()
         else:
             self.run_together()
-        return True
+        return not self.is_whole
