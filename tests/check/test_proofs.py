@@ -19,7 +19,6 @@ LOW_LATENCY = ("low_latency", BOTH_WAYS, 1, 7)
 ONE_ROW_FOR_A_RANK = ("low_latency", {**BOTH_WAYS, "experts": 2, "dedup": 1}, 1, 14)
 DIRECT = ("intranode.direct", {**SMALL_RINGS, "tokens": 1}, 16, 20)  # four warps of each rank take tickets
 DIRECT_OF_TWO = ("intranode.direct", SMALL_RINGS, 256, 68)  # two and a half minutes of CPU
-COMBINE_OF_TWO = ("intranode.combine", SMALL_RINGS, 55, 109)  # two minutes of CPU; parts, one after the other
 OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 18)  # the third round uses the first one's half again
 
 
@@ -30,9 +29,7 @@ def run_of(scenario, parameters, *faults):
 @pytest.mark.parametrize(
     ("scenario", "parameters", "schedules", "redundant"),
     both_parts(
-        [LOW_LATENCY],
-        [NOTIFY, DISPATCH, FOUR_TOKENS, DIRECT, ONE_ROW_FOR_A_RANK, OVERLAP],
-        long=[DIRECT_OF_TWO, COMBINE_OF_TWO],
+        [LOW_LATENCY], [NOTIFY, DISPATCH, FOUR_TOKENS, DIRECT, ONE_ROW_FOR_A_RANK, OVERLAP], long=[DIRECT_OF_TWO]
     ),
 )
 def test_all_schedules_are_right(scenario, parameters, schedules, redundant):

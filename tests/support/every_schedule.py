@@ -7,13 +7,12 @@ from nbep.emulator import DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 
-def run_all(program, most=100_000, *, parts_after=None, **kind):
+def run_all(program, most=100_000, **kind):
     """Run program(strategy) under each schedule. Returns the tree, and the set of what it returned.
 
-    parts_after: see `InParts`; None, since the threads of most programs here tell in Python what they have read
     kind: of the tree, as is_weak and is_plain
     """
-    tree, outcomes = Tree(parts_after=parts_after, **kind), set()
+    tree, outcomes = Tree(**kind), set()
     while tree.begin():
         try:
             outcomes.add(program(Every(tree)))

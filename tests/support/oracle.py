@@ -57,12 +57,11 @@ Block = tuple[tuple[Thread, ...], ...]  # threads by warp and lane
 
 
 class Program(NamedTuple):
-    """kernels: of each its rank and blocks; hosts: of each rank; num_bytes: of memory; num_seen: those that count"""
+    """kernels: of each its rank and its blocks; hosts: what that of each rank does; num_bytes: of the memory"""
 
     kernels: tuple[tuple[int, tuple[Block, ...]], ...]
     hosts: tuple[Thread, ...]
     num_bytes: int
-    num_seen: int = 1 << 10
 
 
 class Verdict(NamedTuple):
@@ -185,7 +184,7 @@ class Oracle:
                 is_over = all(state.at[i] == len(thread) for i, thread in hosts)
                 is_over &= all(state.places[stream] == len(tasks) for stream, tasks in self.tasks.items())
                 if is_over and not state.met:  # a barrier that somebody has left for good can never fill
-                    outcomes.add((tuple(state.memory[: self.program.num_seen]), tuple(state.answers)))
+                    outcomes.add((tuple(state.memory), tuple(state.answers)))
                 else:
                     faults.add("hang")
         return Verdict(faults, outcomes)

@@ -21,8 +21,6 @@ from nbep.emulator.schedule import every_order
 from nbep.emulator.schedule.every_barriers import BarrierChoices
 from nbep.emulator.schedule.every_choice import Choice, Tried
 from nbep.emulator.schedule.every_hosts import OrderChoices
-from nbep.emulator.schedule.every_noted import Noted
-from nbep.emulator.schedule.every_parts import Parts
 from nbep.emulator.schedule.every_step import Step
 
 MOST = 3000  # programs until a fault must have been found
@@ -277,24 +275,6 @@ FAULTS = (
         "an access observes those of other sizes that begin where it does",
         "sizes",
         replaced(signals, "last_to", lambda _: last_that_begins),
-    ),
-    Fault(
-        "each block is a part of its own",
-        "parts",
-        both(
-            replaced(Parts, "join", lambda _: lambda self, one, two: False),
-            replaced(Parts, "is_race_of", lambda _: lambda self, a, b: self.is_of(a.who) and self.is_of(b.who)),
-        ),
-    ),
-    Fault(
-        "what a part leaves in memory is not looked at",
-        "parts",
-        replaced(Parts, "leave_same", lambda _: lambda self: not self.results.append({})),
-    ),
-    Fault(
-        "what a host may read in memory counts as read by nobody",
-        "parts",
-        replaced(Noted, "is_viewed", lambda _: lambda self, word: False),
     ),
 )
 

@@ -285,64 +285,6 @@ def barriers(seed: object) -> Program:
     return Program(((0, (block,)),), (tuple(start([0])),), 32)
 
 
-def parts(seed: object) -> Program:
-    """Two pairs of threads, each with cells of its own; in some programs a step or two are to cells of the others."""
-    draw = Draw(seed, 4)
-    for pair, cells in enumerate((CELLS[:2], CELLS[2:])):
-        for steps in draw.steps[2 * pair : 2 * pair + 2]:
-            for what in ("add", "st", "st", "exch"), ("add", "st", "exch", "wait", "ld", ""):
-                if one := draw.random.choice(what):
-                    order = draw.random.choice([order for order in ORDERS[one] if order != "weak"])
-                    op = Op(one, order, draw.random.choice((*cells[:1] * 4, cells[1])), draw.random.choice((1, 1, 2)))
-                    asks = draw.random.choice(("none",) * 7 + ("least", "all"))
-                    steps.append(op._replace(asks=asks, other=1) if one in READING and one != "wait" else op)
-        if draw.random.random() < 0.3:
-            a, b = draw.random.sample(draw.steps[2 * pair : 2 * pair + 2], 2)
-            a.insert(0, Op("st", "weak", cells[1], 1))
-            b.append(Op("ld", "weak", cells[1], asks="none" if draw.random.random() < 0.5 else "all"))
-    for _ in range(draw.random.choice((0, 0, 0, 1, 2))):
-        steps = draw.random.choice(draw.steps)
-        cell = draw.random.choice(CELLS)
-        what = draw.random.choice(("ld", "add", "st"))
-        op = Op(what, draw.random.choice(("relaxed", "release")) if what != "ld" else "relaxed", cell, 1)
-        op = op._replace(asks=draw.random.choice(("none", "all"))) if what != "st" else op
-        steps.insert(draw.random.randrange(len(steps) + 1), op)
-    draw.changed = 0.03
-    draw.change()
-    one, two, three, four = draw.threads()
-    hosts: tuple[list[Op], ...] = (start([0]),)
-    match draw.random.choice((0, 1, 2, 3) * 2 + (4, 5)):
-        case 0:
-            kernels = [(0, tuple(map(lone, (one, two, three, four))))]
-        case 1:  # one pair after the other
-            kernels = [(0, (lone(one), lone(two))), (0, (lone(three), lone(four)))]
-            hosts = (start([0, 1]),)
-        case 2:  # beside each other in two streams
-            kernels = [(0, (lone(one), lone(two))), (0, (lone(three), lone(four)))]
-            hosts = ([*start([0], 0), *start([1], 1)],)
-        case 3:  # each pair between two ranks
-            kernels = [(0, (lone(one), lone(three))), (1, (lone(two), lone(four)))]
-            hosts = (start([0]), start([1]))
-        case 4:  # each in two streams; in one of them a kernel comes between two that count, as that in the other does
-            kernels, hosts = [], ([],)
-            for first, second, cell in ((one, two, CELLS[0]), (three, four, CELLS[2])):
-                at, add = len(kernels), Op("add", "relaxed", cell + 8, 1, asks="none")
-                told = (Op("ld", "relaxed", cell), *(Op("st", "relaxed", cell, 1),) * draw.random.choice((0, 0, 1)))
-                last = draw.random.choice((first[1:2], (Op("st", "relaxed", cell, 3),)))
-                kernels += [(0, (lone((add,)),)), (0, (lone((*first[:1], add)), lone(second[:1])))]
-                kernels += [(0, (lone(told),)), (0, (lone((*last, add)),))]
-                hosts[0].extend([*start([at], at), *start([at + 1, at + 2, at + 3], at + 1)])
-        case _:  # what a kernel has stored others hear of by way of one pair or of both
-            tells, hears = ([Op("exch", order, cell, 1) for cell in CELLS[::2]] for order in ("release", "acquire"))
-            kernels = [(0, tuple(lone((op._replace(asks="none"),)) for op in tells))]
-            kernels += [(0, (lone((Op("st", "weak", CELLS[3], 1),)),))]
-            hears = [op._replace(asks="least", other=draw.random.choice((0, 0, 0, 1))) for op in hears]
-            kernels += [(0, tuple(lone((op,)) for op in hears))]
-            kernels += [(0, (lone((Op("st", "weak", CELLS[3], 2),)),))]
-            hosts = ([*start([2], 0), *start([1, 0], 1), *start([3], 0)],)
-    return Program(tuple(kernels), tuple(map(tuple, hosts)), 32, draw.random.choice((0, 8, 32)))
-
-
 def draw_from(seed: object, of: tuple[int, ...]) -> int:
     return random.Random(f"first {seed}").choice(of)
 
@@ -420,7 +362,7 @@ def in_place(draw: Draw, where: str) -> Program:
 
 SHAPES: dict[str, Callable[[object], Program]] = {
     one.__name__: one
-    for one in (ranks, flags, observed, scopes, sizes, counters, tickets, lanes, barriers, streams, hosts, parts)
+    for one in (ranks, flags, observed, scopes, sizes, counters, tickets, lanes, barriers, streams, hosts)
 }
 
 

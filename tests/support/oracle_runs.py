@@ -14,7 +14,6 @@ from nbep.emulator.schedule.every import Every, Redundant, Tree
 
 NEVER_NS = 1 << 62
 WARP = 32
-MOST_TOLD = 64  # answers of a kernel
 KINDS = {1: "s8", 2: "s16", 4: "s32", 8: "s64"}
 TYPES = {4: np.int32, 8: np.int64}
 FAULTS = {DataRace: "race", DeadlockError: "hang", Divergence: "hang"}
@@ -30,9 +29,7 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
     space = world.ranks[0].space
     memory = space.allocate(program.num_bytes, "memory", zero=True)
     answers: list[list[list[Any]]] = []
-    kernels = [kernel_of(blocks, answers, 8 * MOST_TOLD * k) for k, (_, blocks) in enumerate(program.kernels)]
-    # Also here: if threads told it in Python alone, parts of a program would look as if they told nothing.
-    sheet = space.allocate(8 * MOST_TOLD * max(1, len(kernels)), "answers", zero=True)
+    kernels = [kernel_of(blocks, answers) for _, blocks in program.kernels]
     of_hosts: list[list[Any]] = [[] for _ in program.hosts]
 
     def host(rank: int) -> Callable[[], None]:
@@ -41,7 +38,7 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
 
         def main() -> None:
             context = world.ranks[rank]
-            base, told = (one.address if rank == 0 else context.space.open(one).address for one in (memory, sheet))
+            base = memory.address if rank == 0 else context.space.open(memory).address
             streams: dict[int, Any] = {}
             events: dict[int, Any] = {}
             for op in program.hosts[rank]:
@@ -50,7 +47,7 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
                     stream = streams[op.cell] = context.create_stream(f"stream {op.cell}")
                 if op.what == "launch":
                     kernel, blocks = kernels[op.value], program.kernels[op.value][1]
-                    stream.launch(kernel, (base, told), len(blocks), num_threads(blocks[0]), 64, f"kernel_{op.value}")
+                    stream.launch(kernel, (base,), len(blocks), num_threads(blocks[0]), 64, f"kernel_{op.value}")
                 elif op.what == "record":
                     events[op.value] = stream.record()
                 elif op.what == "follow":
@@ -75,9 +72,7 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
 
     world.run([host(rank) for rank in range(num_ranks)])
     told = tuple(tuple(map(told_of, thread)) for kernel in answers for thread in kernel)
-    sheet.array("u1", writable=False)
-    seen = memory.array("u1", 0, min(program.num_seen, program.num_bytes), writable=False)
-    return tuple(seen.tolist()), told + tuple(map(tuple, of_hosts))
+    return tuple(memory.array("u1", writable=False).tolist()), told + tuple(map(tuple, of_hosts))
 
 
 def told_of(answer: Any) -> Any:
@@ -88,11 +83,8 @@ def num_threads(block: Block) -> int:
     return WARP * len(block) if len(block) > 1 else len(block[0])
 
 
-def kernel_of(blocks: tuple[Block, ...], answers: list, begin: int) -> Callable[[int, int], None]:
-    """The kernel, which tells its answers in a sheet, too. Threads that a warp has besides come to its barriers.
-
-    begin: where its part of the sheet begins
-    """
+def kernel_of(blocks: tuple[Block, ...], answers: list) -> Callable[[int], None]:
+    """The kernel. Threads that a warp has besides come to its barriers."""
     lanes = [
         (b, WARP * w + lane)
         for b, block in enumerate(blocks)
@@ -102,16 +94,12 @@ def kernel_of(blocks: tuple[Block, ...], answers: list, begin: int) -> Callable[
     mine: dict[tuple[int, int], list[Any]] = {who: [] for who in lanes}
     answers.append([mine[who] for who in lanes])
 
-    def kernel(base: int, sheet: int) -> None:
+    def kernel(base: int) -> None:
         t = current_thread()
         block = blocks[t.block_idx]
         warp = block[t.warp]
         if t.lane < len(warp):
-            told = mine[t.block_idx, t.thread_idx]
-            go_on(t, base, warp[t.lane], 0, told, block)
-            here = sheet + begin + 8 * (MOST_TOLD // len(lanes)) * lanes.index((t.block_idx, t.thread_idx))
-            for i, answer in enumerate(told):
-                t.store(here + 8 * i, "s64", int(answer), "weak", "cta")
+            go_on(t, base, warp[t.lane], 0, mine[t.block_idx, t.thread_idx], block)
         else:
             go_on(t, base, tuple(op for op in warp[0] if op.what in ("bar", "arrive")), 0, [], block)
 
@@ -180,7 +168,7 @@ def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
 
 def under_all(program: Program, most: int = 2000) -> tuple[Verdict, bool]:
     """What nbep says under every schedule, up to the first race; and whether that were all schedules."""
-    tree, faults, outcomes = Tree(parts_after=0), set[str](), set[tuple]()
+    tree, faults, outcomes = Tree(), set[str](), set[tuple]()
     while tree.begin():
         try:
             outcomes.add(run(program, Every(tree)))

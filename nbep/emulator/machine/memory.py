@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
-from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from threading import Lock
@@ -78,8 +77,6 @@ class Allocation:
         overwritten: 16-byte granule -> what strong stores have stored over; likewise
         messages: offset -> what the last store to a cell tells; see `checked`
         parts: number of bytes -> its beginning, see `part`
-        viewed: which bytes the host may read and write without asking, as begin and end
-        made: its name, or the first one that its array had, and the number among those of its rank that had it, from 0
     """
 
     __slots__ = (
@@ -87,7 +84,7 @@ class Allocation:
         "watchers", "writers", "lost", "wrapped", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads",
         "is_hidden",
         "pending", "versions", "last_stores", "last_loads", "most_loads", "overwritten", "messages", "on_host",
-        "signals", "parts", "made", "viewed",
+        "signals", "parts",
     )  # fmt: skip
 
     def __init__(
@@ -134,8 +131,6 @@ class Allocation:
         self.overwritten: dict[int, Any] = {}
         self.messages: dict[int, Any] = {}
         self.parts: dict[int, Allocation] = {}
-        self.made = name, 0
-        self.viewed = {(0, self.nbytes)}
 
     def part(self, nbytes: int) -> Allocation:
         """Its first bytes, for a mapping that ends there: what lies behind them is out of bounds."""
@@ -173,7 +168,6 @@ class Allocation:
             count = (self.nbytes - offset) // dtype.itemsize
         view = np.ndarray((count,), dtype, buffer=self.memory, offset=offset)
         self._poison(offset, offset + count * dtype.itemsize)
-        self.viewed.add((offset, offset + count * dtype.itemsize))
         if writable:
             self.mark_written(offset, count * dtype.itemsize)
         else:
@@ -245,7 +239,6 @@ class History(NamedTuple):
     last_loads: dict[int, dict[Any, Any]]
     overwritten: dict[int, Any]
     messages: dict[int, Any]
-    made: tuple[str, int]
     owner: Any
 
 
@@ -274,7 +267,6 @@ class AddressSpace:
         self._next = 0
         self._arrays: dict[tuple, Mapping] = {}
         self._histories: dict[tuple[int, int], History] = {}
-        self._made: Counter[str] = Counter()
         self._by_buffer: dict[int, tuple[Allocation, int]] = {}  # id of an allocation's buffer -> it, machine address
         self._lock = Lock()  # under MPI a launch's arrays are unmapped by another thread than maps them
 
@@ -291,15 +283,8 @@ class AddressSpace:
             raise ValueError(f"nbytes: {nbytes} is outside 0 .. {OFFSET_MASK}")
         memory = _new_memory(nbytes)
         allocation = Allocation(self.rank, name, memory, self.new_number(), initialized=zero, describe=describe)
-        allocation.viewed = set()  # so far
-        self.count(allocation)
         self.enter(allocation)
         return allocation
-
-    def count(self, allocation: Allocation) -> None:
-        """Tell it from others of its name, in the same way in all runs."""
-        allocation.made = allocation.name, self._made[allocation.name]
-        self._made[allocation.name] += 1
 
     def read(self, allocation: Allocation, dtype: Any, offset: int, count: int, polls: bool = False) -> np.ndarray:
         """What the host reads: a copy of `count` elements as they are now. polls: while kernels write them."""
@@ -327,7 +312,6 @@ class AddressSpace:
         """An allocation over bytes that exist already; `shared`: other processes read and write them too."""
         memory = memory.cast("B") if memory.nbytes else memoryview(bytearray())
         allocation = Allocation(self.rank, name, memory, self.new_number(), describe=describe, shared=shared)
-        self.count(allocation)
         self.enter(allocation)
         return allocation
 
@@ -394,10 +378,8 @@ class AddressSpace:
         history = self._histories.get(key)
         if history is None:
             dies = ref(owner, lambda _: self._histories.pop(key, None))
-            self.count(allocation)
-            history = self._histories[key] = History({}, {}, {}, {}, allocation.made, dies)
-        allocation.last_stores, allocation.last_loads, allocation.overwritten, allocation.messages = history[:4]
-        allocation.made = history.made
+            history = self._histories[key] = History({}, {}, {}, {}, dies)
+        allocation.last_stores, allocation.last_loads, allocation.overwritten, allocation.messages, _ = history
 
     def _inside(self, array: np.ndarray) -> Mapping | None:
         """The address that an array has already, when it is a view of one of this space's allocations."""

@@ -28,17 +28,13 @@ from typing import Any
 
 from .every_barriers import Barriers
 from .every_choice import Choice, Doubt, Tried
-from .every_noted import Noted
 from .every_order import Races, clock_before, settle_unsure
-from .every_parts import InParts, Parts
 from .every_reversal import reverse_races
 from .every_seen import Cells, Question
 from .every_step import Access, Replay, Step, Waiting, Who, Words
 from .every_turns import Redundant, Turns
 from .strategies import Alone, Ready
 from .weak import Late
-
-PARTS_AFTER = 30  # schedules; where there are fewer, nothing is gained
 
 
 class OutOfTime(BaseException):
@@ -67,7 +63,7 @@ class Changed(RuntimeError):
     """The same choices have led to another state."""
 
 
-class Tree(InParts, Turns, Limited):
+class Tree(Turns, Limited):
     """All runs of a program so far, and the one under way.
 
     Attributes:
@@ -90,11 +86,7 @@ class Tree(InParts, Turns, Limited):
         *,
         is_weak: bool = False,
         is_plain: bool = False,
-        parts_after: int | None = PARTS_AFTER,
     ):
-        self.parts: Parts | None = None
-        self.noted: Noted | None = None
-        self.parts_after = None if is_weak or is_plain or picks else parts_after
         self.is_weak = is_weak
         self.is_plain = is_plain
         self.choices: list[Choice] = []
@@ -135,7 +127,6 @@ class Tree(InParts, Turns, Limited):
         self.stores = 0  # steps that store
         self.doubts: list[Doubt] = []
         self._held = self.to_hold()
-        self.begin_in_parts()
         return True
 
     def end(self, is_redundant: bool = False) -> None:
@@ -149,7 +140,6 @@ class Tree(InParts, Turns, Limited):
             self.failures.clear()
             self.choices.clear()
             self.schedules = self.redundant = 0
-            self.parts = None
             return
         self.redundant += is_redundant
         self.schedules += not is_redundant
@@ -161,16 +151,11 @@ class Tree(InParts, Turns, Limited):
             step.refused = step.refused or self.failures.get(step.state, [])
         if not self.is_plain:
             reverse_races(self)
-        if not self.end_in_parts(is_redundant) and not self.go_on():
-            self.is_whole = not self.go_on_in_parts()
-
-    def go_on(self) -> bool:
-        """Take the next way of the last choice that has one left. False if none has."""
         while self.choices:
             if self.choices[-1].go_on():
-                return True
+                return
             self.choices.pop()
-        return False
+        self.is_whole = True
 
     @property
     def replay(self) -> Replay:
@@ -185,7 +170,7 @@ class Tree(InParts, Turns, Limited):
     @property
     def share(self) -> float:
         """How much of the tree has been seen, about: each branch of a choice counts alike."""
-        seen, part = self.share_of_parts
+        seen, part = 0.0, 1.0
         for choice in self.choices:
             part /= max(len(choice.wanted), 1)
             inner = part
@@ -211,8 +196,6 @@ class Tree(InParts, Turns, Limited):
     def choose(self, waiting: dict[Who, Access]) -> Who:
         """Who of those that wait goes on."""
         self.look_at_time()
-        if self.parts is not None:
-            waiting = self.parts.offered(self, waiting)
         depth = len(self.steps)
         if depth != self._depth:
             self._depth, self._tries = depth, 0

@@ -22,7 +22,6 @@ from ..machine.order import Order
 from ..machine.sms import Sms
 from ..models.host import CheckedHost
 from ..models.knowledge import GRANULE_BITS
-from ..models.knowledge import Access as CheckedAccess
 from ..models.streams import CheckedOrder
 from .every_order import join
 from .every_seen import Cell, Entry
@@ -191,12 +190,6 @@ class EveryHost(HostChoices, CheckedHost):
             cell.is_mixed = True
         return cell
 
-    def _meet_stores(self, allocation: Allocation, access: CheckedAccess) -> None:
-        noted = self.world.strategy.tree.noted
-        if noted is not None:
-            noted.note_host(allocation, access, self.knowledge)
-        super()._meet_stores(allocation, access)
-
     def note_stored(self, step: Step, at: int, allocation: Allocation, offset: int, nbytes: int) -> None:
         if step.cell is not None and nbytes in KIND_OF:
             step.number = allocation.read(offset, KIND_OF[nbytes])
@@ -320,12 +313,6 @@ class OrderChoices(Order):
 
 class EveryOrder(OrderChoices, CheckedOrder):
     """The order of launches in a run of a tree that looks for races."""
-
-    def end(self, launch: Any) -> None:
-        super().end(launch)
-        tree = self.world.strategy.tree
-        if tree.noted is not None:
-            tree.parts.end_launch(launch)
 
 
 class EverySms(Sms):

@@ -87,7 +87,6 @@ class Races:
             before = {*stores_before(steps, step.cell, last), *plain(steps, step, self.without_cell)}
             self.loads.setdefault(step.cell, []).append(i)
         before -= step.behind
-        step.direct = frozenset(before)
         if step.refused and step.cell is None:
             self.found += [(at, i) for at in before if known.get(steps[at].who, -1) < at]
         elif step.refused and step.cell is not None and not step.cell.is_mixed:

@@ -18,14 +18,13 @@ def reverse_races(tree: Tree) -> None:
     is_final = tree.is_weak and not any(step.cell is not None and step.cell.is_mixed for step in tree.steps)
     first = tree.planned - 1 if is_final else 0  # the steps before were the same in an earlier run
     for earlier, later in tree.races.found:
-        if later >= first and not tree.steps[later].is_wait and tree.is_race(tree.steps[earlier], tree.steps[later]):
+        if later >= first and not tree.steps[later].is_wait:
             reverse(tree, earlier, tree.steps[later], later)
     for number, step in enumerate(tree.steps):
-        if step.is_wait and tree.is_of_part(step.who):
+        if step.is_wait:
             let_go_on(tree, step, number)
     for poll in tree.refused.values():
-        if tree.is_of_part(poll.who):
-            let_succeed(tree, poll)
+        let_succeed(tree, poll)
     for who, host in tree.hosts.items():
         wait = Step(who, load_of(host.words), host.clock, None, [])
         wait.clock = clock_before(tree.steps, wait)
@@ -45,8 +44,7 @@ def let_succeed(tree: Tree, poll: Step) -> None:
     else:
         found = list(where_it_succeeds(tree.steps, poll, len(cell.entries) - 1, poll.clock))
     for at in found:
-        if tree.is_race(tree.steps[at], poll):
-            reverse(tree, at, poll, len(tree.steps))
+        reverse(tree, at, poll, len(tree.steps))
 
 
 def let_go_on(tree: Tree, wait: Step, number: int) -> None:
@@ -60,8 +58,6 @@ def let_go_on(tree: Tree, wait: Step, number: int) -> None:
     for at in reversed(range(number)):
         step = tree.steps[at]
         if not step.access.is_store or words.isdisjoint(step.access.words) or known.get(step.who, -1) >= at:
-            continue
-        if not tree.is_race(step, wait):
             continue
         parked = tree.choices[at].parked.get(wait.who)
         if parked is not None:
@@ -89,7 +85,7 @@ def reverse(tree: Tree, at: int, last: Step, number: int) -> None:
             continue
         if step.who not in first and all(step.clock.get(who, -1) < begin for who, begin in first.items()):
             first[step.who] = later
-    choice, first = tree.choices[at], tree.those_of_part(first)
+    choice = tree.choices[at]
     begun = {who for who in first if may_begin(choice, who)}
     for who in first.keys() & {*choice.parked, *choice.failed}:  # a poll that would fail here
         del first[who]

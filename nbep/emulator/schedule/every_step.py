@@ -105,7 +105,6 @@ class Step:
     is_cut: of a load, whether all later stores come behind it
     arrival: at an mbarrier, how many arrivals and bytes have come
     is_wait: whether a host goes on whose wait is over
-    direct: steps on which it depends
     behind: steps that it had to wait for, and that it need not have waited for if it had come earlier
     begins: of a look, whether its turn is to go on only once somebody has stored; is_turn: of a poll, whether it was
         a turn that has looked at several cells
@@ -114,7 +113,7 @@ class Step:
 
     __slots__ = (
         "who", "access", "after", "refused", "cell", "reading", "entry", "is_add", "number", "clock",
-        "is_cut", "is_wait", "arrival", "behind", "begins", "is_turn", "state", "direct",
+        "is_cut", "is_wait", "arrival", "behind", "begins", "is_turn", "state",
     )  # fmt: skip
 
     def __init__(self, who: Who, access: Access, after: Clock, cell: Cell | None, refused: list[dict[Question, bool]]):
@@ -132,7 +131,6 @@ class Step:
         self.is_wait = False
         self.arrival = (0, 0)
         self.behind: frozenset[int] = frozenset()
-        self.direct: frozenset[int] = frozenset()
         self.begins = self.is_turn = False
         self.state: Hashable = None
 

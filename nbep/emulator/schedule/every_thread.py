@@ -160,9 +160,6 @@ class EveryThread(TurningThread, CheckedThread):
     def leave(self) -> None:
         self.let_go()
         super().leave()
-        noted = self.world.strategy.tree.noted
-        if noted is not None:
-            noted.note_exit(self.who[:4], self.block.launch.place, self.knowledge)
 
     def cell_of(self, allocation: Allocation, offset: int) -> Cell:
         """The cell of the access under way."""
@@ -366,19 +363,6 @@ class EveryThread(TurningThread, CheckedThread):
         entry = Entry(allocation.read(store.begin, step.cell.kind), allocation.messages.get(store.begin), (store,))
         entry.step, entry.who, entry.is_add = self.at, self.who, self.is_add
         step.entry = step.cell.add(entry)
-
-    def check(self, allocation: Allocation, access: CheckedAccess) -> None:
-        self.note_touched(allocation, access)
-        super().check(allocation, access)
-
-    def check_copy(self, allocation: Allocation, access: CheckedAccess) -> None:
-        self.note_touched(allocation, access)
-        super().check_copy(allocation, access)
-
-    def note_touched(self, allocation: Allocation, access: CheckedAccess) -> None:
-        noted = self.world.strategy.tree.noted
-        if noted is not None and allocation is not self.shared:
-            noted.note(self.who[:4], self.block.launch.place, allocation, access)
 
     # --- loops that poll ------------------------------------------------------------------------------------------
 
