@@ -269,9 +269,10 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
         return push_row(ctx, inputs, index, goal, landed, stage, parities)
     announce(landed, lane)
     row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
-    is_missing = row < 0 and lane == last and (sizes.one_each != 0 or inputs.topk_weights != 0)  # a rewritten handle
-    if ptx.vote_ballot(ptx.FULL_MASK, row >= sizes.num_rows or is_missing) != 0:
-        if row >= sizes.num_rows or is_missing:
+    needs_each = sizes.one_each != 0 or inputs.topk_weights != 0  # then the last choice has none in a rewritten handle
+    is_wrong = row >= sizes.num_rows or (needs_each and row < 0 and lane == last)
+    if ptx.vote_ballot(ptx.FULL_MASK, is_wrong) != 0:
+        if is_wrong:
             report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SUM_ROWS, row + 1, sizes.num_rows)
         return STOPPED
     if sizes.one_each != 0:
