@@ -23,7 +23,7 @@ from .models.streams import CheckedOrder
 from .schedule.every import Every
 from .schedule.every_copies import EveryCopyThread
 from .schedule.every_hosts import EveryHost, EveryOrder, EverySms
-from .schedule.scheduler import Scheduler
+from .schedule.scheduler import Describe, Scheduler, running_host
 from .schedule.strategies import Strategy
 from .schedule.weak import WeakHost, WeakOrder
 from .schedule.weak_thread import WeakCopyThread
@@ -97,6 +97,7 @@ class Run(Scheduler):
         self.compute_capability = compute_capability
         self.num_blocks = 0
         self.is_over = False  # run() has ended
+        self.asking: int | None = None  # the rank of the host whose wait is looked at
         self.num_launches: Counter[tuple[int, str]] = Counter()
         self.signals = 0  # so far; see `checked`
         self.observed: tuple[Any, set[Any]] = (None, set())  # by the thread that asked last; see `has_observed`
@@ -127,6 +128,29 @@ class Run(Scheduler):
         self.early_rate = 0.5 ** self.early.randint(1, 4)
         self.gpu_stores: dict[int, dict[Any, None]] = {rank: {} for rank in local}  # see `delayed`
         self.spaces = {rank: context.space for rank, context in self.ranks.items()}
+
+    @property
+    def host_rank(self) -> int | None:
+        """The rank of the host that runs now, or whose wait is looked at; None if that is the caller of the world."""
+        if self.asking is not None:
+            return self.asking
+        host = running_host()
+        return None if host is None else host.rank
+
+    def host_wait(self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None) -> bool:
+        rank = self.host_rank
+
+        def ask() -> bool:
+            self.cpu.has_looked, self.asking = False, rank
+            try:
+                return predicate()
+            finally:
+                self.asking = None
+
+        came = super().host_wait(ask, describe, timeout_ns)
+        if not self.cpu.has_looked and not self.strategy.chooses_hosts:
+            self.cpu.meets()
+        return came
 
     def add_nic(self, rank: int) -> RankContext:
         """A NIC of a rank: streams and an address space of its own. A rank may have several, one after the other."""

@@ -201,7 +201,7 @@ def _stores_several(site: Site | None) -> bool:
 
 def host_race(world: Any, fact: HostRace) -> errors.DataRace:
     """An access of the host to what a kernel has accessed."""
-    allocation, access, earlier = fact
+    allocation, access, earlier, _ = fact
     verb = "writes" if access.verb == "store" else "reads"
     name = cell(allocation, max(access.begin, earlier.begin))
     missing = "cuda.synchronize() or stream.synchronize() is missing"

@@ -241,6 +241,10 @@ WORDED = [
      {"launch": "kernel `use`", "stream": "a", "did": "reads", "does": "stores"},
      """the CPU reads `x`: byte 0 after it has queued kernel `use` on stream `a`, which stores it, and before it has
      waited for that"""),
+    ("hosts", ("`x`: byte 0",),
+     {"other": "rank 0", "did": "stores", "launch": "kernel `use`", "rank": "rank 1", "does": "loads"},
+     """the host of rank 0 stores `x`: byte 0, and kernel `use` of rank 1 loads it: nothing orders the two, as neither
+     its host nor a kernel before it has waited for that host since"""),
     ("streams", ("`x`: byte 0",),
      {"rank": "rank 1", "first": "kernel `fill` on stream `a`", "does": "stores", "also": "loads it",
       "second": "kernel `use` on stream `b`", "stream": "b", "other": "a",

@@ -162,6 +162,44 @@ def test_one_write_and_one_add_over_the_software_nic():
 
 
 @kernel(max_threads=32)
+def write_and_look(network: Network, bounds: Bounds, queue: I32):
+    """The same, but the add may go over another queue; and rank 1 looks once, and keeps what it has seen."""
+    lane = thread_idx()
+    if network.rank == 0:
+        fill_stage(smem_base(), 16, 0, 0, lane)
+        keep_message(network, 16, smem_base(), 16, lane)
+        put_nbi_warp(network, Place(0, 16, 1, 0), smem_base(), 16, lane)
+        quiet(network, lane)
+        if lane == 0:
+            amo_add(network, 64, 1, 1, queue, True)
+    elif lane == 0:
+        count = ld_acquire_sys_s32(own_ptr(network, 64))
+        st_weak_s32(own_ptr(network, 96), count)
+        st_weak_s32(own_ptr(network, 100), ld_weak_s32(own_ptr(network, 12)) if count > 0 else 0)
+
+
+def look_once(comm, queue):
+    memory = nbep.SharedMemory.create(comm, 128, num_qps=queue + 1, transport="ibgda", num_nvl_peers=1)
+    program = over(write_and_look, memory.transport.network_type)
+    memory.runtime.launch(memory.comm_stream, program, 1, 32, 16, memory.network, memory.bounds, queue)
+    memory.wait()
+    seen = tuple(memory.symmetric.allocation.array(np.int32, 96, 2, writable=False).tolist())
+    memory.close()
+    return seen
+
+
+def test_who_looks_once_at_what_a_nic_adds_sees_it_or_not():
+    """All outcomes: the message is there wherever the number is, which comes behind it on the same queue."""
+    assert {seen for _, (_, seen) in all_of(look_once, 2, 0)} == {(0, 0), (1, 0x5EED)}
+
+
+@pytest.mark.thorough
+def test_an_add_on_another_queue_leaves_the_message_behind():
+    """Nothing rings the doorbell of the queue that has the message, so the number comes alone."""
+    assert {seen for _, (_, seen) in all_of(look_once, 2, 1)} == {(0, 0), (1, 0)}
+
+
+@kernel(max_threads=32)
 def write_and_add_to_each_other(network: Network, bounds: Bounds):
     """The same from each rank to the other one."""
     lane, peer = thread_idx(), 1 - network.rank

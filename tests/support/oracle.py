@@ -4,7 +4,7 @@ It shares nothing with the emulator that it judges: a program is data, and this 
 interpreter that are equal are one, so that all interleavings of a small program are few.
 
 Of two events the words are those of PTX: *base causality*, *observation*, *morally strong*. A set of events is an int
-with a bit for each. Hosts are one thread, the CPU; what they queue comes before the kernel that it starts.
+with a bit for each. What a host queues comes before the kernel that it starts.
 nbep's own rule is added: a load is over before its thread stores anything behind it, also with a relaxed store.
 
 Source: PTX ISA 9.1, Memory Consistency Model: 8.7 Morally strong operations, 8.7.1 Conflict and data-races, 8.8 Release
@@ -17,10 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-CPU = (-1, -1, -1)
+from oracle_state import State, bits, union
+
 REACH = {"cta": 1, "gpu": 2, "sys": 3}
 RELEASING, ACQUIRING = ("release", "acq_rel"), ("acquire", "acq_rel")
-READING, WRITING = ("ld", "wait", "add", "exch", "cas"), ("st", "add", "exch", "cas")
+READING, WRITING = ("ld", "wait", "add", "exch", "cas"), ("st", "add", "exch", "cas", "free")
 ATOMIC = ("add", "exch", "cas")
 
 
@@ -36,6 +37,8 @@ class Op(NamedTuple):
         launch                     kernel `value`
         record, follow             the event `value` in the stream; have the stream wait for it
         sync, join, ask            wait for the stream; for the event; ask whether it is done
+        meet                       the meeting `value` of all hosts
+        free                       all of the memory: a weak write, and whoever accesses it later is in a race
     asks: what becomes of a value: "all" of it; "bit": its lowest one; "least": whether it is `other` or more,
     "late": at the end of the thread; "none"
     given: the number of the answer, of this thread, that must be true; -1: it is done in any case
@@ -75,41 +78,6 @@ class Fault(Exception):
     pass
 
 
-class State:
-    """Where an interleaving has come to.
-
-    at: the next step of each thread; -1: not started. parked: who has arrived somewhere and waits
-    base, over: what comes before the next step of each, by base causality; by nbep's rule for loads
-    before, overs: the same of each event that has happened; seen: the writes that come before it in observation order;
-    chain: the same, for who observes it; heads: of a write, the first operations of the release patterns that it ends
-    made: the accesses that have happened; writes: those that write to each (cell, size), in order, and what
-    met: who has come to a barrier or a collective, by its key. places: how far each stream has come
-    points: what comes before the next task of a stream, and before an event
-    """
-
-    LISTS = "memory", "writers", "at", "parked", "base", "over", "before", "overs", "seen", "chain", "heads", "answers"
-    DICTS = "writes", "met", "places", "points"
-
-    def copy(self) -> State:
-        new = State.__new__(State)
-        new.made, new.happened = self.made, self.happened
-        for name in State.LISTS:
-            setattr(new, name, getattr(self, name).copy())
-        for name in State.DICTS:
-            setattr(new, name, getattr(self, name).copy())
-        return new
-
-    def key(self) -> tuple:
-        lists = [tuple(getattr(self, name)) for name in State.LISTS]
-        return (*lists, *(frozenset(getattr(self, name).items()) for name in State.DICTS))
-
-
-def bits(mask: int) -> Iterator[int]:
-    while mask:
-        yield (mask & -mask).bit_length() - 1
-        mask &= mask - 1
-
-
 class Oracle:
     """All interleavings of a program.
 
@@ -136,9 +104,9 @@ class Oracle:
                         self.warp.append(here)
             self.of_kernel.append(list(range(first, len(self.threads))))
         self.first_host = len(self.threads)
-        for host in program.hosts:
+        for rank, host in enumerate(program.hosts):
             self.threads.append(host)
-            self.place.append(CPU)
+            self.place.append((-1 - rank, -1, -1))
         starts = [sum(map(len, self.threads[:i])) for i in range(len(self.threads))]
         self.starts, self.num_events = starts, sum(map(len, self.threads))
         self.ops = [op for thread in self.threads for op in thread]
@@ -271,25 +239,27 @@ class Oracle:
             new.answers[i] += (done is not None,)
             if done is not None:
                 self.learn(new, i, done)
-        elif op.what not in ("launch", "record", "follow"):
+        elif op.what not in ("launch", "record", "follow", "free"):
             self.happen(new, i, event)
             self.meet(new, i, op)
             yield new
             return
         self.happen(new, i, event)
+        if op.what == "free":
+            self.check(new, op, event)
+            new.memory = []
         self.go_on(new, i)
         yield new
 
     def happen(self, state: State, i: int, event: int) -> None:
-        """An event, which all before it in its thread comes before; on the CPU that is what any host has done."""
+        """An event, which all before it in its thread comes before."""
         state.happened |= 1 << event
         state.before[event], state.overs[event] = state.base[i], state.over[i]
         self.learn(state, i, (1 << event, 1 << event))
 
     def learn(self, state: State, i: int, point: tuple[int, int]) -> None:
-        for one in range(self.first_host, len(self.threads)) if i >= self.first_host else (i,):
-            state.base[one] |= point[0]
-            state.over[one] |= point[1]
+        state.base[i] |= point[0]
+        state.over[i] |= point[1]
 
     def go_on(self, state: State, i: int) -> None:
         state.at[i] += 1
@@ -306,11 +276,13 @@ class Oracle:
     # --- where threads meet -------------------------------------------------------------------------------------------
 
     def meet(self, state: State, i: int, op: Op) -> None:
-        """It arrives at a barrier or a collective; who comes last has all go on."""
+        """It arrives at a barrier, a collective or a meeting; who comes last has all go on."""
         _, block, index = self.place[i]
         is_barrier = op.what in ("bar", "arrive")
         key = (block, op.cell) if is_barrier else (block, index // 32, op.what, op.other)
         here = state.met.get(key, ())
+        if op.what == "meet":
+            key, here = ("hosts", op.value), state.met.get(("hosts", op.value), ())
         if any(one == i for one, _, _, waits in here):
             raise Fault("hang")  # nothing has made it wait for the others, of whom some may never come
         last = state.answers[i][-1] if state.answers[i] else 0
@@ -323,7 +295,7 @@ class Oracle:
                     self.leave(state, lane)
             is_full = sum(all(lane in came for lane in warp) for warp in warps) == op.value
         else:
-            is_full = len(here) == op.other.bit_count()
+            is_full = len(here) == (len(self.program.hosts) if op.what == "meet" else op.other.bit_count())
         if not is_full:
             state.met[key] = here
             return
@@ -441,6 +413,8 @@ class Oracle:
 
     def check(self, state: State, op: Op, event: int) -> None:
         """Whether the event is in a data-race with an earlier one."""
+        if not state.memory:
+            raise Fault("race")
         known = self.causes(state, event)
         for one in bits(state.made & ~known):
             if not self.meets(op, one):
@@ -470,8 +444,7 @@ class Oracle:
 
     def earlier(self, state: State, i: int, kinds: tuple[str, ...]) -> list[int]:
         """What its thread has done so far, of these kinds."""
-        mine = list(range(self.first_host, len(self.threads))) if i >= self.first_host else [i]
-        events = [self.starts[j] + n for j in mine for n in range(max(state.at[j], 0))]
+        events = [self.starts[i] + n for n in range(max(state.at[i], 0))]
         return [one for one in events if self.ops[one].what in kinds and state.happened >> one & 1]
 
     def location(self, event: int) -> tuple[int, int]:
@@ -493,7 +466,3 @@ class Oracle:
         distance = 3 if rank != other else 2 if block != other_block else 1
         one, two = self.ops[a], self.ops[b]
         return "weak" not in (one.order, two.order) and min(REACH[one.scope], REACH[two.scope]) >= distance
-
-
-def union(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
-    return a[0] | b[0], a[1] | b[1]

@@ -13,14 +13,16 @@ from unittest import mock
 from oracle_programs import SHAPES
 from oracle_runs import difference
 
+from nbep.emulator.machine.order import Order
 from nbep.emulator.models import knowledge, races, signals
 from nbep.emulator.models.host import CheckedHost
 from nbep.emulator.models.knowledge import ALL_CLOCKS, Knowledge, Overwritten
 from nbep.emulator.models.streams import CheckedOrder
+from nbep.emulator.run import Run
 from nbep.emulator.schedule import every_order
 from nbep.emulator.schedule.every_barriers import BarrierChoices
 from nbep.emulator.schedule.every_choice import Choice, Tried
-from nbep.emulator.schedule.every_hosts import OrderChoices
+from nbep.emulator.schedule.every_hosts import EveryHost, OrderChoices
 from nbep.emulator.schedule.every_step import Step
 
 MOST = 3000  # programs until a fault must have been found
@@ -271,6 +273,22 @@ FAULTS = (
         replaced(OrderChoices, "is_done", lambda _: lambda self, mark: mark.done),
     ),
     Fault("what a host has read is forgotten", "hosts", replaced(CheckedHost, "read", read_and_forget)),
+    Fault(
+        "what one host knows all know",
+        "meetings",
+        lambda: mock.patch.object(Run, "host_rank", property(lambda self: None)),
+    ),
+    Fault(
+        "a host that waits for an event knows what all hosts know",
+        "meetings",
+        replaced(Order, "is_done", lambda _: lambda self, mark: mark.done),
+    ),
+    Fault(
+        "hosts that meet tell each other nothing",
+        "meetings",
+        replaced(EveryHost, "meet_all", lambda _: lambda self, ranks: None),
+    ),
+    Fault("to free memory is no access", "meetings", replaced(CheckedHost, "frees", lambda _: lambda self, _: None)),
     Fault(
         "an access observes those of other sizes that begin where it does",
         "sizes",

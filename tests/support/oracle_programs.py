@@ -335,6 +335,36 @@ def hosts(seed: object) -> Program:
     return Program(kernels, (tuple(host),), 32)
 
 
+def meetings(seed: object) -> Program:
+    """Two hosts and a kernel of each: they tell each other something by words, or meet; one may free the memory."""
+    draw = Draw(seed, 4)  # the last two are the hosts
+    draw.changed = 0.06
+    for _ in range(draw.random.choice((1, 2, 2))):
+        a, b = draw.random.choice(((0, 2), (0, 3), (2, 0), (2, 1), (2, 3), (3, 2), (3, 0), (0, 1)))
+        draw.message(a, b, *draw.random.sample(CELLS, 2))
+    draw.change()
+    *threads, first, second = draw.threads()
+    hosts = [[step for op in steps if (step := of_host(op)) is not None] for steps in (first, second)]
+    for rank, host in enumerate(hosts):
+        if draw.random.random() < 0.6:
+            host.append(Op("sync"))
+        at = draw.random.randrange(min(2, len(host) + 1))
+        host.insert(
+            at if draw.random.random() < 0.7 else draw.random.randrange(len(host) + 1), Op("launch", value=rank)
+        )
+    for host in hosts:
+        if draw.random.random() < 0.3:
+            host.insert(draw.random.randrange(len(host) + 1), Op("ld", "weak", draw.cell()))
+    count = draw.random.choice((0, 1, 1, 2))
+    for host in hosts:
+        for number, at in enumerate(sorted(draw.random.randrange(len(host) + 1) for _ in range(count))):
+            host.insert(at + number, Op("meet", value=number))
+    if draw.random.random() < 0.5:
+        draw.random.choice(hosts).append(Op("free", "weak", 0, size=32))
+    kernels = tuple((rank, (lone(thread),)) for rank, thread in enumerate(threads))
+    return Program(kernels, tuple(map(tuple, hosts)), 32)
+
+
 def of_host(op: Op) -> Op | None:
     """A step of a thread as a host makes it: it polls, reads plainly, and stores words."""
     if op.what in ("st", *ATOMIC):
@@ -362,7 +392,7 @@ def in_place(draw: Draw, where: str) -> Program:
 
 SHAPES: dict[str, Callable[[object], Program]] = {
     one.__name__: one
-    for one in (ranks, flags, observed, scopes, sizes, counters, tickets, lanes, barriers, streams, hosts)
+    for one in (ranks, flags, observed, scopes, sizes, counters, tickets, lanes, barriers, streams, hosts, meetings)
 }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from oracle import Block, Op, Oracle, Program, Thread, Verdict
 
-from nbep.emulator import DataRace, DeadlockError, World, current_thread
+from nbep.emulator import DataRace, DeadlockError, UseAfterFree, World, current_thread
 from nbep.emulator.machine.errors import Divergence
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 
@@ -16,18 +17,20 @@ NEVER_NS = 1 << 62
 WARP = 32
 KINDS = {1: "s8", 2: "s16", 4: "s32", 8: "s64"}
 TYPES = {4: np.int32, 8: np.int64}
-FAULTS = {DataRace: "race", DeadlockError: "hang", Divergence: "hang"}
+FAULTS = {DataRace: "race", UseAfterFree: "race", DeadlockError: "hang", Divergence: "hang"}
 
 
 def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
     """One run: the memory at the end, and all answers.
 
-    Raises: DataRace, DeadlockError, Divergence
+    Raises: DataRace, UseAfterFree, DeadlockError, Divergence
     """
     num_ranks = len(program.hosts)
     world = World(num_ranks, seed, memory_model="checked", strategy=strategy)
     space = world.ranks[0].space
     memory = space.allocate(program.num_bytes, "memory", zero=True)
+    bases = [memory.address, *(world.ranks[rank].space.open(memory).address for rank in range(1, num_ranks))]
+    come: Counter[int] = Counter()  # by meeting
     answers: list[list[list[Any]]] = []
     kernels = [kernel_of(blocks, answers) for _, blocks in program.kernels]
     of_hosts: list[list[Any]] = [[] for _ in program.hosts]
@@ -38,7 +41,6 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
 
         def main() -> None:
             context = world.ranks[rank]
-            base = memory.address if rank == 0 else context.space.open(memory).address
             streams: dict[int, Any] = {}
             events: dict[int, Any] = {}
             for op in program.hosts[rank]:
@@ -47,7 +49,7 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
                     stream = streams[op.cell] = context.create_stream(f"stream {op.cell}")
                 if op.what == "launch":
                     kernel, blocks = kernels[op.value], program.kernels[op.value][1]
-                    stream.launch(kernel, (base,), len(blocks), num_threads(blocks[0]), 64, f"kernel_{op.value}")
+                    stream.launch(kernel, (bases[rank],), len(blocks), num_threads(blocks[0]), 64, f"kernel_{op.value}")
                 elif op.what == "record":
                     events[op.value] = stream.record()
                 elif op.what == "follow":
@@ -63,6 +65,11 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
                         events[op.value].tell_host()
                 elif op.what == "wait":
                     world.host_wait(lambda op=op: word(op) >= op.value, "a word")
+                elif op.what == "meet":
+                    come[op.value] += 1
+                    world.host_wait(lambda op=op: come[op.value] == num_ranks, "other hosts")
+                elif op.what == "free":
+                    space.free(memory)
                 elif op.what == "ld":
                     of_hosts[rank].append(word(op, op.order != "weak"))
                 else:
@@ -72,7 +79,8 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
 
     world.run([host(rank) for rank in range(num_ranks)])
     told = tuple(tuple(map(told_of, thread)) for kernel in answers for thread in kernel)
-    return tuple(memory.array("u1", writable=False).tolist()), told + tuple(map(tuple, of_hosts))
+    left = () if memory.freed else tuple(memory.array("u1", writable=False).tolist())
+    return left, told + tuple(map(tuple, of_hosts))
 
 
 def told_of(answer: Any) -> Any:
@@ -177,7 +185,7 @@ def under_all(program: Program, most: int = 2000) -> tuple[Verdict, bool]:
             continue
         except tuple(FAULTS) as error:
             faults.add(FAULTS[type(error)])
-            if isinstance(error, DataRace):
+            if FAULTS[type(error)] == "race":
                 return Verdict(faults, outcomes), True
         tree.end()
         if tree.schedules + tree.redundant >= most:

@@ -22,7 +22,7 @@ from weakref import ref
 import numpy as np
 
 from .cpu import Cpu
-from .errors import EmulatorError
+from .errors import EmulatorError, UseAfterFree
 from .kinds import Views
 from .names import name_of
 from .source import Site
@@ -161,8 +161,7 @@ class Allocation:
         The host may write a writable view at any time, so its bytes count as initialised from here on. Those that
         were never written look wrong to it rather than like zeros.
         """
-        if self.freed:
-            raise EmulatorError(f"`{self.name}` of rank {self.rank} is freed")
+        self.check_there()
         dtype = np.dtype(dtype)
         if count < 0:
             count = (self.nbytes - offset) // dtype.itemsize
@@ -173,6 +172,11 @@ class Allocation:
         else:
             view.flags.writeable = False
         return view
+
+    def check_there(self) -> None:
+        """Stop a host that is about to access it once it is freed."""
+        if self.freed:
+            raise UseAfterFree(f"`{self.name}` of rank {self.rank} is freed")
 
     def _poison(self, begin: int, end: int) -> None:
         """Fill what is unwritten, which only the host can see. Until it looks, large memory takes no pages."""
@@ -300,6 +304,7 @@ class AddressSpace:
 
     def write(self, allocation: Allocation, offset: int, values: np.ndarray) -> None:
         """What the host stores, maybe while kernels run; at most 8 bytes are a word, which they may poll."""
+        allocation.check_there()
         self.cpu.write(allocation, offset, values.nbytes)
         allocation.array(values.dtype, offset, values.size)[:] = values.reshape(-1)
         if values.nbytes <= WORD_BYTES:
@@ -324,6 +329,7 @@ class AddressSpace:
 
     def free(self, allocation: Allocation) -> None:
         """Give an allocation back; accesses through any rank's mapping fail from now on."""
+        self.cpu.frees(allocation)
         self._retire(allocation.number, f"`{allocation.name}` of rank {allocation.rank}, {allocation.nbytes} bytes")
         if allocation.nbytes:
             self._by_buffer.pop(id(allocation.memory.obj), None)
@@ -346,6 +352,7 @@ class AddressSpace:
     def close(self, mapping: Mapping) -> None:
         """Undo `open`, or `part_at`."""
         allocation = mapping.allocation
+        self.cpu.unmaps(allocation, self.rank)
         self._retire(mapping.number, f"the mapping of `{allocation.name}` of rank {allocation.rank}")
 
     def map_array(self, array: np.ndarray, name: str, writable: bool) -> Mapping:

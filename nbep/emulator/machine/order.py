@@ -20,6 +20,7 @@ class Order:
 
     def is_done(self, mark: Any) -> bool:
         """Whether a stream has come to a mark, if the host asks."""
+        mark.stream.world.cpu.has_looked = True
         return mark.done
 
     def holds(self, stream: Any, mark: Any, queued: Any) -> bool:

@@ -1,20 +1,25 @@
-"""The CPU as a reader and a writer, for `checked`: what it knows of the stores of kernels, and they of its own.
+"""Hosts as readers and writers, for `checked`: what each knows of the stores of kernels, and they of its own.
 
-It may read bytes that a kernel has stored if something orders the two: it has polled a cell that the kernel released
-with scope sys behind the store, or has waited for an event or a stream behind the kernel. A poll may meet a store of
-scope sys that nothing orders, as two strong accesses of threads may.
+A host may read bytes that a kernel has stored if something orders the two: it has polled a cell that the kernel
+released with scope sys behind the store, or has waited for an event or a stream behind the kernel. A poll may meet a
+store of scope sys that nothing orders, as two strong accesses of threads may.
 
 A word that it writes is a release of scope sys, and kernels that run may poll it with scope sys. Longer stores of its
 own are weak. Kernels that start later know of all that it has written.
 
-All ranks' hosts are one CPU here: what one of them knows the others may know too, in ways that are not seen here.
-After an event the CPU knows what a kernel would know that started in its stream then, and what it queues knows what it
-knew by then: see `streams`.
+Each host knows for itself. One that has waited for others, in a wait that looks at no memory and at no event, knows
+then what all of them know: whom it has waited for is not seen here. After an event a host knows what a kernel would
+know that started in its stream then, and what it queues knows what it knew by then: see `streams`.
+
+Who frees memory must know of all accesses to it, and who closes a mapping of those by its own rank: what comes after
+that is no access any more, but an error.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from itertools import chain
 from typing import NamedTuple
 
 from ..machine.cpu import Cpu
@@ -24,6 +29,7 @@ from ..machine.source import site_of
 from ..machine.world import World
 from .history import Forgotten, Stored
 from .knowledge import (
+    ALL_CLOCKS,
     CPU,
     CPU_CLOCK,
     GRANULE_BITS,
@@ -35,6 +41,7 @@ from .knowledge import (
     Owner,
     Signalled,
     is_partial,
+    join,
     join_two,
     last_to,
     remember_store,
@@ -45,21 +52,53 @@ REACH = SCOPES["sys"]  # between the CPU and any thread
 
 
 class HostRace(NamedTuple):
-    """An access by the CPU to bytes that a thread has accessed, which nothing orders."""
+    """An access by a host to bytes that a thread or another host has accessed, which nothing orders.
+
+    gives_up: it is no access: "frees" or "closes"
+    """
 
     allocation: Allocation
     access: Access
     earlier: Access
+    gives_up: str = ""
 
 
 class CheckedHost(Cpu):
-    """The CPU, as `checked` sees it. A kernel that overwrites what it has loaded must know of the load."""
+    """The hosts, as `checked` sees them. A kernel that overwrites what one has loaded must know of the load.
+
+    known: by rank what its host knows of stores and loads; None: the caller of the world, and what hosts begin with
+    """
 
     def __init__(self, world: World):
         self.world = world
-        self.owner = Owner(CPU, "", world.count_block(), CPU_CLOCK, 0, 0)
-        self.knowledge: Knowledge = NOTHING  # of stores and loads
-        self.last_store = 0  # its number
+        self.known: dict[int | None, Knowledge] = {None: NOTHING}
+        self.owners: dict[int | None, Owner] = {}
+
+    @property
+    def owner(self) -> Owner:
+        """Of what the host that runs now does."""
+        rank = self.world.host_rank
+        if rank not in self.owners:
+            clock, number = (CPU_CLOCK, 0) if rank is None else (CPU_CLOCK - 1 - rank, rank)
+            self.owners[rank] = Owner(CPU, "", self.world.count_block(), clock, number, 0)
+        return self.owners[rank]
+
+    @property
+    def knowledge(self) -> Knowledge:
+        """What the host that runs now knows."""
+        return self.known.get(self.world.host_rank, self.known[None])
+
+    @knowledge.setter
+    def knowledge(self, known: Knowledge) -> None:
+        self.known[self.world.host_rank] = known
+
+    def meets(self) -> None:
+        self.knowledge = join(self.known.values())
+
+    def run_over(self) -> None:
+        """All launches are done, and who has called the world knows it."""
+        everything = {ALL_CLOCKS: self.world.signals}
+        self.known = {None: Knowledge(everything, {}, everything, {}, {})}
 
     def wait(self, known: Knowledge) -> None:
         self.knowledge = join_two(self.knowledge, Knowledge(known.stores, {}, known.loads, {}, {}))
@@ -69,6 +108,7 @@ class CheckedHost(Cpu):
 
         polls: a cell with acquire order, so that it knows then what was released with the value; else plainly
         """
+        self.has_looked = True
         site, now = site_of(sys._getframe(2)), self.world.history.now
         end, order = offset + nbytes, "acquire" if polls else "weak"
         load = Access(self.owner, Epoch(self._signal()), "load", offset, end, order, "sys", site, now)
@@ -89,14 +129,33 @@ class CheckedHost(Cpu):
         for granule in store.granules:
             for load in allocation.last_loads.get(granule, {}).values():
                 self._meet(allocation, store, load)
-        store.epoch.number = self.last_store = self._signal()
-        remember_store(allocation, store, lambda load: load.is_beyond(self.knowledge.loads))
+        store.epoch.number = self._signal()
+        known = self.knowledge.loads
+        remember_store(allocation, store, lambda load: load.is_beyond(known))
         for cell in [cell for cell in allocation.messages if store.begin <= cell < store.end]:
             del allocation.messages[cell]
             history.add(Forgotten(allocation, cell))
         if store.reach:
             allocation.messages[offset] = Message(self.owner, {REACH: self.knowledge}, passes_on=False)
             history.add(Stored(allocation, store))
+
+    def frees(self, allocation: Allocation) -> None:
+        self._give_up(allocation, "frees", lambda _: True)
+
+    def unmaps(self, allocation: Allocation, rank: int) -> None:
+        self._give_up(allocation, "closes", lambda earlier: earlier.owner.rank == rank)
+
+    def _give_up(self, allocation: Allocation, how: str, concerns: Callable[[Access], bool]) -> None:
+        """Stop the run if threads may still access memory."""
+        if self.world.has_failed:
+            return
+        site, now = site_of(sys._getframe(3)), self.world.history.now
+        end = Access(self.owner, Epoch(), "store", 0, allocation.nbytes, "weak", "sys", site, now)
+        overwritten = [allocation.overwritten[granule].may_meet(end) for granule in allocation.overwritten]
+        loads = [loads.values() for loads in allocation.last_loads.values()]
+        for earlier in chain(*allocation.last_stores.values(), *overwritten, *loads):
+            if concerns(earlier) and self._cannot_know(earlier):
+                raise self.world.error_of(HostRace(allocation, end, earlier, how))
 
     def _meet_stores(self, allocation: Allocation, access: Access) -> None:
         for granule in range(access.begin >> GRANULE_BITS, (access.end - 1 >> GRANULE_BITS) + 1):
@@ -108,12 +167,15 @@ class CheckedHost(Cpu):
     def _meet(self, allocation: Allocation, access: Access, earlier: Access) -> None:
         if earlier.end <= access.begin or access.end <= earlier.begin:
             return
-        known = self.knowledge.stores if earlier.verb == "store" else self.knowledge.loads
-        if earlier.is_beyond(known) and all(one.is_beyond(known) for one in earlier.observations()):
+        if self._cannot_know(earlier):
             if min(access.reach, earlier.reach) < REACH or is_partial(access, earlier):
                 raise self.world.error_of(HostRace(allocation, access, earlier))
             if earlier.verb == "store" and access.verb == "load":
                 self._observe(earlier)
+
+    def _cannot_know(self, earlier: Access) -> bool:
+        known = self.knowledge.stores if earlier.verb == "store" else self.knowledge.loads
+        return earlier.is_beyond(known) and all(one.is_beyond(known) for one in earlier.observations())
 
     def _observe(self, store: Access) -> None:
         """It has read the value of a strong store, and so have those kernels that it queues from now on."""

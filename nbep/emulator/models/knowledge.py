@@ -23,8 +23,8 @@ OF_THREAD = 1 << 47  # likewise, of a single thread: see `every`
 ALL_CLOCKS = 0
 MAX_BEFORE = 4  # stores to the same bytes that a report knows of
 MANY_STORES = 64  # over which others have stored: of those that are older only the last one of each thread is kept
-CPU = -1  # in place of a rank: the CPU, as `host` has it
-CPU_CLOCK = -1
+CPU = -1  # in place of a rank: a host, as `host` has them; its block_idx is its rank then
+CPU_CLOCK = -1  # of the caller of a world; of rank r's host: r + 1 less
 
 Numbers = dict[int, int]  # clock -> its latest signal that is known.  Never changed once made.
 
@@ -88,6 +88,11 @@ class Owner:
     @property
     def is_cpu(self) -> bool:
         return self.rank == CPU
+
+    @property
+    def host(self) -> int | None:
+        """The rank whose host this is; None if it is no host, or the caller of the world."""
+        return self.block_idx if self.rank == CPU and self.clock != CPU_CLOCK else None
 
 
 def distance(a: Owner, b: Owner) -> int:

@@ -2,11 +2,11 @@
 
     what stands in a stream is over     before what follows there starts
     an event is recorded                before the streams that wait for it go on, and before a host that has waited
-    a host queues something             before that starts: it knows what any host had waited for or polled by then
+    a host queues something             before that starts: it knows what its host had waited for or polled by then
     a thread leaves its kernel          before that is over: what comes next knows what the thread has acquired
 
 A kernel knows of nothing else, whatever has happened before it starts. Of other ranks it knows what its host, or a
-kernel before it, has acquired. All ranks' hosts are one here: see `host`.
+kernel before it, has acquired. Each rank has a host of its own: see `host`.
 
 The end of a kernel is no fence. What its threads have read with relaxed loads they have observed, and the next kernel
 knows of those stores; but not of what came before these, for which it takes an acquire or a fence in the kernel.
@@ -22,8 +22,6 @@ from typing import TYPE_CHECKING
 from ..machine.order import Order
 from ..machine.world import World
 from .knowledge import (
-    ALL_CLOCKS,
-    CPU_CLOCK,
     NOTHING,
     Knowledge,
     Place,
@@ -53,7 +51,7 @@ class CheckedOrder(Order):
         self.waits: dict[tuple[int, int], Mark] = {}
 
     def queued(self, stream: Stream) -> Knowledge:
-        return with_signals(self.world.cpu.knowledge, {CPU_CLOCK: self.world.signals})
+        return with_signals(self.world.cpu.knowledge, {self.world.cpu.owner.clock: self.world.signals})
 
     def point(self, stream: Stream, queued: Knowledge) -> Knowledge:
         """What comes before something that was queued, when the stream comes to it."""
@@ -89,5 +87,4 @@ class CheckedOrder(Order):
         self.world.cpu.wait(mark.point)
 
     def run_over(self) -> None:
-        everything = {ALL_CLOCKS: self.world.signals}
-        self.world.cpu.wait(Knowledge(everything, {}, everything, {}, {}))
+        self.world.cpu.run_over()

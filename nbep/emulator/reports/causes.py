@@ -70,6 +70,10 @@ SENTENCES = {
         "the CPU {did} {0} after it has queued {launch} on stream `{stream}`, which {does} it, and before it has "
         "waited for that"
     ),
+    "hosts": (
+        "the host of {other} {did} {0}, and {launch} of {rank} {does} it: nothing orders the two, as neither its host "
+        "nor a kernel before it has waited for that host since"
+    ),
     # Two launches of one rank.
     "streams": (
         "on {rank}, {first} {does} {0}, {second} {also}, and nothing orders the two: before the second, stream "

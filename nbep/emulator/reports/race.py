@@ -14,7 +14,7 @@ from ..machine.orders import SCOPES
 from ..machine.source import describe_site, source_line
 from ..models import races
 from ..models.host import HostRace
-from ..models.knowledge import CPU_CLOCK, NOT_YET, Access, Place, distance, latest, stream_of
+from ..models.knowledge import NOT_YET, Access, Place, distance, latest, stream_of
 from .causes import Cause, Link, in_words
 from .chains import Race
 from .race_cause import find_causes
@@ -56,11 +56,14 @@ def _bytes_of(access: Access) -> str:
 
 
 def host_race(fact: HostRace) -> errors.EmulatorError:
-    """The error for an access by the CPU to bytes that a kernel has accessed."""
-    allocation, access, earlier = fact
+    """The error for an access by a host to bytes that a kernel or another host has accessed."""
+    allocation, access, earlier, gives_up = fact
     does = "writes" if access.verb == "store" else "polls" if access.reach else "reads"
-    has_done = "loaded" if earlier.verb == "load" else "stored"
-    if min(access.reach, earlier.reach) == SCOPES["sys"]:
+    who, other = "the CPU", "a thread"
+    if earlier.owner.is_cpu:
+        who, other = (f"the host of {name_of(one.owner.block_idx)}" for one in (access, earlier))
+        why = "the two have not met since, and this one has polled no word that the other one has stored since"
+    elif min(access.reach, earlier.reach) == SCOPES["sys"]:
         why = f"the thread's {earlier.verb} has {_bytes_of(earlier)}, the CPU's {access.verb} {_bytes_of(access)}: "
         why += "only accesses of the same bytes are ordered, however strong they are"
     elif access.reach and earlier.reach:
@@ -68,16 +71,21 @@ def host_race(fact: HostRace) -> errors.EmulatorError:
     elif access.reach:
         needed = f"a {earlier.verb} with an order, and scope sys"
         why = f"the CPU {does} these bytes while the kernel runs: that takes {needed}"
-    elif earlier.number == NOT_YET or earlier.at_exit:
+    elif earlier.number >= NOT_YET or earlier.at_exit:
         why = "its thread has released nothing since, and the CPU has not waited for the end of the kernel"
     else:
         why = "the CPU has polled nothing that was released with scope sys since, nor waited for an event since"
-    here = f"the CPU, for {name_of(allocation.rank)}"
+    host = access.owner.host
+    here = f"the CPU, for {name_of(allocation.rank if host is None else host)}"
+    if gives_up:
+        what = f"{gives_up} `{allocation.name}` of {name_of(allocation.rank)}, where {other} has {_done(earlier)}"
+    else:
+        what = f"{does} {access.end - access.begin} bytes that {other} has {_done(earlier, is_plain=True)}"
     lines = [
-        f"the CPU {does} {access.end - access.begin} bytes that a thread has {has_done}: nothing orders the two",
+        f"{who} {what}: nothing orders the two",
         *_describe(earlier, "  "),
         *_place(access, "  "),
-        f"    {_done(access)} by {here}",
+        f"    {gives_up.removesuffix('s') + 'd' if gives_up else _done(access)} by {here}",
         f"  in {allocation.cell(max(access.begin, earlier.begin))}",
         f"  {why}",
     ]
@@ -105,6 +113,7 @@ def _describe(access: Access, indent: str) -> list[str]:
     thread = describe_thread(owner.rank, owner.kernel, owner.launch, owner.block_idx, owner.thread_idx)
     how = "by a bulk copy of" if access.order == "bulk" else f"with {access.how} order by"
     by = "by the CPU" if owner.is_cpu else f"{how} {thread}"
+    by += f", for {name_of(owner.host)}" if owner.host is not None else ""
     lines = [*_place(access, indent), f"{indent}  {_done(access)} {by}"]
     if access.serving is not None:
         queue_pair, entry = access.serving
@@ -128,10 +137,14 @@ def stream_cause(race: Race) -> Cause | None:
     order: Any = thread.world.order
     if earlier.owner.is_cpu and earlier.reach and (access.reach or earlier.verb == "load"):
         return None  # they are to meet while the kernel runs
-    if earlier.owner.is_cpu and launch.known.stores.get(CPU_CLOCK, earlier.number) < earlier.number:
+    if earlier.owner.is_cpu and latest(launch.known.stores, earlier.owner.clock) < earlier.number:
         does, did = f"{access.verb}s", "reads" if earlier.verb == "load" else "stores"
-        words = {"launch": launch.place.title, "stream": launch.place.stream, "does": does, "did": did}
-        return race.cause("CPU after the launch", race.cell, **words)
+        words: dict[str, Any] = {"launch": launch.place.title, "does": does, "did": did}
+        other = earlier.owner.host
+        if other is not None and other != thread.rank:
+            words |= {"other": name_of(other), "rank": name_of(thread.rank)}
+            return race.cause("hosts", race.cell, **words)
+        return race.cause("CPU after the launch", race.cell, **words, stream=launch.place.stream)
     here, there = launch.place, earlier.owner.place
     if there is None or earlier.owner.rank != thread.rank or there.clock == here.clock or there.is_before(here):
         return None

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from greenlet import getcurrent
-
 from ..machine.access import wake_watchers
 from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
@@ -22,19 +20,14 @@ from ..machine.order import Order
 from ..machine.sms import Sms
 from ..models.host import CheckedHost
 from ..models.knowledge import GRANULE_BITS
+from ..models.knowledge import join as together
 from ..models.streams import CheckedOrder
 from .every_order import join
 from .every_seen import Cell, Entry
 from .every_step import Access, Clock, Step, Underway, Waiting, Who, Words, load_of, name_of, store_of, words_of
-from .scheduler import Host
+from .scheduler import Host, running_host
 
 KIND_OF = {4: "s32", 8: "s64"}  # words of the host, by their bytes
-
-
-def running_host() -> Host | None:
-    """The host that asks, if one does."""
-    host = getcurrent()
-    return host if isinstance(host, Host) else None
 
 
 def who_is(host: Host) -> Who:
@@ -69,6 +62,7 @@ class HostChoices(Cpu):
             self.noted |= words if polls else set()
         elif polls and host is not None and not self.world.strategy.tree.skips(who_is(host), words):
             self.stand(host, load_of(words))
+            allocation.check_there()
             self.step(host, load_of(words))
         if not self.is_dry:
             super().read(allocation, offset, nbytes, polls)
@@ -78,6 +72,7 @@ class HostChoices(Cpu):
         if host is not None and nbytes <= WORD_BYTES:
             words = self.words_of(allocation, offset, nbytes)
             self.stand(host, store_of(words))
+            allocation.check_there()
             self.stored = self.step(host, store_of(words), self.cell_of(allocation, offset, nbytes, words))
         super().write(allocation, offset, nbytes)
 
@@ -144,6 +139,7 @@ class HostChoices(Cpu):
         self.leaving = {}
         tree.hosts = {}
         has_gone = False
+        meeting = []
         for host in list(world.waiting_hosts):
             is_over, words = self.ask(host)
             who = who_is(host)
@@ -154,15 +150,21 @@ class HostChoices(Cpu):
                 self.leaving[who] = Underway(who, load_of(words), self.clock_of(host), self.leaver(host))
             else:
                 has_gone = True
+                if not self.has_looked:
+                    meeting.append(host.rank)
                 world.waiting_hosts.remove(host)
                 world.runnable.append(host)
                 world.has_changed = True
+        self.meet_all(meeting)
         return has_gone
+
+    def meet_all(self, ranks: list[int]) -> None:
+        """Hosts have waited for others, before any of them goes on."""
 
     def ask(self, host: Host) -> tuple[bool, Words]:
         """Whether a host's wait is over, and what it reads to find out. Nothing is told to it."""
         assert host.predicate is not None
-        self.noted, self.is_dry = set(), True
+        self.noted, self.is_dry, self.has_looked = set(), True, False
         try:
             is_over = host.predicate()
             return is_over, frozenset(self.noted)
@@ -181,6 +183,10 @@ class HostChoices(Cpu):
 
 class EveryHost(HostChoices, CheckedHost):
     """The hosts of a run of a tree that looks for races."""
+
+    def meet_all(self, ranks: list[int]) -> None:
+        if ranks:
+            self.known |= dict.fromkeys(ranks, together(self.known.values()))
 
     def cell_of(self, allocation: Allocation, offset: int, nbytes: int, words: Words) -> Cell:
         cell = self.world.strategy.cells.of(allocation, offset, nbytes, words)
@@ -290,7 +296,7 @@ class OrderChoices(Order):
             access = load_of(frozenset({(name, 0)}))
             cpu.stand(host, access)
             cpu.step(host, access)
-        return mark.done
+        return bool(super().is_done(mark))
 
     def holds(self, stream: Any, mark: Any, queued: Any) -> bool:
         name, tree = self.name_of(mark), self.world.strategy.tree

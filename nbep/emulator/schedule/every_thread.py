@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..machine.kinds import KINDS
-from ..machine.memory import Allocation
+from ..machine.memory import OFFSET_BITS, OFFSET_MASK, Allocation
 from ..machine.orders import ACQUIRES, SCOPES
 from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
@@ -168,7 +168,8 @@ class EveryThread(TurningThread, CheckedThread):
     def look(self, allocation: Allocation, offset: int) -> Cell:
         """The same, as it is now."""
         cell = self.cell_of(allocation, offset)
-        cell.look(allocation.read(offset, cell.kind))
+        if not allocation.freed:
+            cell.look(allocation.read(offset, cell.kind))
         return cell
 
     @property
@@ -177,8 +178,12 @@ class EveryThread(TurningThread, CheckedThread):
         return None if self.at is None else self.world.strategy.tree.steps[self.at]
 
     def stand_global(self, address: int, kind: str, is_store: bool) -> None:
-        allocation, offset = self.locate(address)
+        allocation, offset = self.segments.get(address >> OFFSET_BITS), address & OFFSET_MASK
+        if allocation is None or allocation.freed or offset + KINDS[kind].size > allocation.nbytes:
+            raise self.fault(address, kind, is_store, False, IndexError())
         self.stand_before(allocation, name_of(allocation), offset, kind, is_store)
+        if allocation.freed:
+            raise self.fault(address, kind, is_store, False, KeyError())
 
     def stand_shared(self, address: int, kind: str, is_store: bool) -> None:
         self.stand_before(self.shared, self.who[:4], address, kind, is_store)

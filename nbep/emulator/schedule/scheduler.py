@@ -61,6 +61,12 @@ class Host(greenlet):
         self.finished = True
 
 
+def running_host() -> Host | None:
+    """The host that runs now, if one does."""
+    host = getcurrent()
+    return host if isinstance(host, Host) else None
+
+
 class Stuck(NamedTuple):
     """Nothing can go on any more. caller: what the caller waits for, if no run() is under way and it is the host"""
 
