@@ -37,8 +37,7 @@ Each order of relaxed, volatile, acquire, release and atomic accesses was tried 
 moment at which copies, hosts and kernels can go on. What this assumes: docs/every_schedule.md"""
 COVERS_WEAK = """\
 Each order of accesses to memory was tried that can make a difference, with late stores and early loads, and each moment
-at which copies, hosts and kernels can go on. --weak reports no races: run --all without it, too. What this assumes:
-docs/every_schedule.md"""
+at which copies, hosts and kernels can go on. What this assumes: docs/every_schedule.md#weak-memory"""
 
 
 def check_all(
@@ -59,7 +58,7 @@ def check_all(
     if load_scenario(base.scenario).lets_time_pass:
         raise ScenarioError(f"{base.scenario}: lets time pass, so its waits end by the clock; --all knows no clock")
     limit = limit or LIMIT
-    tree = Tree(is_weak=is_weak)
+    tree = Tree(is_weak=is_weak, finds_races=True)
     tree.end_time = time.monotonic() + 60 * (minutes or MINUTES)
     failing: Failing | None = None
     first_kind = endless = ""
@@ -72,7 +71,7 @@ def check_all(
                     failing = Failing(finding, tree.replay, "")
                 show(completed=int(1000 * tree.share))
             first_kind = "" if failing is None else failing.finding.kind
-            if first_kind == WRONG and not is_weak:  # with weak memory none says more
+            if first_kind == WRONG:
                 show(description="looking for the cause", total=None)
                 failing = named(tree, base) or failing
         except Endless as error:
@@ -138,7 +137,7 @@ def smallest(failing: Failing, is_weak: bool = False) -> Failing:
     kind, replays = failing.finding.kind, {failing.finding.run: failing.replay}
 
     def attempt(run: Run, most: int) -> tuple[Finding | None, int]:
-        tree, runs = Tree(is_weak=is_weak), 0
+        tree, runs = Tree(is_weak=is_weak, finds_races=True), 0
         tree.end_time = time.monotonic() + SMALLER_S
         with suppress(Endless):
             while runs < min(most, TRIED) and tree.begin():
@@ -236,7 +235,7 @@ class Led(Tree):
     is_search = False
 
     def __init__(self, replay: Replay, kept: Container[int], is_weak: bool):
-        super().__init__(looked_at=replay.events, is_weak=is_weak)
+        super().__init__(looked_at=replay.events, is_weak=is_weak, finds_races=True)
         plan = self.plan = replay.picks
         self.planned_decisions = replay.decided
         self.kept = kept

@@ -41,7 +41,7 @@ def tree_in(value: Any, is_weak: bool = False) -> Tree:
     """A run of who went on at each choice, as a file says it, with the events that were choices, and all else."""
     events = ((str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"])
     decided = [[int(number) for number in made] for made in value["decided"]]
-    tree = Tree(map(name, value["picks"]), events, decided, is_weak=is_weak)
+    tree = Tree(map(name, value["picks"]), events, decided, is_weak=is_weak, finds_races=True)
     tree.begin()
     return tree
 

@@ -116,7 +116,8 @@ class Reading:
                     acquires.append((a, b))
         return releases, acquires
 
-    def _causality(self) -> set[tuple[Event, Event]]:
+    def base_causality(self) -> dict[Event, set[Event]]:
+        """What comes behind each operation by program order, releases that are acquired, and barriers."""
         observation = self._observation()
         events = self.events
         base = {(a, b) for a, b in combinations(events, 2) if a.thread == b.thread}
@@ -129,7 +130,10 @@ class Reading:
         for a, b in product(bars, bars):
             if number[a] == number[b] and a.thread != b.thread and self.distance(a, b) == 1:
                 base.add((a, b))
-        after = closure(base)
+        return closure(base)
+
+    def _causality(self) -> set[tuple[Event, Event]]:
+        observation, events, after = self._observation(), self.events, self.base_causality()
         causality = {(a, b) for a, others in after.items() for b in others}
         causality |= {(a, c) for a, b in observation for c in after.get(b, ())}
         first_writes = [writes[0] for writes in self.writes.values()]

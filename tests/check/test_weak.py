@@ -43,7 +43,12 @@ def test_a_relaxed_tail_is_found_and_its_file_fails_in_the_same_way(ring, capsys
     Path("relaxed_ring.py").write_text(relaxed(Path(ring).read_text()))
     assert main(["relaxed_ring.py", "--all", "--weak", "--num-rows", "2"]) == FOUND
     first = capsys.readouterr().out
-    assert first.startswith("Found in schedule 2: wrong result\n")
+    assert first.startswith("Found in schedule 1: race\n")
+    assert "tail (byte 0) is too weak to order the store before this load: with relaxed.sys order it releases" in first
+    assert main(["relaxed_ring.py", "--all", "--num-rows", "2", "--json"]) == FOUND
+    assert json.loads(capsys.readouterr().out)["found"]["message"] in first  # word for word
+    assert main(["relaxed_ring.py", "--all", "--weak", "--num-rows", "2"]) == FOUND
+    assert capsys.readouterr().out == first
     for _ in range(2):
         assert main(["--schedule", "schedule.json"]) == FOUND
         again = capsys.readouterr().out
@@ -55,7 +60,7 @@ def test_a_relaxed_tail_is_found_at_once_with_all_lanes(tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     Path("relaxed_full_ring.py").write_text(relaxed((PAGE.parent / "examples/ring.py").read_text()))
     assert main(["relaxed_full_ring.py", "--all", "--weak", "--num-rows", "2"]) == FOUND
-    assert capsys.readouterr().out.startswith("Found in schedule 1: wrong result\n")
+    assert capsys.readouterr().out.startswith("Found in schedule 1: race\n")
 
 
 def test_what_was_not_run_is_said(ring, capsys):
@@ -82,10 +87,61 @@ def test_what_fails_with_weak_memory_is_made_smaller(ring, capsys):
     assert "Smallest" not in capsys.readouterr().out
     assert main([*check, "--json"]) == FOUND
     report = json.loads(capsys.readouterr().out)["found"]
-    assert (report["kind"], report["parameters"]["num_rows"]) == ("wrong result", 2)  # with one row it is right
-    assert re.fullmatch(r"Smallest: --num-rows 2, with \d+ preemptions? in place of \d+", report["smaller"])
+    assert (report["kind"], report["parameters"]["num_rows"]) == ("race", 1)
+    assert re.fullmatch(r"Smallest: --num-rows 1, with \d+ preemptions? in place of \d+", report["smaller"])
     assert main(["--schedule", "schedule.json"]) == FOUND
     assert capsys.readouterr().out.strip() == report["message"]
+
+
+# Two ranks, each of which stores to a flag and looks at the other one's. If none sees the other's, both take the word.
+BOTH_MISS = """
+import numpy as np
+import nbep
+from nbep.lang import *
+
+WORD, NUM_BYTES = 64, 128
+
+
+@kernel(max_threads=32)
+def take(seen: Out, peers: Peers, rank: I32):
+    if thread_idx() == 0:
+        flags = buffer_of(peers, 0)
+        st_relaxed_sys_s32(flags + 16 * rank, 1)
+        other = ld_relaxed_sys_s32(flags + 16 * (1 - rank))
+        if other == 0:
+            st_{order}_s32(flags + WORD, rank)
+        st_weak_s32(seen, other)
+
+
+def main(comm, times=1):
+    memory = nbep.SharedMemory.create(comm, NUM_BYTES)
+    seen = np.full(1, -1, np.int32)
+    comm.barrier()
+    for _ in range(times):
+        memory.runtime.launch(memory.comm_stream, take, 1, 32, 0, seen, memory.peers, comm.rank)
+    memory.wait()
+    memory.close()
+    return int(seen[0])
+
+
+def check(results, times=1):
+    assert sum(results) > 0, "both have taken it"
+"""
+
+
+@pytest.mark.parametrize(("order", "kind"), [("weak", "race"), ("relaxed_sys", "wrong result")])
+def test_what_takes_two_late_stores_is_found_with_weak_memory_alone(tmp_path, monkeypatch, capsys, order, kind):
+    monkeypatch.chdir(tmp_path)
+    program = f"both_miss_{order}.py"
+    Path(program).write_text(BOTH_MISS.format(order=order))
+    assert main([program, "--all"]) == NOTHING_FOUND
+    capsys.readouterr()
+    assert main([program, "--all", "--weak"]) == FOUND
+    found = capsys.readouterr().out
+    assert re.match(rf"Found in schedule \d+: {kind}\n", found)
+    assert ("nothing orders two stores of" in found) == (kind == "race")
+    assert main(["--schedule", "schedule.json"]) == FOUND
+    assert capsys.readouterr().out.strip() in found
 
 
 def answers_by(strategy, threads):

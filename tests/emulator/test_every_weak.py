@@ -87,6 +87,23 @@ def test_a_copy_may_bring_what_was_there_before_a_flag_that_was_not_acquired(ord
     assert outcomes(noted_by(main)) == seen
 
 
+def test_when_a_copy_reads_its_source_is_a_choice():
+    def main(world, cells, noted, _):
+        def receive(t, base):
+            fetch(t, base)
+            wait_for_copy(t)
+            noted["data"] = int(t.load_shared(COPY, "s32", "weak"))
+
+        def send(t, base):
+            t.store(base, "s32", 1, "relaxed", "sys")
+            t.store(base, "s32", 2, "relaxed", "sys")
+
+        for stream in [launch(world, receive, cells.address), launch(world, send, cells.address)]:
+            stream.synchronize()
+
+    assert outcomes(noted_by(main)) == {(0,), (1,), (2,)}
+
+
 def test_when_a_copy_is_there_is_a_choice():
     def main(world, cells, noted, _):
         def ask(t, base):

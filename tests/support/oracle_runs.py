@@ -26,7 +26,7 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
     Raises: DataRace, UseAfterFree, DeadlockError, Divergence
     """
     num_ranks = len(program.hosts)
-    world = World(num_ranks, seed, memory_model="checked", strategy=strategy)
+    world = World(num_ranks, seed, memory_model=getattr(strategy, "memory_model", "checked"), strategy=strategy)
     space = world.ranks[0].space
     memory = space.allocate(program.num_bytes, "memory", zero=True)
     bases = [memory.address, *(world.ranks[rank].space.open(memory).address for rank in range(1, num_ranks))]
@@ -174,9 +174,9 @@ def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
 # --- both sides -----------------------------------------------------------------------------------------------------
 
 
-def under_all(program: Program, most: int = 2000) -> tuple[Verdict, bool]:
+def under_all(program: Program, most: int = 2000, *, is_weak: bool = False) -> tuple[Verdict, bool]:
     """What nbep says under every schedule, up to the first race; and whether that were all schedules."""
-    tree, faults, outcomes = Tree(), set[str](), set[tuple]()
+    tree, faults, outcomes = Tree(is_weak=is_weak, finds_races=True), set[str](), set[tuple]()
     while tree.begin():
         try:
             outcomes.add(run(program, Every(tree)))

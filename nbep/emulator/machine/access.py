@@ -82,7 +82,7 @@ class AccessingThread(Base):
         self.block_dim = launch.block
         self.warp_state = warp
         self.segments = launch.space.segments
-        self.shared = block.shared
+        self.shared: Allocation = block.shared
         self.runnable = launch.world.runnable
         self.park = hub.switch
         self.left = 0

@@ -268,21 +268,21 @@ class DelayedThread(BufferedThread):
         if order == "release":
             self.publish(1)
         super().store_shared(address, kind, value, order)
-        self.tell_shared(address, order, modifies=False)
+        self.tell_shared(address, KINDS[kind].size, order, modifies=False)
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         value = AccessingThread.load_shared(self, address, kind, order)
         if order in POLLED:
-            self.hear_shared(address, order)
+            self.hear_shared(address, KINDS[kind].size, order)
         return value
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
         if order in RELEASES:
             self.publish(1)
         old = super().atomic_shared(op, address, kind, operand, order, compare)
-        self.hear_shared(address, order)
+        self.hear_shared(address, KINDS[kind].size, order)
         if op != "cas" or old == compare:
-            self.tell_shared(address, order, modifies=True)
+            self.tell_shared(address, KINDS[kind].size, order, modifies=True)
         return old
 
     def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:

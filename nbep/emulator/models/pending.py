@@ -116,7 +116,7 @@ class PendingAtomic(PendingStore):
         self.data = encode(OPS[op](allocation.read(offset, kind), operand, compare), kind)
         # Whoever knows more shows less, so it does no harm that the thread has then heard what it passes on.
         scope = "cta", "gpu", "sys"
-        said = thread.hear(allocation, versions, offset, len(self.data), "relaxed", scope[version.reach - 1])
+        said = thread.hear_late(allocation, versions, offset, len(self.data), scope[version.reach - 1])
         version.pass_on(said)
         super()._write(thread, allocation, offset)
 

@@ -24,7 +24,7 @@ MANY_LOADS = 127  # of a granule; then those that a later one knows of are forgo
 class Race(NamedTuple):
     """Two accesses to the same bytes, by threads of which the second cannot know of the first."""
 
-    thread: CheckingThread
+    thread: Any  # a CheckingThread; with weak memory as choices a WeakThread
     allocation: Allocation
     access: Access
     earlier: Access

@@ -139,7 +139,11 @@ class KnowingThread(Thread):
             self.heard[away] = max(self.heard[away], said)
         return said
 
-    def tell_shared(self, address: int, order: str, modifies: bool) -> None:
+    def hear_late(self, allocation: Allocation, versions: list[Version], offset: int, nbytes: int, scope: str) -> Any:
+        """The same where a relaxed atomic arrives whose old value nobody uses."""
+        return self.hear(allocation, versions, offset, nbytes, "relaxed", scope)
+
+    def tell_shared(self, address: int, nbytes: int, order: str, modifies: bool) -> None:
         """A store to shared memory tells what its thread knows."""
         releases = self.block.shared_releases
         if order == "weak":
@@ -149,7 +153,7 @@ class KnowingThread(Thread):
             self.last_release = self.floor, self.world.moment
         releases[address] = later(self.last_release, releases.get(address, (0, 0))) if modifies else self.last_release
 
-    def hear_shared(self, address: int, order: str) -> None:
+    def hear_shared(self, address: int, nbytes: int, order: str) -> None:
         said = later(self.heard_shared, self.block.shared_releases.get(address, (0, 0)))
         if order in ACQUIRES:
             self.learn(*said)

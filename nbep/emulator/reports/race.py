@@ -17,7 +17,7 @@ from ..models.host import HostRace
 from ..models.knowledge import NOT_YET, Access, Place, distance, latest, stream_of
 from .causes import Cause, Link, in_words
 from .chains import Race
-from .race_cause import find_causes
+from .race_cause import causes_of_late, find_causes
 
 MAX_LINKS = 4  # of a chain that are shown
 
@@ -30,6 +30,8 @@ def race(fact: races.Race) -> errors.EmulatorError:
     with errors.explaining(error):
         if min(access.reach, earlier.reach) >= distance(access.owner, earlier.owner):
             error.causes = (one.cause("mixed sizes", one.cell, had=_bytes_of(earlier), has=_bytes_of(access)),)
+        elif not isinstance(thread, races.CheckingThread):
+            error.causes = causes_of_late(one)
         else:
             error.causes = find_causes(one)
             missing = stream_cause(one)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..machine.names import name_of
 from ..machine.orders import RELEASES, SCOPES
@@ -34,9 +34,7 @@ def find_causes(race: Race) -> Causes:
     """What is wrong: one thing, or all flaws of a chain."""
     thread, _, access, earlier = race
     if earlier.owner.is_cpu and earlier.reach:
-        needed = "a larger scope: sys" if access.reach else "an order, and scope sys"
-        did = "polls" if earlier.verb == "load" else "stores to"
-        return (race.cause("CPU under way", race.cell, did=did, needed=needed),)
+        return (_under_way(race),)
     search = Search(earlier)
     search.follow(race.since(earlier))
     way = search.result(thread.owner)
@@ -237,6 +235,39 @@ def _copy_to_mbarrier(race: Race, done: str) -> Cause:
 
 
 # --- no chain ---------------------------------------------------------------------------------------------------
+
+
+def _under_way(race: Race) -> Cause:
+    """The CPU polls a cell, or stores to one, that a kernel accesses with too little order."""
+    needed = "a larger scope: sys" if race.access.reach else "an order, and scope sys"
+    did = "polls" if race.earlier.verb == "load" else "stores to"
+    return race.cause("CPU under way", race.cell, did=did, needed=needed)
+
+
+def causes_of_late(race: Race) -> Causes:
+    """The same with weak memory as choices, where threads know of single accesses: a chain, or what the two are."""
+    thread, access = race.thread, race.access
+    earlier: Any = race.earlier
+    if earlier.owner.is_cpu and earlier.reach:
+        return (_under_way(race),)
+    if earlier.order == "bulk":
+        done = "reads" if earlier.verb == "load" else "writes"
+        if earlier.verb in earlier.who.waited_for:
+            return (race.cause("unordered", race.cell),)
+        if earlier.who.is_load:
+            return (race.cause("copy, mbarrier", race.cell, "the mbarrier", done=done),)
+        return (race.cause(f"copy {done}", race.cell, where=""),)
+    search = Search(earlier)
+    search.follow(race.since(earlier))
+    way = search.result(thread.owner)
+    if way is not None and way.flaws and way.cost - HOPS <= BOTH_ENDS:
+        if not {flaw.what for flaw in way.flaws} & {"before", "after"}:
+            return _of_chain(race, way)
+        if not way.links:
+            return (_not_met(race, "before", way),)
+    if earlier.reach and access.reach:
+        return (_scope(race),)
+    return (_weak(race) or race.cause("unordered", race.cell),)
 
 
 def _scope(race: Race) -> Cause:

@@ -73,6 +73,7 @@ class Tree(Turns, Limited):
         decided: what the step of each pick has decided besides: how old a version a load takes, and the like
         looked_at: events of which a host has asked whether they are done, and barriers at which the order may matter
         is_weak: whether stores may be late and loads early, see `weak_thread`
+        finds_races: whether a run then stops at a data race; without weak memory it always does
         is_plain: whether to go through all orders of all steps, to compare with: no race, and nobody asleep
     """
 
@@ -85,9 +86,11 @@ class Tree(Turns, Limited):
         decided: Iterable[Sequence[int]] = (),
         *,
         is_weak: bool = False,
+        finds_races: bool = False,
         is_plain: bool = False,
     ):
         self.is_weak = is_weak
+        self.finds_races = finds_races
         self.is_plain = is_plain
         self.choices: list[Choice] = []
         self.schedules = self.redundant = 0

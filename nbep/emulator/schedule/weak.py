@@ -21,7 +21,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..machine.memory import Allocation
-from ..models.causes import CausalHost, CausalOrder
+from ..models.causes import CausalOrder
+from ..models.late_races import RacingHost
 from ..models.versions import GRANULE
 from .every_hosts import HostChoices, OrderChoices
 from .every_order import joined
@@ -83,8 +84,12 @@ def granules_of(allocation: Allocation, offset: int, nbytes: int) -> list[Any]:
     return [granule_of(allocation, at) for at in range(offset & -GRANULE, offset + nbytes, GRANULE)]
 
 
-class WeakHost(HostChoices, CausalHost):
+class WeakHost(HostChoices, RacingHost):
     """The hosts: what they store is there at once."""
+
+    @property
+    def finds_races(self) -> bool:
+        return self.world.strategy.tree.finds_races and not self.world.has_failed
 
     def words_of(self, allocation: Allocation, offset: int, nbytes: int) -> Words:
         return frozenset(granules_of(allocation, offset, nbytes))

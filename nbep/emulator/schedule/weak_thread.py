@@ -14,7 +14,7 @@ from ..machine.memory import Allocation
 from ..machine.orders import POLLED, RELEASES, SCOPES
 from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
-from ..models.causes import CausalThread
+from ..models.late_races import RacingThread
 from ..models.pending import PendingAtomic, PendingStore
 from ..models.versions import Version
 from .every_copies import CopyChoices
@@ -48,7 +48,7 @@ class Poll(NamedTuple):
     before: Any
 
 
-class WeakThread(LoopingThread, CausalThread):
+class WeakThread(LoopingThread, RacingThread):
     """A thread of a run of a tree.
 
     who: its name in all runs
@@ -96,6 +96,10 @@ class WeakThread(LoopingThread, CausalThread):
     @property
     def late(self) -> Late:
         return self.world.strategy.late
+
+    @property
+    def finds_races(self) -> bool:
+        return self.strategy.tree.finds_races and not self.world.has_failed
 
     @property
     def is_standing(self) -> bool:
@@ -289,8 +293,8 @@ class WeakThread(LoopingThread, CausalThread):
                 here = touch(left=[*here.left, *where], right=queues(cells), both=cells)
             self.stand_before(lambda: united(self.publishes(order, scope), (here, [])))
         super().store(address, kind, value, order, scope)
-        if order == "release" and self.latest is not None and self.at is not None:
-            self.late.visible.setdefault(self.latest, self.at)
+        if order == "release" and self.at is not None:
+            self.late.visible.setdefault(self.version, self.at)
 
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
@@ -304,8 +308,8 @@ class WeakThread(LoopingThread, CausalThread):
             self.stand_before(lambda: united(self.publishes(order, scope), (here, self.seen_in(allocation, offset))))
         before = self.number
         old = super().atomic(op, address, kind, operand, order, scope, compare)
-        if self.number == before and self.latest is not None and self.at is not None:
-            self.late.visible.setdefault(self.latest, self.at)
+        if self.number == before and self.version is not None and self.at is not None:
+            self.late.visible.setdefault(self.version, self.at)
         return old
 
     def fence(self, order: str, scope: str) -> None:
@@ -394,16 +398,16 @@ class WeakThread(LoopingThread, CausalThread):
 
     def await_load(self, load: Copy, mbarrier: MBarrier) -> None:
         """Its bytes come first, in a step of their own, as they are for who knows what its thread knows now."""
-        known = self.known
+        known, done = self.known, partial(self.started.finish, mbarrier, load.done)
 
-        def come(copy: Underway) -> None:
-            self.make_copy(copy)
+        def come(underway: Underway) -> None:
+            self.make_copy(underway)
             now, self.known = self.known, known
             load.put(load.take())
             self.known = now
-            copy.pending = self.access_to(mbarrier, True)
-            copy.happen = partial(self.finish_load, load.nbytes, mbarrier, load.done)
-            self.runnable.append(copy)
+            underway.pending = self.access_to(mbarrier, True)
+            underway.happen = partial(self.finish_load, load.nbytes, mbarrier, done)
+            self.runnable.append(underway)
 
         source = granules_of(load.source, load.begin, load.nbytes)
         self.set_off(touch(left=source, both=self.shared_granules(load.to, load.nbytes)), come)
@@ -469,6 +473,8 @@ class WeakCopyThread(CopyChoices, WeakThread):
     """A thread of a run of a tree, whose arrivals and copies are choices, too."""
 
     __slots__ = ()
+
+    await_load = WeakThread.await_load  # in two steps: it reads memory, too, before it arrives
 
 
 def touch(left: Iterable[Any] = (), right: Iterable[Any] = (), both: Iterable[Any] = ()) -> Access:
