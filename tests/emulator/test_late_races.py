@@ -450,7 +450,7 @@ def test_hosts_and_kernels_race_unless_one_waits(name):
 
 
 @pytest.mark.parametrize("seeds", both_parts([range(4)], thorough=[range(4, 25)], long=[range(25, 100)]))
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "meetings"])  # hosts are one here
+@pytest.mark.parametrize("shape", SHAPES)
 def test_programs_of_the_oracle_have_its_races(shape, seeds):
     """Hosts, streams, barriers, lanes, scopes, sizes. Those that look at data have races by early loads, too."""
     for seed in seeds:

@@ -302,59 +302,92 @@ def read_from(
     return frozenset(), {}
 
 
-class CausalHost(Cpu):
-    """The CPU of all ranks, as a thread of its own: what it has waited for or polled it knows, and its words tell.
+class Mind:
+    """A host as a thread: what it has waited for or polled it knows, and its words tell. It stands for its own block.
 
-    version: its last store; word: that, as long as it writes one that threads may poll
-    span: as of a thread
+    version: its last store; word: that, as long as it writes one that threads may poll; span: as of a thread
     """
 
     rank, thread_idx = -1, 0
     launch = None
 
-    def __init__(self, world: Any):
-        self.world = world
+    def __init__(self, world: Any, known: Known):
         self.serial: int = world.count_block()
-        self.known: Known = NOTHING
+        self.known = known
         self.span = 1
         self.version: CausalVersion | None = None
         self.word: CausalVersion | None = None
 
     @property
-    def block(self) -> CausalHost:
-        """It stands for its own block."""
+    def block(self) -> Mind:
         return self
-
-    def wait(self, known: Known) -> None:
-        self.known |= known
 
     def told(self) -> Known:
         """What comes before whatever it queues or stores next."""
         self.span += 1
         return Known(self.known.stores, {**self.known.loads, self: self.span - 1})
 
+
+class CausalHost(Cpu):
+    """The hosts, each of which knows for itself. See `host`: one that waits for others knows then what all know.
+
+    minds: by rank; None: the caller of the world, from whom hosts begin
+    """
+
+    def __init__(self, world: Any):
+        self.world = world
+        self.minds: dict[int | None, Mind] = {None: Mind(world, NOTHING)}
+
+    @property
+    def mind(self) -> Mind:
+        """That of the host that runs now."""
+        return self.mind_of(self.world.host_rank)
+
+    def mind_of(self, rank: int | None) -> Mind:
+        if rank not in self.minds:
+            self.minds[rank] = Mind(self.world, self.minds[None].told())
+        return self.minds[rank]
+
+    def wait(self, known: Known) -> None:
+        self.mind.known |= known
+
+    def meets(self) -> None:
+        self.meet_all([self.world.host_rank])
+
+    def meet_all(self, ranks: list[Any]) -> None:
+        """Hosts have waited for others, before any of them goes on."""
+        if ranks:
+            together = NOTHING
+            for mind in self.minds.values():
+                together |= mind.told()
+            for rank in ranks:
+                self.mind_of(rank).known |= together
+
     def read(self, allocation: Allocation, offset: int, nbytes: int, polls: bool) -> None:
+        super().read(allocation, offset, nbytes, polls)
         if polls:
+            mind = self.mind
             versions = allocation.versions.get(offset // GRANULE, [])
             version = version_in(allocation, versions, offset, nbytes)
-            observed, tells = read_from(version, self, offset, nbytes, SCOPES["sys"])
+            observed, tells = read_from(version, mind, offset, nbytes, SCOPES["sys"])
             for releaser, known in tells.items():
                 if releaser.reach == SCOPES["sys"]:
-                    self.known |= known
-            self.known |= Known(observed)
+                    mind.known |= known
+            mind.known |= Known(observed)
 
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
-        is_word = nbytes <= WORD_BYTES
-        version = self.version = CausalVersion(self, offset, nbytes, "release" if is_word else "weak", "sys")
-        self.known = self.known.with_store(version)
+        mind, is_word = self.mind, nbytes <= WORD_BYTES
+        version = mind.version = CausalVersion(mind, offset, nbytes, "release" if is_word else "weak", "sys")
+        mind.known = mind.known.with_store(version)
         if is_word:
-            self.word = version
-            version.tells = {Releaser(self.rank, self.serial, SCOPES["sys"]): self.told()}
+            mind.word = version
+            version.tells = {Releaser(mind.rank, mind.serial, SCOPES["sys"]): mind.told()}
             version.keep(allocation)
 
     def has_written(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         super().has_written(allocation, offset, nbytes)
-        version, self.word = self.word, None
+        mind = self.mind
+        version, mind.word = mind.word, None
         if version is not None:
             self.world.moment += 1
             version.arrive(allocation, self.world.moment)
@@ -371,7 +404,7 @@ class CausalOrder(Order):
         self.points: dict[Any, Known] = {}
 
     def queued(self, stream: Any) -> Known:
-        return self.world.cpu.told()
+        return self.world.cpu.mind.told()
 
     def point(self, stream: Any, queued: Known) -> Known:
         self.points[stream] = self.points.get(stream, NOTHING) | queued

@@ -19,6 +19,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from ..machine.block import Block
@@ -27,7 +28,7 @@ from ..machine.kinds import KINDS
 from ..machine.memory import OFFSET_BITS, OFFSET_MASK, WORD_BYTES, Allocation
 from ..machine.source import Site, site_of
 from ..machine.warp import Collective, Warp
-from .causes import NOTHING, CausalHost, CausalThread, Known
+from .causes import NOTHING, CausalHost, CausalThread, Known, Mind
 from .history import Forgotten, Loaded, RememberingThread, Stored
 from .host import HostRace
 from .knowledge import CPU, CPU_CLOCK, GRANULE_BITS, MAX_WARPS, Access, Epoch, Owner, distance, is_partial, last_to
@@ -72,9 +73,9 @@ class BulkCopy:
 
 
 class LateAccess(Access):
-    """An access of a thread, of the CPU or of a bulk copy.
+    """An access of a thread, of a host or of a bulk copy.
 
-    who: which has just made it; launch: its own, None for the CPU
+    who: which has just made it; launch: its own, None for a host
     version: of a store; span: of a load, see `Known`
     """
 
@@ -316,11 +317,14 @@ class RacingThread(RememberingThread, CausalThread):
 
 
 class RacingHost(CausalHost):
-    """The hosts, whose accesses are compared. A poll as one that has failed before: that acquires nothing."""
+    """The hosts, whose accesses are compared. A poll as one that has failed before: that acquires nothing.
+
+    To free memory is a store to all of it, and to close a mapping of it one that concerns its own rank alone.
+    """
 
     def __init__(self, world: Any):
         super().__init__(world)
-        self.owner = Owner(CPU, "", self.serial, CPU_CLOCK, 0, 0)
+        self.owners: dict[Mind, Owner] = {}
 
     @property
     def finds_races(self) -> bool:
@@ -335,13 +339,38 @@ class RacingHost(CausalHost):
         super().write(allocation, offset, nbytes)
         self.note_access("store", allocation, offset, nbytes, "release" if nbytes <= WORD_BYTES else "weak")
 
+    def frees(self, allocation: Allocation) -> None:
+        self.give_up(allocation, "frees", None)
+
+    def unmaps(self, allocation: Allocation, rank: int) -> None:
+        self.give_up(allocation, "closes", rank)
+
+    def access(self, verb: str, begin: int, nbytes: int, order: str) -> LateAccess:
+        mind, rank = self.mind, self.world.host_rank
+        if mind not in self.owners:
+            clock, number = (CPU_CLOCK, 0) if rank is None else (CPU_CLOCK - 1 - rank, rank)
+            self.owners[mind] = Owner(CPU, "", mind.serial, clock, number, 0)
+        site = site_of(sys._getframe(3))
+        access = LateAccess(mind, self.owners[mind], verb, begin, begin + nbytes, order, "sys", site)
+        access.time = self.world.history.now
+        return access
+
     def note_access(self, verb: str, allocation: Allocation, begin: int, nbytes: int, order: str) -> None:
-        """It is about to read or write. Stop the run if that races with an access of a thread."""
+        """One is about to read or write. Stop the run if that races with another access."""
         if not self.finds_races:
             return
-        access = LateAccess(self, self.owner, verb, begin, begin + nbytes, order, "sys", site_of(sys._getframe(2)))
-        access.time = self.world.history.now
-        earlier = first_unordered(allocation, access, self.known, frozenset())
+        access = self.access(verb, begin, nbytes, order)
+        earlier = first_unordered(allocation, access, self.mind.known, frozenset())
         if earlier is not None:
             raise self.world.error_of(HostRace(allocation, access, earlier))
         remember(allocation, access)
+
+    def give_up(self, allocation: Allocation, how: str, rank: int | None) -> None:
+        """Stop the run if somebody may still access memory. rank: whose mapping of it is closed; None if it is freed"""
+        if not self.finds_races:
+            return
+        access, known = self.access("store", 0, allocation.nbytes, "weak"), self.mind.known
+        loads = (loads.values() for loads in allocation.last_loads.values())
+        for earlier in chain(*allocation.last_stores.values(), *loads):
+            if earlier.owner is not access.owner and rank in (None, earlier.owner.rank) and not earlier.is_known(known):
+                raise self.world.error_of(HostRace(allocation, access, earlier, how))

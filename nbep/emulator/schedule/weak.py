@@ -87,9 +87,12 @@ def granules_of(allocation: Allocation, offset: int, nbytes: int) -> list[Any]:
 class WeakHost(HostChoices, RacingHost):
     """The hosts: what they store is there at once."""
 
+    meet_all = RacingHost.meet_all
+
     @property
     def finds_races(self) -> bool:
-        return self.world.strategy.tree.finds_races and not self.world.has_failed
+        world = self.world
+        return world.strategy.tree.finds_races and not (world.has_failed or world.is_over)
 
     def words_of(self, allocation: Allocation, offset: int, nbytes: int) -> Words:
         return frozenset(granules_of(allocation, offset, nbytes))
