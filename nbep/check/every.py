@@ -5,6 +5,7 @@ docs/every_schedule.md says what "all" means, and what it rests on.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -173,6 +174,7 @@ def next_run(tree: Tree, attempt: Callable[[Every], Found | None]) -> Found | No
 
     Raises: Endless
     """
+    gc.collect(0)  # what the last run has left is young now: each look at it later would cost time
     try:
         found = attempt(Every(tree))
     except Redundant:

@@ -7,9 +7,11 @@ import weakref
 import numpy as np
 import pytest
 
+from nbep.check.every import next_run
 from nbep.emulator import DeadlockError, World, current_thread
 from nbep.emulator.machine import carrier, memory
 from nbep.emulator.run import MEMORY_MODELS
+from nbep.emulator.schedule.every import Tree
 
 
 @pytest.fixture
@@ -156,3 +158,58 @@ def test_names_of_arrays_that_launches_have_mapped_take_little_memory(monkeypatc
         space.unmap(mapping)
     assert list(space.retired) == numbers[-100:]
     assert len({id(what) for what in space.retired.values()}) == 1
+
+
+def run_under(strategy, kernel):
+    world = World(1, memory_model=strategy.memory_model, strategy=strategy)
+
+    def host():
+        stream = world.ranks[0].create_stream("main")
+        buffer = world.ranks[0].space.allocate(1024, "buffer", zero=True)
+        stream.launch(kernel, (buffer.address,), 2, 32)
+        stream.synchronize()
+
+    world.run([host])
+
+
+def test_threads_of_every_schedule_are_freed_at_once(without_collector):
+    """A search makes thousands of runs: to look for them as garbage took a sixth of its time."""
+    threads, tree = weakref.WeakSet(), Tree()
+
+    def kernel(buffer):
+        t = current_thread()
+        threads.add(t)
+        if t.lane == 0:
+            old = t.atomic("add", buffer, "s32", 1, "acq_rel", "gpu")
+            t.store(buffer + 4, "s32", old, "relaxed", "gpu")
+        t.syncwarp()
+        while t.load(buffer, "s32", "acquire", "gpu") < 2:
+            t.spin(10**12)
+
+    while tree.begin():
+        assert len(threads) == 0
+        next_run(tree, lambda strategy: run_under(strategy, kernel))
+    assert tree.schedules > 1
+
+
+def test_threads_of_a_schedule_that_is_given_up_are_freed_while_they_are_young(without_collector):
+    """The carriers that other runs have made are old, and refer to its threads no more."""
+    threads, tree = weakref.WeakSet(), Tree()
+
+    def kernel(buffer):
+        t = current_thread()
+        threads.add(t)
+        mine, other = buffer + 4 * t.block_idx, buffer + 4 - 4 * t.block_idx
+        for number in (1, 2):  # a barrier of both blocks, twice
+            if t.lane == 0:
+                t.store(mine, "s32", number, "release", "gpu")
+                while t.load(other, "s32", "acquire", "gpu") < number:
+                    t.spin(10**12)
+            t.syncwarp()
+
+    while tree.begin() and tree.redundant == 0:
+        gc.collect()
+        next_run(tree, lambda strategy: run_under(strategy, kernel))
+    assert tree.redundant == 1
+    gc.collect(0)
+    assert len(threads) == 0

@@ -114,6 +114,7 @@ class AccessingThread(Base):
         """Have it go no further."""
         if self.carrier:
             self.carrier.throw(GreenletExit)
+        self.carrier = self.switch = None  # which refer back to it
 
     def run(self) -> None:
         """The thread's life: the kernel, then the bookkeeping of leaving."""

@@ -22,7 +22,7 @@ from ..models.host import CheckedHost
 from ..models.knowledge import GRANULE_BITS
 from ..models.knowledge import join as together
 from ..models.streams import CheckedOrder
-from .every_order import join
+from .every_order import join, joined
 from .every_seen import Cell, Entry
 from .every_step import Access, Clock, Step, Underway, Waiting, Who, Words, load_of, name_of, store_of, words_of
 from .scheduler import Host, running_host
@@ -216,7 +216,8 @@ class Queued(NamedTuple):
 class OrderChoices(Order):
     """What comes before a kernel, an event and a host's next step.
 
-    clocks: by stream, of all that it has done; ends: of those who run in a launch; marks: by what stands in a stream
+    clocks: by stream, of all that it has done; begins: by launch, what comes before its threads, which share it;
+    running: who runs in a launch; marks: by what stands in a stream
     come: events that a host has asked for, and that a stream may pass now; held: those at which one waits
     """
 
@@ -225,6 +226,7 @@ class OrderChoices(Order):
     def __init__(self, world: Any):
         super().__init__(world)  # type: ignore[call-arg]
         self.clocks: dict[Any, Clock] = {}
+        self.begins: dict[Any, Clock] = {}
         self.running: dict[Any, list[Any]] = {}
         self.marks: dict[Any, Clock] = {}
         self.come: set[Any] = set()
@@ -241,7 +243,7 @@ class OrderChoices(Order):
         return clock
 
     def start(self, launch: Any, queued: Any) -> None:
-        self.clock_at(launch.stream, queued)
+        self.begins[launch] = dict(self.clock_at(launch.stream, queued))
         self.running[launch] = []
         super().start(launch, queued.known)
 
@@ -249,9 +251,7 @@ class OrderChoices(Order):
         """A thread is there: what comes before its first step."""
         launch = thread.block.launch
         self.add(launch, thread)
-        clock = dict(self.clocks[launch.stream])
-        join(clock, getattr(launch.stream.sms, "clock", {}))
-        return clock
+        return joined(self.begins[launch], getattr(launch.stream.sms, "clock", {}))
 
     def add(self, launch: Any, one: Any) -> None:
         """Something that must be over before the launch is."""
@@ -259,8 +259,10 @@ class OrderChoices(Order):
 
     def end(self, launch: Any) -> None:
         super().end(launch)
-        for one in self.running.pop(launch):
-            join(self.clocks[launch.stream], one.clock)
+        del self.begins[launch]
+        clocks = [one.clock for one in self.running.pop(launch)]
+        for clock in {id(clock): clock for clock in clocks}.values():  # many have met, and share one
+            join(self.clocks[launch.stream], clock)
 
     def record(self, mark: Any, queued: Any) -> None:
         self.marks[mark] = dict(self.clock_at(mark.stream, queued))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from .every_seen import Cell, Question, Reading, agree
@@ -12,6 +13,9 @@ Who = tuple[int, str, int, int, int]
 Clock = dict[Who, int]  # the last step of each thread that comes before
 
 
+# Words, and accesses to them, that are kept. Each run makes the same ones again, and equal objects are compared faster
+# if they are one: a set then has its hash, too.
+MOST_KEPT = 4096
 Words = frozenset[Any]  # words of allocations, and what else two steps may have in common, each of them by its name
 
 
@@ -36,10 +40,12 @@ class Access(NamedTuple):
         return not (self.left.isdisjoint(other.right) and self.right.isdisjoint(other.left))
 
 
+@lru_cache(MOST_KEPT)
 def load_of(words: Words) -> Access:
     return Access(words, frozenset())
 
 
+@lru_cache(MOST_KEPT)
 def store_of(words: Words) -> Access:
     return Access(words, words)
 
@@ -51,6 +57,7 @@ class Waiting(NamedTuple):
     clock: Clock
 
 
+@lru_cache(MOST_KEPT)
 def words_of(name: Any, offset: int, nbytes: int) -> Words:
     """The words of some bytes. name: of the allocation"""
     return frozenset((name, word) for word in range(offset >> 2, (offset + nbytes + 3) >> 2))

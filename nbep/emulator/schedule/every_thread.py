@@ -160,6 +160,17 @@ class EveryThread(TurningThread, CheckedThread):
     def leave(self) -> None:
         self.let_go()
         super().leave()
+        self.forget_itself()
+
+    def end(self) -> None:
+        super().end()
+        self.forget_itself()
+
+    def forget_itself(self) -> None:
+        """It goes no further: drop what refers back to it, so that it is freed with no search for garbage."""
+        self.frames, self.polled_here, self.unfenced, self.refused = [], [], [], []
+        self.reading, self.looked, self.latest = None, {}, {}
+        self.loop.forget()
 
     def cell_of(self, allocation: Allocation, offset: int) -> Cell:
         """The cell of the access under way."""
@@ -422,7 +433,7 @@ class EveryThread(TurningThread, CheckedThread):
         poll = Step(self.who, load_of(words), self.clock, reading.cell, refused)
         self.world.strategy.tree.refused[self.who] = poll
 
-    # Whoever leaves a meeting comes behind all that came there.
+    # Whoever leaves a meeting comes behind all that came there, itself included.
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
         self.let_go()
@@ -435,7 +446,7 @@ class EveryThread(TurningThread, CheckedThread):
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
         barrier = super().meet(barrier_id, num_threads, predicate)
-        self.clock = joined(self.clock, barrier.clock)
+        self.clock = barrier.clock
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
@@ -453,6 +464,6 @@ class EveryThread(TurningThread, CheckedThread):
 
     def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
         collective = super().collect(name, mask, value, site)
-        self.clock = joined(self.clock, collective.clock)
+        self.clock = collective.clock
         self.waits_for = None  # so that nobody keeps what the lanes have passed
         return collective

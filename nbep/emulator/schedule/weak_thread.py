@@ -433,7 +433,7 @@ class WeakThread(LoopingThread, RacingThread):
         for group in committed[: max(len(committed) - n, 0)]:
             self.clock = joined(self.clock, group.clock)
 
-    # --- whoever leaves a meeting comes behind all that came there -------------------------------------------------
+    # --- whoever leaves a meeting comes behind all that came there, itself included --------------------------------
 
     def before_meeting(self) -> None:
         """It shows its stores to its block."""
@@ -453,7 +453,7 @@ class WeakThread(LoopingThread, RacingThread):
 
     def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
         barrier = super().meet(barrier_id, num_threads, predicate)
-        self.clock = joined(self.clock, barrier.clock)
+        self.clock = barrier.clock
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
@@ -465,7 +465,7 @@ class WeakThread(LoopingThread, RacingThread):
 
     def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
         collective = super().collect(name, mask, value, site)
-        self.clock = joined(self.clock, collective.clock)
+        self.clock = collective.clock
         return collective
 
 
