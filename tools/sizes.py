@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
     "nbep": (78_500, 513),
-    "nbep/emulator": (14_800, 72),
+    "nbep/emulator": (14_840, 72),
     "nbep/device": (18_100, 133),
     "nbep/host": (17_200, 118),
     "nbep/check": (2_200, 12),
