@@ -97,7 +97,8 @@ class Session:
 
     def order(self, stream: machine.Stream) -> None:
         """Something is about to be queued in a stream: what the legacy default stream makes it wait for."""
-        if len(self.streams) == 1:
+        if len(self.streams) == 1:  # whoever comes later has to wait for what this one has to do
+            self.dirty[stream] = True
             return
         if stream is self.default:
             for other in self.streams[1:]:

@@ -172,3 +172,20 @@ def test_kernels_that_sync_the_grid_say_so(cuda):
 
     kernel[2, 2]()
     assert next(iter(kernel.overloads.values())).cooperative
+
+
+def test_the_first_other_stream_waits_for_what_the_default_one_has_to_do(cuda, checked):
+    @cuda.jit
+    def put(a, value):
+        a[0] = value
+
+    @cuda.jit
+    def add(a):
+        a[0] += 1
+
+    there = cuda.to_device(np.zeros(1, np.int32))
+    stream = cuda.stream()
+    put[1, 1](there, 5)
+    add[1, 1, stream](there)
+    cuda.synchronize()
+    assert there.copy_to_host()[0] == 6
