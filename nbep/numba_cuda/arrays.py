@@ -86,6 +86,11 @@ class KArray:
         return self.nd.shape[0]
 
     @property
+    def own_bytes(self) -> bytes | None:
+        """What it holds, if it is of one thread alone: a loop may count its turns there. Else None."""
+        return self.nd.tobytes() if self.space.allocation is None else None
+
+    @property
     def start(self) -> int:
         """The byte of its allocation at which its element 0 lies."""
         if self._start is None:

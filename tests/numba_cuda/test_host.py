@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 
+import nbep.numba_cuda
+
 
 def test_transpose_of_a_device_array_is_a_copy(cuda):
     a = np.arange(12.0).reshape(3, 4)
@@ -189,3 +191,28 @@ def test_the_first_other_stream_waits_for_what_the_default_one_has_to_do(cuda, c
     add[1, 1, stream](there)
     cuda.synchronize()
     assert there.copy_to_host()[0] == 6
+
+
+def test_a_loop_that_counts_its_turns_in_a_local_array_gives_up_in_some_schedule(cuda):
+    from every_schedule import run_all
+
+    @cuda.jit
+    def look(flag, turns):
+        if cuda.blockIdx.x == 0:
+            count = cuda.local.array(1, np.int32)
+            count[0] = 0
+            while cuda.atomic.add(flag, 0, 0) == 0:
+                count[0] += 1
+                if count[0] == 4:
+                    break
+            turns[0] = count[0]
+        else:
+            cuda.atomic.add(flag, 0, 1)
+
+    def program(strategy):
+        with nbep.numba_cuda.options(memory_model="checked", strategy=strategy):
+            flag, turns = cuda.to_device(np.zeros(1, np.int32)), cuda.to_device(np.zeros(1, np.int32))
+            look[2, 1](flag, turns)
+            return int(turns.copy_to_host()[0])
+
+    assert run_all(program)[1] == {0, 1, 2, 3, 4}
