@@ -71,7 +71,9 @@ class ProcessWorld(World):
             atexit.register(self.close)
         self._wakeup.set()
 
-    def host_wait(self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None) -> bool:
+    def host_wait(
+        self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None, told: Any = None
+    ) -> bool:
         """Block the host until `predicate()` holds, or raise what has stopped the kernels."""
         clock = RunningClock()
         deadline = None if timeout_ns is None else clock.now() + timeout_ns

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
@@ -31,6 +31,7 @@ from .tracing import hooks, traced
 
 ReadReport = Callable[[Thread, FrameType], Any]
 Calls = Callable[[], list[tuple[int, str]]]
+Told = Callable[[], Iterable[Any]]
 MEMORY_MODELS: dict[str, type[Thread]] = {"sc": Thread, "delayed": DelayedThread, "checked": CheckedThread}
 
 
@@ -137,18 +138,23 @@ class Run(Scheduler):
         host = running_host()
         return None if host is None else host.rank
 
-    def host_wait(self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None) -> bool:
+    def host_wait(
+        self, predicate: Callable[[], bool], describe: Describe, timeout_ns: int | None = None, told: Told | None = None
+    ) -> bool:
+        """The same. told: for a meeting of hosts: what those have told whom it was for, each by `cpu.tells`"""
         rank = self.host_rank
 
         def ask() -> bool:
-            self.cpu.has_looked, self.asking = False, rank
+            self.cpu.has_looked, self.asking = told is not None, rank
             try:
                 return predicate()
             finally:
                 self.asking = None
 
         came = super().host_wait(ask, describe, timeout_ns)
-        if not self.cpu.has_looked and not self.strategy.chooses_hosts:
+        if came and told is not None:
+            self.cpu.hears(told())
+        elif came and not self.cpu.has_looked and not self.strategy.chooses_hosts:
             self.cpu.meets()
         return came
 

@@ -2,8 +2,12 @@
 
 import numpy as np
 import pytest
-from every_schedule import run_all, run_host
+from every_schedule import all_of, numbers_in, run_all, run_host
 
+import nbep
+from nbep.device.jit import kernel
+from nbep.device.primitives import st_weak_s32, thread_idx
+from nbep.device.protocols.peers import Peers, buffer_of
 from nbep.emulator import DataRace, UseAfterFree, World, current_thread
 
 ONE = np.ones(1, np.int32)
@@ -162,3 +166,89 @@ def test_a_strong_access_to_no_memory_says_so_under_all_schedules(address, words
 
     with pytest.raises(Exception, match=words):
         run_all(program)
+
+
+# --- whom a host has met --------------------------------------------------------------------------------------------
+
+
+@kernel(max_threads=32)
+def store_at_rank_0(peers: Peers):
+    if thread_idx() == 0 and peers.rank == 1:
+        st_weak_s32(buffer_of(peers, 0), 1)
+
+
+def read_after(comm, meet):
+    """Rank 1's kernel stores in rank 0's memory. Both wait for their own kernels and meet; then rank 0's host reads."""
+    memory = nbep.SharedMemory.create(comm, 128)
+    solo = comm.Split(comm.rank)
+    comm.barrier()
+    memory.runtime.launch(memory.comm_stream, store_at_rank_0, 1, 32, 0, memory.peers)
+    memory.wait()
+    meet(comm, solo)
+    seen = 0
+    if comm.rank == 0:
+        symmetric = memory.symmetric
+        seen = int(symmetric.space.read(symmetric.allocation, np.int32, 0, 1)[0])
+    comm.barrier()
+    memory.close()
+    return seen
+
+
+MEETINGS = {
+    "barrier": (lambda comm, solo: comm.barrier(), True),
+    "gather to the reader": (lambda comm, solo: comm.gather(0, root=0), True),
+    "bcast to the reader": (lambda comm, solo: comm.bcast(0, root=1), True),
+    "bcast from the reader": (lambda comm, solo: comm.bcast(0, root=0), False),
+    "gather from the reader": (lambda comm, solo: comm.gather(0, root=1), False),
+    "barrier of itself alone": (lambda comm, solo: solo.barrier(), False),
+}
+
+
+@pytest.mark.parametrize("name", MEETINGS)
+def test_a_host_knows_those_whom_a_meeting_tells_it_of(name):
+    meet, is_told = MEETINGS[name]
+    if is_told:
+        assert {seen[0] for _, seen in all_of(read_after, 2, meet)} == {1}
+    else:
+        with pytest.raises(DataRace):
+            list(all_of(read_after, 2, meet))
+
+
+def test_a_wait_that_has_timed_out_is_no_meeting():
+    def program(strategy, seed):
+        world = World(2, seed, memory_model="checked", strategy=strategy, on_deadlock="expire")
+        space = world.ranks[0].space
+        cell = space.allocate(64, "cell", zero=True)
+
+        def second():
+            assert not world.host_wait(lambda: False, "nobody", timeout_ns=10)
+            space.write(cell, 0, ONE)
+
+        world.run([lambda: space.read(cell, np.int32, 0, 1), second])
+
+    for seed in range(8):
+        with pytest.raises(DataRace):
+            program("uniform", seed)
+
+
+def look_until_two(strategy, scope, seed=0):
+    """The host polls for 2, which comes behind a store of 1 with another scope."""
+
+    def kernel(base):
+        t = current_thread()
+        t.atomic("add", base, "s32", 1, "release", scope)
+        t.atomic("add", base, "s32", 1, "release", "sys")
+
+    def main(context, cells, world):
+        stream = context.create_stream("main")
+        stream.launch(kernel, (cells.address,), 1, 1)
+        world.host_wait(lambda: numbers_in(context.space, cells) == [2], "2")
+        stream.synchronize()
+
+    run_host(strategy, main, num_cells=1, seed=seed)
+
+
+def test_a_look_that_fails_may_be_a_race():
+    assert run_all(lambda strategy: look_until_two(strategy, "sys"))[0].is_whole
+    with pytest.raises(DataRace, match="scope cta does not reach the CPU"):
+        run_all(lambda strategy: look_until_two(strategy, "cta"))

@@ -1,6 +1,8 @@
 """Programs on which assumptions of docs/every_schedule.md fail: `--all` shows less than may happen."""
 
 import re
+import subprocess
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -21,8 +23,8 @@ def test_the_page_names_each_of_these_tests():
         name for name in globals() if name.startswith("test_") and name != "test_the_page_names_each_of_these_tests"
     }
     assert set(re.findall(r"`(test_\w+)`", PAGE.read_text())) == tests
-    assert len(tests) == 11
-    assert "eleven assumptions" in PAGE.read_text()
+    assert len(tests) == 12
+    assert "twelve assumptions" in PAGE.read_text()
 
 
 def ring_without_head(rows):
@@ -263,3 +265,28 @@ def test_a_wait_of_a_host_looks_at_all_its_cells_at_once():
         return "ends"
 
     assert run_all(program)[1] == {"hangs"}
+
+
+NUMBA = """
+import numpy as np
+from numba import cuda
+
+@cuda.jit
+def add_one(a):
+    a[0] += 1
+
+there, pinned = cuda.to_device(np.zeros(4, np.int32)), cuda.pinned_array(4, np.int32)
+pinned[:] = 3
+copies, kernels = cuda.stream(), cuda.stream()
+there.copy_to_device(pinned, stream=copies)
+add_one[1, 1, kernels](there)
+copies.synchronize()
+kernels.synchronize()
+"""
+
+
+def test_copies_of_numba_to_the_device_are_no_choice(tmp_path):
+    (tmp_path / "program.py").write_text(NUMBA)
+    command = [sys.executable, "-m", "nbep", "check", "program.py", "--all"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.startswith("The only schedule: nothing found"), done.stdout + done.stderr

@@ -135,7 +135,10 @@ class PollingRuntime:
     def check_caller(self, verb):
         """Any thread may: a rank is one."""
 
-    def wait_until(self, predicate, describe):
+    def tell_hosts(self):
+        return None
+
+    def wait_until(self, predicate, describe, told=None):
         deadline = time.monotonic() + 600
         while not predicate():
             assert time.monotonic() < deadline, describe()

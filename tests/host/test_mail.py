@@ -10,12 +10,12 @@ from nbep.host.ranks.comm import CommGroup, InProcessComm
 from nbep.host.ranks.roll_call import RollCall
 
 
-def wait_until(predicate, describe):
+def wait_until(predicate, describe, told=None):
     while not predicate():
         pass
 
 
-GPU = SimpleNamespace(target="cuda", check_caller=lambda verb: None, wait_until=wait_until)
+GPU = SimpleNamespace(target="cuda", check_caller=lambda verb: None, wait_until=wait_until, tell_hosts=lambda: None)
 
 
 @pytest.fixture

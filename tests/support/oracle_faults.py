@@ -61,6 +61,14 @@ def start_with_all(start: Any) -> Any:
     return start_launch
 
 
+def know_at_the_start(point: Any) -> Any:
+    def point_now(self: Any, stream: Any, _: Any) -> Any:
+        with mock.patch.object(self.world, "asking", stream.rank):
+            return point(self, stream, CheckedOrder.queued(self, stream))
+
+    return point_now
+
+
 def end_without_learning(end: Any) -> Any:
     def end_launch(self: Any, launch: Any) -> None:
         launch.learned = launch.known
@@ -144,7 +152,7 @@ FAULTS = (
         replaced(
             CheckedOrder,
             "point",
-            lambda point: lambda self, stream, _: point(self, stream, CheckedOrder.queued(self, stream)),
+            know_at_the_start,
         ),
     ),
     Fault(

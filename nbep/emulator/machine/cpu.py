@@ -1,5 +1,6 @@
 """The CPU as a reader and a writer of memory, and one who waits. Nothing is checked here; see `models.host`."""
 
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -27,8 +28,17 @@ class Cpu:
     def unmaps(self, allocation: Any, rank: int) -> None:
         """It is about to take an allocation from the address space of a rank that is not its owner."""
 
+    def looks(self, allocation: Any, offset: int, nbytes: int) -> None:
+        """It may read a word now, with acquire order, and would go on waiting."""
+
+    def tells(self) -> Any:
+        """What it knows, for others who hear of it where they meet."""
+
+    def hears(self, told: Iterable[Any]) -> None:
+        """It has met others, who have told so much."""
+
     def meets(self) -> None:
-        """It has waited, and has looked at nothing: so for other hosts."""
+        """It has waited, and has looked at nothing: so for other hosts, and nobody has said for which."""
 
     def has_written(self, allocation: Any, offset: int, nbytes: int) -> None:
         """It has. No store of a thread wakes who waits for that: let the scheduler look, also where it has before."""

@@ -53,7 +53,9 @@ class World(Protocol):
 
     def overdue(self, thread: Any, deadline_ns: int) -> bool: ...
 
-    def host_wait(self, predicate: Callable[[], bool], describe: Any, timeout_ns: int | None = None) -> bool: ...
+    def host_wait(
+        self, predicate: Callable[[], bool], describe: Any, timeout_ns: int | None = None, told: Any = None
+    ) -> bool: ...
 
     def error_of(self, fact: Any) -> Exception:
         """The error that says in words what a fact means: an AccessFault, a Race and the like."""

@@ -23,7 +23,7 @@ Source: PTX ISA 8.5, Memory Consistency Model, 8.8 Release and Acquire Patterns,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -350,6 +350,13 @@ class CausalHost(Cpu):
 
     def wait(self, known: Known) -> None:
         self.mind.known |= known
+
+    def tells(self) -> Known:
+        return self.mind.told()
+
+    def hears(self, told: Iterable[Known]) -> None:
+        for known in told:
+            self.mind.known |= known
 
     def meets(self) -> None:
         self.meet_all([self.world.host_rank])

@@ -7,8 +7,9 @@ store of scope sys that nothing orders, as two strong accesses of threads may.
 A word that it writes is a release of scope sys, and kernels that run may poll it with scope sys. Longer stores of its
 own are weak. Kernels that start later know of all that it has written.
 
-Each host knows for itself. One that has waited for others, in a wait that looks at no memory and at no event, knows
-then what all of them know: whom it has waited for is not seen here. After an event a host knows what a kernel would
+Each host knows for itself. Those who meet in a communicator know then what each of them knew when it came. One that
+has waited for others in another way, in a wait that looks at no memory and at no event, knows what all of them know by
+then: whom it has waited for is not seen here. After an event a host knows what a kernel would
 know that started in its stream then, and what it queues knows what it knew by then: see `streams`.
 
 Who frees memory must know of all accesses to it, and who closes a mapping of those by its own rank: what comes after
@@ -18,7 +19,7 @@ that is no access any more, but an error.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from typing import NamedTuple
 
@@ -92,8 +93,14 @@ class CheckedHost(Cpu):
     def knowledge(self, known: Knowledge) -> None:
         self.known[self.world.host_rank] = known
 
+    def tells(self) -> Knowledge:
+        return self.knowledge
+
+    def hears(self, told: Iterable[Knowledge]) -> None:
+        self.knowledge = join((self.knowledge, *told))
+
     def meets(self) -> None:
-        self.knowledge = join(self.known.values())
+        self.hears(self.known.values())
 
     def run_over(self) -> None:
         """All launches are done, and who has called the world knows it."""
@@ -119,6 +126,12 @@ class CheckedHost(Cpu):
         message = allocation.messages.get(offset) if polls else None
         if message is not None and last_to(allocation.last_stores.get(offset >> GRANULE_BITS, ()), offset, end):
             self.wait(message.heard(REACH))
+
+    def looks(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        """Stop the run if a look that tells it nothing were a race."""
+        site, end = site_of(sys._getframe(2)), offset + nbytes
+        load = Access(self.owner, Epoch(), "load", offset, end, "acquire", "sys", site, self.world.history.now)
+        self._meet_stores(allocation, load, observes=False)
 
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         """Stop the run if the CPU writes bytes that kernels may still access; else they must know of the store."""
@@ -157,20 +170,20 @@ class CheckedHost(Cpu):
             if concerns(earlier) and self._cannot_know(earlier):
                 raise self.world.error_of(HostRace(allocation, end, earlier, how))
 
-    def _meet_stores(self, allocation: Allocation, access: Access) -> None:
+    def _meet_stores(self, allocation: Allocation, access: Access, observes: bool = True) -> None:
         for granule in range(access.begin >> GRANULE_BITS, (access.end - 1 >> GRANULE_BITS) + 1):
             overwritten = allocation.overwritten.get(granule)
             gone = () if overwritten is None else overwritten.may_meet(access)
             for store in (*allocation.last_stores.get(granule, ()), *gone):
-                self._meet(allocation, access, store)
+                self._meet(allocation, access, store, observes)
 
-    def _meet(self, allocation: Allocation, access: Access, earlier: Access) -> None:
+    def _meet(self, allocation: Allocation, access: Access, earlier: Access, observes: bool = True) -> None:
         if earlier.end <= access.begin or access.end <= earlier.begin:
             return
         if self._cannot_know(earlier):
             if min(access.reach, earlier.reach) < REACH or is_partial(access, earlier):
                 raise self.world.error_of(HostRace(allocation, access, earlier))
-            if earlier.verb == "store" and access.verb == "load":
+            if earlier.verb == "store" and access.verb == "load" and observes:
                 self._observe(earlier)
 
     def _cannot_know(self, earlier: Access) -> bool:

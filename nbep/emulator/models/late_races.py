@@ -335,6 +335,10 @@ class RacingHost(CausalHost):
         self.note_access("load", allocation, offset, nbytes, "acquire" if polls else "weak")
         super().read(allocation, offset, nbytes, polls)
 
+    def looks(self, allocation: Allocation, offset: int, nbytes: int) -> None:
+        if self.finds_races:
+            self.compare(allocation, self.access("load", offset, nbytes, "acquire"))
+
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         super().write(allocation, offset, nbytes)
         self.note_access("store", allocation, offset, nbytes, "release" if nbytes <= WORD_BYTES else "weak")
@@ -360,10 +364,13 @@ class RacingHost(CausalHost):
         if not self.finds_races:
             return
         access = self.access(verb, begin, nbytes, order)
+        self.compare(allocation, access)
+        remember(allocation, access)
+
+    def compare(self, allocation: Allocation, access: LateAccess) -> None:
         earlier = first_unordered(allocation, access, self.mind.known, frozenset())
         if earlier is not None:
             raise self.world.error_of(HostRace(allocation, access, earlier))
-        remember(allocation, access)
 
     def give_up(self, allocation: Allocation, how: str, rank: int | None) -> None:
         """Stop the run if somebody may still access memory. rank: whose mapping of it is closed; None if it is freed"""

@@ -66,6 +66,8 @@ class HostChoices(Cpu):
             self.step(host, load_of(words))
         if not self.is_dry:
             super().read(allocation, offset, nbytes, polls)
+        elif polls:
+            self.looks(allocation, offset, nbytes)
 
     def write(self, allocation: Allocation, offset: int, nbytes: int) -> None:
         host = running_host()

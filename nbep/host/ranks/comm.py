@@ -12,7 +12,7 @@ The n-th collective call of every rank is meeting n. A rank waits there until al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from hashlib import sha256
 from typing import Any, Protocol, TypeVar
@@ -47,6 +47,7 @@ class _Meeting:
     def __init__(self, verb: str, size: int):
         self.verb = verb
         self.brought: dict[int, Any] = {}
+        self.told: dict[int, Any] = {}  # by those who have come; see `Runtime.tell_hosts`
         self.num_to_leave = size
 
 
@@ -106,13 +107,13 @@ class InProcessComm:
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """What every rank sent, by rank, at root; None elsewhere."""
         self._check_root(root)
-        everything = self.meet(f"gather to {root}", sendobj)
+        everything = self.meet(f"gather to {root}", sendobj, of=range(self.size) if self.rank == root else ())
         return everything if self.rank == root else None
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """What root sent, at every rank."""
         self._check_root(root)
-        return self.meet(f"bcast from {root}", obj if self.rank == root else None)[root]
+        return self.meet(f"bcast from {root}", obj if self.rank == root else None, of=[root])[root]
 
     def allreduce(self, sendobj: Any, op: Callable[[Any, Any], Any] | None = None) -> Any:
         """The sum over ranks, or the fold with op(a, b), in the order of the ranks."""
@@ -142,8 +143,8 @@ class InProcessComm:
         if not 0 <= root < self.size:
             raise ValueError(f"root: got {root}; must be a rank below {self.size}")
 
-    def meet(self, verb: str, brought: Any) -> list[Any]:
-        """What every rank brings to a meeting of that name, by rank."""
+    def meet(self, verb: str, brought: Any, of: Collection[int] | None = None) -> list[Any]:
+        """What every rank brings to a meeting of that name, by rank. of: the ranks that tell this one something"""
         self.runtime.check_caller(f"comm.{verb}")
         meetings = self._group.meetings
         number, self._num_calls = self._num_calls, self._num_calls + 1
@@ -152,6 +153,7 @@ class InProcessComm:
             others = join_ranks(sorted(meeting.brought))
             raise RuntimeError(f"rank {self.rank} calls {verb} while {others} called {meeting.verb}")
         meeting.brought[self.rank] = brought
+        meeting.told[self.rank] = self.runtime.tell_hosts()
 
         def missing() -> list[int]:
             return [rank for rank in range(self.size) if rank not in meeting.brought]
@@ -162,7 +164,10 @@ class InProcessComm:
         def gone() -> list[int]:
             return [rank for rank in missing() if self._group.names[rank] in self._group.returned]
 
-        self.runtime.wait_until(lambda: len(meeting.brought) == self.size or bool(gone()), describe)
+        def told() -> list[Any]:
+            return [known for rank, known in meeting.told.items() if of is None or rank in of]
+
+        self.runtime.wait_until(lambda: len(meeting.brought) == self.size or bool(gone()), describe, told=told)
         if len(meeting.brought) != self.size:
             names = join_ranks(gone())
             raise RuntimeError(f"rank {self.rank} waits for {verb}: {names} did not come, and has returned")

@@ -171,7 +171,10 @@ class RollCall:
         self._comm: Any = _duplicate(comm) if is_mpi_comm(comm) else None
         self._mail = mail_of(comm, self._comm)
         self._in_process = comm if isinstance(comm, InProcessComm) and can_mask else None
-        self._board: dict[int, frozenset[int]] = {} if self._in_process is None else self._in_process.bcast({})
+        # By those who have come, whom they have masked, and what they tell.
+        self._board: dict[int, tuple[frozenset[int], Any]] = (
+            {} if self._in_process is None else self._in_process.bcast({})
+        )
         self._masked: set[int] = set()
 
     def meet(self, timeout_ns: int, masked: Collection[int] = ()) -> Attendance:
@@ -199,14 +202,17 @@ class RollCall:
         return [found[rank] for rank in sorted(found)]
 
     def _meet_in_process(self, comm: InProcessComm, timeout_ns: int) -> list[int]:
-        self._board[comm.rank] = frozenset(self._masked)
+        self._board[comm.rank] = frozenset(self._masked), comm.runtime.tell_hosts()
 
         def missing() -> list[int]:
-            self._masked.update(*list(self._board.values()))
+            self._masked.update(*(masked for masked, _ in list(self._board.values())))
             return [rank for rank in range(comm.size) if rank not in self._board and rank not in self._masked]
 
         comm.runtime.wait_until(
-            lambda: not missing(), lambda: f"destroy: {join_ranks(missing())} did not come", timeout_ns
+            lambda: not missing(),
+            lambda: f"destroy: {join_ranks(missing())} did not come",
+            timeout_ns,
+            lambda: [told for _, told in self._board.values()],
         )
         return missing()
 

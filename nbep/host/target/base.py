@@ -7,7 +7,7 @@ in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import count
@@ -298,9 +298,20 @@ class Runtime(ABC):
 
     @abstractmethod
     def wait_until(
-        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+        self,
+        predicate: Callable[[], bool],
+        describe: Callable[[], str],
+        timeout_ns: int | None = None,
+        told: Callable[[], Iterable[Any]] | None = None,
     ) -> bool:
-        """Block the caller until predicate() is true; False if timeout_ns passed first. describe() tells what for."""
+        """Block the caller until predicate() is true; False if timeout_ns passed first. describe() tells what for.
+
+        told: of a meeting of hosts, what those have told (`tell_hosts`) for whom it was
+        """
+
+    def tell_hosts(self) -> Any:
+        """What other hosts learn of this one where they meet it now. Only the emulator's memory models ask for it."""
+        return None
 
     @abstractmethod
     def settle(self, stream: Stream) -> bool:

@@ -6,7 +6,7 @@ The host reads arrays at once, so the host itself is the rank's current stream: 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -69,7 +69,7 @@ class EmulatedMemory(Memory):
         self.space.write(self.allocation, offset, values)
 
     def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
-        return self.array(dtype, offset, count).copy()
+        return self.space.read(self.allocation, dtype, offset, count)
 
     def free(self) -> None:
         self.space.free(self.allocation)
@@ -460,13 +460,20 @@ class EmulatorRuntime(Runtime):
         spec_of(kernel)
 
     def wait_until(
-        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+        self,
+        predicate: Callable[[], bool],
+        describe: Callable[[], str],
+        timeout_ns: int | None = None,
+        told: Callable[[], Iterable[Any]] | None = None,
     ) -> bool:
         self.check_caller("a wait")
         with own_modes():  # other ranks run meanwhile
-            in_time = self.world.host_wait(predicate, describe, timeout_ns)
+            in_time = self.world.host_wait(predicate, describe, timeout_ns, told)
         self._unmap_finished()
         return in_time
+
+    def tell_hosts(self) -> Any:
+        return self.world.cpu.tells()
 
     def settle(self, stream: Stream) -> bool:
         stream.record().current_stream_wait()

@@ -353,7 +353,11 @@ class CudaRuntime(Runtime):
         return loaded
 
     def wait_until(
-        self, predicate: Callable[[], bool], describe: Callable[[], str], timeout_ns: int | None = None
+        self,
+        predicate: Callable[[], bool],
+        describe: Callable[[], str],
+        timeout_ns: int | None = None,
+        told: Any = None,
     ) -> bool:
         deadline = None if timeout_ns is None else time.monotonic_ns() + timeout_ns
         while not predicate():
