@@ -174,8 +174,8 @@ def what(address: int, rank: int | None = None) -> Text:
         allocation, offset = _locate(address, rank)
     except LookupError as error:
         return Text(str(error))
-    lines = [f"{address:#x} is {allocation.cell(offset)}, of {allocation.nbytes} bytes"]
-    if not 0 <= offset < allocation.nbytes:
+    lines = [f"{address:#x} is {allocation.cell(offset)}, of {allocation.nbytes - allocation.lowest} bytes"]
+    if not allocation.lowest <= offset < allocation.nbytes:
         return Text(f"{lines[0]}: out of bounds")
     values = []
     for kind in ("s32", "s64"):
@@ -186,7 +186,8 @@ def what(address: int, rank: int | None = None) -> Text:
     lines += [f"  holds {', '.join(values)}"] if values else []
     lines.append(f"  {last_writer(allocation, offset)}")
     for thread in allocation.watchers.get(offset >> 3, ()):
-        seen = [f"sees {value}" for there, at, _, value in thread.waits_for if there is allocation and at == offset]
+        cells = [cell for cell in thread.waits_for if getattr(cell[0], "identity", None) is allocation.identity]
+        seen = [f"sees {value}" for _, at, _, value in cells if at == offset]
         lines += [f"  polled by {thread.describe()}, {text}" for text in seen]
     return Text("\n".join(lines))
 

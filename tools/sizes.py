@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lines and files, at most.
 BUDGETS = {
     "nbep": (78_800, 514),
-    "nbep/emulator": (15_000, 72),
+    "nbep/emulator": (15_000, 73),
     "nbep/device": (18_100, 133),
     "nbep/host": (17_200, 118),
     "nbep/check": (2_200, 12),
@@ -22,7 +22,7 @@ BUDGETS = {
     "nbep/numba_cuda": (8_100, 31),  # a compiler of Numba's language, and its host's interface: ufuncs, errors, streams
     "nbep/trace": (2_700, 20),
     "nbep/views": (2_100, 12),
-    "tests": (63_000, 420),
+    "tests": (63_300, 420),
     "tools": (1_500, 12),
 }
 

@@ -228,7 +228,7 @@ def _bytes_of(array: np.ndarray) -> Any:
     """The memory behind an array with strides of at least 0, from its element 0 on."""
     import ctypes
 
-    from nbep.emulator.machine.memory import extent
+    from nbep.emulator.machine.arrays import extent
 
     low, high = extent(array)
     return (ctypes.c_uint8 * (high - low)).from_address(low)

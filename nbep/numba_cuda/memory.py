@@ -182,7 +182,7 @@ class DeviceNDArray:
     @property
     def _range(self) -> tuple[int, int]:
         """The bytes of its memory that it may cover."""
-        from nbep.emulator.machine.memory import extent
+        from nbep.emulator.machine.arrays import extent
 
         if not self.size:
             return 0, 0

@@ -58,7 +58,7 @@ class LaunchView:
         if is_described(allocation):
             return cell_of(allocation.rank, allocation.describe(offset))
         name = "shared" if allocation.number == 0 else allocation.name
-        return Cell(allocation.rank, f"{name}[byte {offset}]", name)
+        return Cell(allocation.rank, f"{name}[byte {offset - allocation.lowest}]", name)
 
     def token(self, cell: Cell, data: bytes) -> Token | None:
         """Which token a bulk copy brings to a slot, header and all; None if the bytes do not say it."""

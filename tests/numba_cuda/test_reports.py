@@ -153,6 +153,25 @@ def test_copy_from_another_stream_than_the_kernels(cuda):
         cuda.synchronize()
 
 
+@pytest.mark.usefixtures("checked")
+def test_slices_of_an_array_are_one_memory(cuda):
+    @cuda.jit
+    def kernel(a, b):
+        if cuda.blockIdx.x == 0:
+            a[64] = 1
+        else:
+            b[0] = 2
+
+    def launch(a, b):
+        kernel[2, 1](a, b)
+        cuda.synchronize()
+
+    whole = cuda.to_device(np.zeros(128, np.int32))
+    found(DataRace, lambda: launch(whole, whole[64:]), (0, "data race on "))
+    whole = cuda.to_device(np.zeros(128, np.int32))
+    found(DataRace, lambda: launch(whole[:65], whole[64:]), (0, "data race on "))
+
+
 def test_pinned_array_that_is_read_while_a_copy_is_under_way(cuda):
     device, pinned, stream = cuda.to_device(np.ones(4)), cuda.pinned_array(4), cuda.stream()
     device.copy_to_host(pinned, stream=stream)

@@ -163,7 +163,7 @@ class AccessingThread(Base):
             raise self.fault(address, kind, False, False, fault, order in POLLED) from None
         if order in POLLED:
             self.note_polled(allocation, offset, kind, value)
-        elif order == "nc" and allocation.writable:
+        elif order == "nc" and allocation.may_change:
             self.note_nc(allocation, offset, misfit + 1)
         return value
 

@@ -364,8 +364,9 @@ class CopyingThread(AccessingThread):
         if offset % ALIGNMENT or nbytes % ALIGNMENT or nbytes <= 0:
             message = f"{what}, {nbytes} bytes: address and size must be multiples of {ALIGNMENT}"
             raise error_at(self, errors.Misaligned, message)
-        if not 0 <= offset <= allocation.nbytes - nbytes:
-            message = f"{what}, {nbytes} bytes: out of bounds, the allocation has {allocation.nbytes} bytes"
+        if not allocation.lowest <= offset <= allocation.nbytes - nbytes:
+            there = allocation.nbytes - allocation.lowest
+            message = f"{what}, {nbytes} bytes: out of bounds, the allocation has {there} bytes"
             raise error_at(self, errors.OutOfBounds, message)
 
     def _check_fenced(self, smem: int, nbytes: int) -> None:

@@ -143,18 +143,53 @@ def decode(data: bytearray, name: str) -> Any:
     return view[0] if kind.get is None else kind.get(view, 0)
 
 
+def _get_above(name: str, lowest: int) -> Callable[[Any, int], Any]:
+    """In place of `get`: a load that raises an IndexError below an offset."""
+    size, _, _, get, _ = KINDS[name]
+    shift = size.bit_length() - 1
+
+    def get_above(view: Any, offset: int) -> Any:
+        if offset < lowest:
+            raise IndexError
+        return view[offset >> shift] if get is None else get(view, offset)
+
+    return get_above
+
+
+def _put_above(name: str, lowest: int) -> Callable[[Any, int, Any], None]:
+    """In place of `put`, likewise. Integers wrap."""
+    size, _, _, _, put = KINDS[name]
+    shift = size.bit_length() - 1
+
+    def put_above(view: Any, offset: int, value: Any) -> None:
+        if offset < lowest:
+            raise IndexError
+        if put is not None:
+            return put(view, offset, value)
+        try:
+            view[offset >> shift] = value
+        except (ValueError, OverflowError):
+            view[offset >> shift] = wrap(value, name)
+        return None
+
+    return put_above
+
+
 class Views(dict):
     """kind -> (view, shift, misfit, convert, shadow, written), made at the first access of that kind.
 
     `offset & misfit` is non-zero when misaligned.  `convert` is None when `view[offset >> shift]` is the access.
     `shadow` is None when all bytes are initialised; else a view of one flag byte per byte, compared with `written`
     (indexed by `offset >> shift` like `view` when `convert` is None, the plain bytes otherwise).
+
+    lowest: the first offset that may be accessed; `convert` raises an IndexError below it, so others pay nothing for it
     """
 
-    __slots__ = ("memory", "shadow", "storing")
+    __slots__ = ("memory", "shadow", "storing", "lowest")
 
-    def __init__(self, memory: memoryview, shadow: bytearray | mmap | None, storing: bool):
+    def __init__(self, memory: memoryview, shadow: bytearray | mmap | None, storing: bool, lowest: int = 0):
         super().__init__()
+        self.lowest = lowest
         self.memory = memory
         self.shadow = shadow
         self.storing = storing
@@ -166,6 +201,8 @@ class Views(dict):
         whole = len(self.memory) // size * size  # casting needs a multiple; an index past it is out of bounds anyway
         shadow: Any = self.shadow
         convert = kind.put if self.storing else kind.get
+        if self.lowest:
+            convert = (_put_above if self.storing else _get_above)(name, self.lowest)
         written: Any = b"\1" * size
         if shadow is not None and convert is None:
             bits: Any = memoryview(shadow)

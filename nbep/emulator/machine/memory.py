@@ -10,7 +10,6 @@ allocation has a different address in every rank that opens it, as with CUDA IPC
 
 from __future__ import annotations
 
-import ctypes
 import mmap
 import sys
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from weakref import ref
 
 import numpy as np
 
+from .arrays import OFFSET_BITS, OFFSET_MASK, History, address_of, owner_of, span_of
 from .cpu import Cpu
 from .errors import EmulatorError, UseAfterFree
 from .kinds import Views
@@ -30,8 +30,6 @@ from .source import Site
 if TYPE_CHECKING:
     from ..process_lock import ProcessLock
 
-OFFSET_BITS = 32
-OFFSET_MASK = (1 << OFFSET_BITS) - 1
 NUMBER_BITS = 22  # segments a rank may ever have: 4 million
 _POISON = 0xCB  # what never-written bytes look like to the host
 WORD_BYTES = 8  # at most, of what the CPU stores as one
@@ -60,9 +58,13 @@ class Allocation:
     """A run of bytes that several address spaces may map.
 
     Attributes:
-        rank: the owner; name: for reports; nbytes: size; memory: the bytes
+        rank: the owner; name: for reports
+        identity: the same object for all that map the same bytes; first_name, lineage: the same name and number for
+            them, and in each run
+        memory: the bytes; lowest, nbytes: the first that may be accessed, and the end of those
         address: of byte `base` in the owner's space
         loads, stores: typed views by access kind; empty once freed, `stores` empty when read-only
+        may_change: whether a thread can store there, be it by another mapping
         watchers: 8-byte granule -> parked threads that poll a cell in it (a dict as an ordered set)
         writers: offset -> who stored last and where, for cells written with more than weak order
         wrapped: offset -> the first value too large or too small for such a cell that was stored there, and by whom
@@ -80,9 +82,10 @@ class Allocation:
     """
 
     __slots__ = (
-        "rank", "name", "nbytes", "memory", "number", "base", "describe", "loads", "stores", "writable",
+        "rank", "name", "first_name", "lineage", "identity", "lowest", "nbytes", "memory", "number", "base", "describe",
+        "loads", "stores", "writable",
         "watchers", "writers", "lost", "wrapped", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads",
-        "is_hidden",
+        "is_hidden", "may_change",
         "pending", "versions", "last_stores", "last_loads", "most_loads", "overwritten", "messages", "on_host",
         "signals", "parts",
     )  # fmt: skip
@@ -99,15 +102,19 @@ class Allocation:
         initialized: bool = True,
         describe: Describe | None = None,
         shared: bool = False,
+        lowest: int = 0,
+        end: int | None = None,
     ):
         self.rank = rank
-        self.name = name
-        self.nbytes = len(memory)
+        self.name = self.first_name = name
+        self.identity = object()
+        self.lowest = lowest
+        self.nbytes = len(memory) if end is None else end
         self.memory = memory
-        self.number = number
+        self.number = self.lineage = number
         self.base = base
         self.describe = describe
-        self.writable = writable
+        self.writable = self.may_change = writable
         self.shared = shared
         self.lock: ProcessLock | None = None
         self.on_host = False
@@ -115,8 +122,8 @@ class Allocation:
         self.freed = False
         self.shadow = None if initialized else _new_shadow(self.nbytes)
         self.is_hidden = False  # rows that no call has written: see `hide`
-        self.loads: dict[str, tuple] = Views(memory, self.shadow, storing=False)
-        self.stores: dict[str, tuple] = Views(memory, self.shadow, storing=True) if writable else {}
+        self.loads: dict[str, tuple] = self._views(storing=False)
+        self.stores: dict[str, tuple] = self._views(storing=True) if writable else {}
         self.watchers: dict[int, dict[Any, None]] = {}
         self.writers: dict[int, Writer] = {}
         self.lost: dict[int, Lost] = {}
@@ -137,9 +144,12 @@ class Allocation:
         if nbytes not in self.parts:
             part = self.parts[nbytes] = copy(self)
             part.nbytes, part.memory, part.parts = nbytes, self.memory[:nbytes], {}
-            part.loads = Views(part.memory, self.shadow, storing=False)
-            part.stores = Views(part.memory, self.shadow, storing=True) if self.writable else {}
+            part.loads = part._views(storing=False)
+            part.stores = part._views(storing=True) if self.writable else {}
         return self.parts[nbytes]
+
+    def _views(self, storing: bool) -> Views:
+        return Views(self.memory[: self.nbytes], self.shadow, storing, self.lowest)
 
     @classmethod
     def scratch(cls, rank: int, name: str, nbytes: int, describe: Describe | None = None) -> Allocation:
@@ -194,8 +204,8 @@ class Allocation:
         end = self.nbytes if nbytes is None else offset + nbytes
         if offset == 0 and end >= self.nbytes:
             self.shadow = None
-            self.loads = Views(self.memory, None, storing=False)
-            self.stores = Views(self.memory, None, storing=True) if self.writable else {}
+            self.loads = self._views(storing=False)
+            self.stores = self._views(storing=True) if self.writable else {}
         else:
             self.shadow[offset:end] = b"\1" * (end - offset)
 
@@ -203,7 +213,7 @@ class Allocation:
         """Count as initialised what is not 0 in a shadow, for loads through this mapping."""
         self.shadow = shadow
         self.is_hidden = True
-        self.loads = Views(self.memory, shadow, storing=False)
+        self.loads = self._views(storing=False)
 
     def first_unwritten(self, offset: int, nbytes: int) -> int:
         """Offset of the first byte never written in a range, or -1."""
@@ -220,7 +230,7 @@ class Allocation:
     def cell(self, offset: int) -> str:
         """Names a byte for people: owner, allocation, the owner's own name for the cell, and the offset."""
         owner = f"`{self.name}`" if self.number == 0 else f"`{self.name}` of {name_of(self.rank)}"
-        if self.describe is not None and 0 <= offset < self.nbytes:
+        if self.describe is not None and self.lowest <= offset < self.nbytes:
             return f"{owner}: {self.describe(offset)} (byte {offset})"
         return f"{owner}: byte {offset}" + (f" (element 0 is byte {self.base})" if self.base else "")
 
@@ -234,16 +244,6 @@ class Allocation:
         self.memory = memoryview(b"")
         self.shadow = None
         self.last_stores, self.last_loads, self.overwritten, self.messages, self.versions = {}, {}, {}, {}, {}
-
-
-class History(NamedTuple):
-    """Who accessed an array: these attributes of an allocation. It ends with the array."""
-
-    last_stores: dict[int, list[Any]]
-    last_loads: dict[int, dict[Any, Any]]
-    overwritten: dict[int, Any]
-    messages: dict[int, Any]
-    owner: Any
 
 
 class Mapping:
@@ -271,6 +271,7 @@ class AddressSpace:
         self._next = 0
         self._arrays: dict[tuple, Mapping] = {}
         self._histories: dict[tuple[int, int], History] = {}
+        self._num_histories = 0
         self._by_buffer: dict[int, tuple[Allocation, int]] = {}  # id of an allocation's buffer -> it, machine address
         self._lock = Lock()  # under MPI a launch's arrays are unmapped by another thread than maps them
 
@@ -324,7 +325,7 @@ class AddressSpace:
         """Let the addresses of its segment mean an allocation."""
         self.segments[allocation.number] = allocation
         if allocation.memory.nbytes:
-            start = _address_of(np.ndarray((1,), np.uint8, buffer=allocation.memory))
+            start = address_of(np.ndarray((1,), np.uint8, buffer=allocation.memory))
             self._by_buffer[id(allocation.memory.obj)] = allocation, start
 
     def free(self, allocation: Allocation) -> None:
@@ -358,45 +359,50 @@ class AddressSpace:
     def map_array(self, array: np.ndarray, name: str, writable: bool) -> Mapping:
         """Give a NumPy array an address: that of its element 0; strides may be any.
 
-        The segment is the span the elements cover.  Its address has the alignment that the array has within the
-        memory it is a view of (modulo 256), so that a misaligned view is found out here as on the device.
+        The segment begins with the memory that the array is a view of, so all views of it have the same offsets and one
+        history, and a misaligned view is found out here as on the device. Accesses outside the span of the array's
+        elements are errors.
         """
-        inside = self._inside(array)
+        owner = owner_of(array)
+        inside = self._inside(array, owner)
         if inside is not None:
             return inside
-        span, base = _span(array)
-        key = (_address_of(array), len(span), base, writable)
+        span = span_of(array, owner)
+        key = (address_of(array), *span[1:], writable)
         with self._lock:
             mapping = self._arrays.get(key)
             if mapping is not None:
                 mapping.uses += 1
                 return mapping
             number = self.new_number()
-            allocation = Allocation(self.rank, name, span, number, base=base, writable=writable)
-            self._share_history(allocation, array, key[0] - base)
+            memory, base, lowest, end = span
+            allocation = Allocation(
+                self.rank, name, memory, number, base=base, writable=writable, lowest=lowest, end=end
+            )
+            if array.size:
+                self._history(owner, key[0] - base, name).enter(allocation)
             self.segments[number] = allocation
             mapping = self._arrays[key] = Mapping(allocation.address, number, allocation, (key, array))
             return mapping
 
-    def _share_history(self, allocation: Allocation, array: np.ndarray, low: int) -> None:
-        """All mappings of an array that begin at one byte have one history, also those that come later."""
-        owner = _owner(array)
-        key = id(owner), low
+    def _history(self, owner: np.ndarray, begin: int, name: str) -> History:
+        """That of all mappings of an array's views, also of those that come later; begin: where their segments do."""
+        key = id(owner), begin
         history = self._histories.get(key)
         if history is None:
+            self._num_histories += 1
             dies = ref(owner, lambda _: self._histories.pop(key, None))
-            history = self._histories[key] = History({}, {}, {}, {}, dies)
-        allocation.last_stores, allocation.last_loads, allocation.overwritten, allocation.messages, _ = history
+            history = self._histories[key] = History(name, -self._num_histories, dies)
+        return history
 
-    def _inside(self, array: np.ndarray) -> Mapping | None:
+    def _inside(self, array: np.ndarray, owner: np.ndarray) -> Mapping | None:
         """The address that an array has already, when it is a view of one of this space's allocations."""
-        owner = _owner(array)
         root: Any = owner if owner.base is None else owner.base
         found = self._by_buffer.get(id(root.obj if isinstance(root, memoryview) else root))
         if found is None:
             return None
         allocation, start = found
-        return Mapping(allocation.number << OFFSET_BITS | (_address_of(array) - start), -1, allocation)
+        return Mapping(allocation.number << OFFSET_BITS | (address_of(array) - start), -1, allocation)
 
     def unmap(self, mapping: Mapping) -> None:
         """Undo one `map_array`."""
@@ -406,6 +412,9 @@ class AddressSpace:
                 return
             del self._arrays[mapping.keep[0]]
             self._retire(mapping.number, f"the mapping of the array `{mapping.allocation.name}`")
+            history = mapping.allocation.identity
+            if isinstance(history, History):
+                history.mapped.remove(mapping.allocation)
             mapping.allocation.release()
             mapping.keep = None
 
@@ -427,30 +436,3 @@ def _new_memory(nbytes: int) -> memoryview:
 def _new_shadow(nbytes: int) -> bytearray | mmap.mmap:
     """A zero for each byte."""
     return bytearray(nbytes) if nbytes < _PAGED_BYTES else mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE)
-
-
-def _address_of(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
-
-
-def extent(array: np.ndarray) -> tuple[int, int]:
-    """Machine addresses of the lowest byte of an array and of the end of its highest element."""
-    start = _address_of(array)
-    reach = [(n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)]
-    return start + sum(r for r in reach if r < 0), start + sum(r for r in reach if r > 0) + array.itemsize
-
-
-def _owner(array: np.ndarray) -> np.ndarray:
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return array
-
-
-def _span(array: np.ndarray) -> tuple[memoryview, int]:
-    """The bytes from the lowest to the highest element, and where element 0 is; padded below to keep alignment."""
-    if array.size == 0:
-        return memoryview(bytearray()), 0
-    low, high = extent(array)
-    low -= (low - extent(_owner(array))[0]) % 256
-    bytes_there = (ctypes.c_uint8 * (high - low)).from_address(low)
-    return memoryview(bytes_there).cast("B"), _address_of(array) - low

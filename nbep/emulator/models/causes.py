@@ -219,7 +219,7 @@ class CausalThread(DelayedThread):
         self, allocation: Allocation, versions: list[Version], offset: int, nbytes: int, order: str, scope: str
     ) -> Any:
         """What it has read, if that and the store reach each other; what an atomic passes on of it."""
-        reach, cell = SCOPES[scope], (allocation, offset)
+        reach, cell = SCOPES[scope], (allocation.identity, offset)
         self.read = version_in(allocation, versions, offset, nbytes)
         observed, tells = read_from(self.read, self, offset, nbytes, reach)
         self.meet_tellings(cell, tells, order, reach)

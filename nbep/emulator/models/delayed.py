@@ -41,6 +41,14 @@ if TYPE_CHECKING:
     from ..machine.warp import Collective
 
 
+def check_place(allocation: Allocation, offset: int, kind: str) -> int:
+    """The size of an access. Raises: IndexError if it is misaligned or out of bounds"""
+    misfit = allocation.loads[kind][2]
+    if offset & misfit or not allocation.lowest <= offset < allocation.nbytes - misfit:
+        raise IndexError
+    return misfit + 1
+
+
 class DelayedThread(BufferedThread):
     """A thread whose stores to global memory are delayed, and whose loads may be early."""
 
@@ -63,6 +71,7 @@ class DelayedThread(BufferedThread):
                     elif granule in allocation.signals and order in POLLED:
                         self.hear(allocation, [], offset, 0, order, scope)
                     return AccessingThread.load(self, address, kind, order, scope)
+                check_place(allocation, offset, kind)
                 if order in POLLED and allocation.shadow is None:
                     if allocation.pending:
                         self.perform_in(allocation)
@@ -77,12 +86,10 @@ class DelayedThread(BufferedThread):
                         self.note_polled(allocation, offset, kind, value)
                     self.hear(allocation, versions, offset, KINDS[kind].size, order, scope)
                     return value
-            nbytes = allocation.loads[kind][2] + 1
-            if offset % nbytes or offset + nbytes > allocation.nbytes:
-                raise IndexError
+            nbytes = check_place(allocation, offset, kind)
         except FAULTS as fault:
             raise self.fault(address, kind, False, False, fault) from None
-        if order == "nc" and allocation.writable:
+        if order == "nc" and allocation.may_change:
             self.check_constant(allocation, offset, nbytes)
         data, unwritten, versions = self.look(allocation, offset, nbytes)
         if unwritten >= 0:
@@ -110,7 +117,7 @@ class DelayedThread(BufferedThread):
             allocation = self.segments[address >> 32]
             offset = address & 0xFFFFFFFF
             misfit = allocation.stores[kind][2]
-            if offset & misfit or offset + misfit >= allocation.nbytes:
+            if offset & misfit or offset + misfit >= allocation.nbytes or offset < allocation.lowest:
                 raise IndexError
             data = encode(value, kind)
         except FAULTS as fault:
@@ -169,7 +176,8 @@ class DelayedThread(BufferedThread):
     def may_be_late(self, allocation: Allocation, offset: int, kind: str) -> bool:
         """Whether an atomic would find nothing wrong now; memory of other processes and of the host is for `super`."""
         nbytes = KINDS[kind].size
-        is_there = offset % nbytes == 0 and allocation.first_unwritten(offset, nbytes) < 0
+        is_inside = allocation.lowest <= offset <= allocation.nbytes - nbytes
+        is_there = is_inside and offset % nbytes == 0 and allocation.first_unwritten(offset, nbytes) < 0
         return is_there and not (allocation.shared or allocation.on_host or allocation.nc_reads)
 
     def _count(self) -> None:
@@ -222,7 +230,7 @@ class DelayedThread(BufferedThread):
             least -= 1
         if least == count:
             return count
-        views, cell = self.block.views, (allocation, granule)
+        views, cell = self.block.views, (allocation.identity, granule)
         last = views.get(cell)
         if last in versions[least:]:
             least = versions.index(last) + 1

@@ -207,7 +207,7 @@ class RacingThread(RememberingThread, CausalThread):
         self.begin_access()
         value = super().load(address, kind, order, scope)
         allocation, offset = self.locate(address)
-        if allocation.writable:
+        if allocation.may_change:
             self.note_access("load", allocation, offset, KINDS[kind].size, order, scope)
         return value
 

@@ -137,7 +137,7 @@ class BufferedThread(KnowingThread):
     def perform_in(self, allocation: Allocation) -> None:
         """Let those of its atomics arrive that are on their way to an allocation."""
         if self.buffer:
-            perform([store for store in self.buffer if store.allocation is allocation])
+            perform([store for store in self.buffer if store.allocation.identity is allocation.identity])
 
     def sees(self, store: PendingStore) -> bool:
         """Whether a store that is not in memory yet is visible to this thread."""

@@ -10,7 +10,7 @@ too small, a vote in place of a syncwarp, a barrier that is left out, a bulk cop
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ..machine.orders import ACQUIRES, RELEASES, SCOPES
 from ..machine.stream import MAX_BLOCK
@@ -85,7 +85,7 @@ class Carried(NamedTuple):
     flaw: Flaw | None
 
 
-Cell = tuple["Allocation", int]
+Cell = tuple[Any, int]  # the identity of an allocation, and the offset
 
 
 def key_of(owner: Owner) -> int:
@@ -135,7 +135,7 @@ class Search:
                 case Loaded(allocation, load):
                     self.load(allocation, load)
                 case Forgotten(allocation, offset):
-                    self.cells.pop((allocation, offset), None)
+                    self.cells.pop((allocation.identity, offset), None)
                 case Fenced(owner, reach, site):
                     self.fence(owner, reach, site)
                 case Met():
@@ -185,7 +185,7 @@ class Search:
     # --- links ----------------------------------------------------------------------------------------------------
 
     def store(self, allocation: Allocation, store: Access) -> None:
-        owner, cell = store.owner, (allocation, store.begin)
+        owner, cell = store.owner, (allocation.identity, store.begin)
         key = key_of(owner)
         way = self.way_to(owner)
         carried: list[Carried] = []
@@ -210,7 +210,7 @@ class Search:
     def load(self, allocation: Allocation, load: Access) -> None:
         """What a thread hears by a load, or by an atomic."""
         owner = load.owner
-        for way, reach, store, flaw in self.cells.get((allocation, load.begin), []):
+        for way, reach, store, flaw in self.cells.get((allocation.identity, load.begin), []):
             if store.owner is owner:
                 continue
             needed = distance(store.owner, owner)
@@ -353,11 +353,11 @@ def signals_seen(
         match event:
             case Loaded(allocation, load):
                 if key_of(load.owner) in listeners:
-                    wanted[allocation, load.begin] = load
+                    wanted[allocation.identity, load.begin] = load
             case Forgotten(allocation, offset):
-                wanted.pop((allocation, offset), None)
+                wanted.pop((allocation.identity, offset), None)
             case Stored(allocation, store):
-                cell = allocation, store.begin
+                cell = allocation.identity, store.begin
                 reader = wanted.get(cell)
                 if reader is not None and store.owner is not reader.owner:
                     has_order = store.order in RELEASES or reader.order in ACQUIRES
@@ -389,8 +389,8 @@ def last_heard(events: list[Event], owner: Owner) -> Stored | None:
     wanted: Cell | None = None
     for event in reversed(events):
         if wanted is None and isinstance(event, Loaded) and event.load.owner is owner:
-            wanted = (event.allocation, event.load.begin) if event.load.order in ACQUIRES else None
-        elif isinstance(event, Stored) and wanted == (event.allocation, event.store.begin):
+            wanted = (event.allocation.identity, event.load.begin) if event.load.order in ACQUIRES else None
+        elif isinstance(event, Stored) and wanted == (event.allocation.identity, event.store.begin):
             if event.store.owner is not owner:
                 return event
             wanted = None

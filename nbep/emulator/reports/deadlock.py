@@ -186,7 +186,9 @@ def _whom(launch: Launch, holder: Launch, stuck: list[Launch], groups: list[Grou
 def _may_store(launch: Launch, allocation: Any) -> bool:
     """Whether a launch has an address of some memory, or its rank has one that others have, too."""
     segments = launch.space.segments
-    if any(allocation is segments.get(value >> OFFSET_BITS) for value in _leaves(launch.args)):
+    memory = getattr(allocation, "identity", allocation)  # an mbarrier has none
+    theirs = (segments.get(value >> OFFSET_BITS) for value in _leaves(launch.args))
+    if any(one is not None and one.identity is memory for one in theirs):
         return True
     seeing = [space for space in launch.world.spaces.values() if allocation in space.segments.values()]
     return len(seeing) > 1 and launch.space in seeing

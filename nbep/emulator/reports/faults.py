@@ -47,8 +47,8 @@ def _inside(fault: AccessFault, allocation: Allocation, offset: int, size: int, 
     cell = allocation.cell(offset)
     if offset % size:
         return error_at(thread, errors.Misaligned, f"{access}: not a multiple of {size}\n  in {cell}")
-    if not 0 <= offset <= allocation.nbytes - size:
-        beyond = f"out of bounds, the allocation has {allocation.nbytes} bytes"
+    if not allocation.lowest <= offset <= allocation.nbytes - size:
+        beyond = f"out of bounds, the allocation has {allocation.nbytes - allocation.lowest} bytes"
         return error_at(thread, errors.OutOfBounds, f"{access}: {beyond}\n  in {cell}")
     if storing and not allocation.writable:
         return error_at(thread, errors.ReadOnly, f"{access}: the host passed this array as input only\n  in {cell}")

@@ -427,7 +427,8 @@ def _nothing(race: Race) -> Cause:
     if link is not None:
         cells, its_signal = [race.cell, link.cell], ""
         if (release := _next_release(race)) is not None:
-            is_same = release.allocation is link.allocation and release.store.begin == link.store.begin
+            is_here = release.allocation.identity is link.allocation.identity
+            is_same = is_here and release.store.begin == link.store.begin
             cells += [] if is_same else [release.cell]
             its_signal = f"; its signal for the store is {'a later store to that cell' if is_same else release.cell}"
         who = "the storing thread" if link.store.owner is earlier.owner else "the storing block"

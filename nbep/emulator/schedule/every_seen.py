@@ -152,7 +152,7 @@ class Cells:
 
     def of(self, allocation: Allocation, offset: int, size: int, words: Iterable[Any]) -> Cell:
         """words: what the tree takes for its words"""
-        history = id(allocation.messages)  # mappings of an array share it
+        history = id(allocation.messages)  # views of an array share it
         cell = self.cells.get((history, offset, size))
         if cell is None:
             cell = self.cells[history, offset, size] = Cell(allocation, offset, size)

@@ -64,7 +64,8 @@ def words_of(name: Any, offset: int, nbytes: int) -> Words:
 
 
 def name_of(allocation: Any) -> tuple[int, str]:
-    return allocation.rank, allocation.name
+    """The same for all views of an array, by whichever parameters kernels get them."""
+    return allocation.rank, allocation.first_name
 
 
 class Underway:

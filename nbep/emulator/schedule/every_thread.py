@@ -190,7 +190,8 @@ class EveryThread(TurningThread, CheckedThread):
 
     def stand_global(self, address: int, kind: str, is_store: bool) -> None:
         allocation, offset = self.segments.get(address >> OFFSET_BITS), address & OFFSET_MASK
-        if allocation is None or allocation.freed or offset + KINDS[kind].size > allocation.nbytes:
+        size = KINDS[kind].size
+        if allocation is None or allocation.freed or not allocation.lowest <= offset <= allocation.nbytes - size:
             raise self.fault(address, kind, is_store, False, IndexError())
         self.stand_before(allocation, name_of(allocation), offset, kind, is_store)
         if allocation.freed:

@@ -77,7 +77,7 @@ class Arrival:
 
 def granule_of(allocation: Any, offset: int) -> tuple[int, int, int]:
     """The 16 bytes of an access, under the same name in each run."""
-    return allocation.rank, allocation.number, offset >> 4
+    return allocation.rank, allocation.lineage, offset >> 4
 
 
 def granules_of(allocation: Allocation, offset: int, nbytes: int) -> list[Any]:

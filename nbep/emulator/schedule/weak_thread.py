@@ -211,7 +211,8 @@ class WeakThread(LoopingThread, RacingThread):
         """The stores to some bytes that it sees, on their way and there: an atomic comes behind them."""
         lifted = self.late.lifted
         stores = {*self.stores, *lifted.get(("block", self.block.serial), ()), *lifted.get(("gpu", self.rank), ())}
-        return [one for one in stores if one.allocation is allocation and one.offset >> 4 == offset >> 4]
+        here = allocation.identity, offset >> 4
+        return [one for one in stores if (one.allocation.identity, one.offset >> 4) == here]
 
     def send_off(self, store: PendingStore) -> None:
         """Its arrival is a step of its own."""
@@ -246,12 +247,12 @@ class WeakThread(LoopingThread, RacingThread):
 
     def load(self, address: int, kind: str, order: str, scope: str) -> Any:
         allocation = self.segments.get(address >> 32)
-        if allocation is None or not allocation.writable:  # no thread stores there
+        if allocation is None or not allocation.may_change:  # no thread stores there
             return super().load(address, kind, order, scope)
         offset = address & 0xFFFFFFFF
         cells = self.granules(allocation, offset, kind)
         right = [("nc", *cell) for cell in cells] if order == "nc" else []
-        here = [one for one in self.stores if one.allocation is allocation]
+        here = [one for one in self.stores if one.allocation.identity is allocation.identity]
         late: list[PendingStore] = [one for one in here if isinstance(one, PendingAtomic)]
         self.stand_to_load((touch(left=cells, right=right), late), order)
         value = super().load(address, kind, order, scope)

@@ -14,7 +14,8 @@ from weakref import ref
 import numpy as np
 
 from nbep.emulator import DataRace, Uninitialized, UseAfterFree
-from nbep.emulator.machine.memory import Allocation, extent
+from nbep.emulator.machine.arrays import extent
+from nbep.emulator.machine.memory import Allocation
 
 # What may be asked of an array that is not the caller's any more: nothing about its elements.
 ABOUT = {"base", "ctypes", "dtype", "flags", "itemsize", "nbytes", "ndim", "shape", "size", "strides"}
@@ -136,9 +137,9 @@ class Outputs:
         made = (found for each in list(self._arrays.values()) if (found := each()) is not None and found.size)
         if not any(low <= begin and end <= high for low, high in map(extent, made)):
             return
-        data = np.frombuffer(allocation.memory, np.uint8)
+        data = np.frombuffer(allocation.memory, np.uint8, allocation.nbytes)
         flags = np.ones(data.size, np.uint8)
-        for first in range(0, data.size, GRANULE):
+        for first in range(allocation.lowest & -GRANULE, data.size, GRANULE):
             flags[first : first + GRANULE] = (data[first : first + GRANULE] != UNWRITTEN).any()
         if not flags.all():
             allocation.hide(bytearray(flags.tobytes()))

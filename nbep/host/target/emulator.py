@@ -19,7 +19,7 @@ from nbep.device.library import describe_shared
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
-from nbep.emulator.machine.memory import OFFSET_MASK, extent
+from nbep.emulator.machine.arrays import OFFSET_MASK, extent
 from nbep.host.faults import read_report
 from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime
 from nbep.host.target.checked_arrays import Outputs, Span, Watched, check, is_over, lend
