@@ -69,7 +69,7 @@ class EmulatedMemory(Memory):
         self.space.write(self.allocation, offset, values)
 
     def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
-        return self.space.read(self.allocation, dtype, offset, count)
+        return self.array(dtype, offset, count).copy()
 
     def free(self) -> None:
         self.space.free(self.allocation)
