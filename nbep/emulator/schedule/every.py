@@ -27,7 +27,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 from .every_barriers import Barriers
-from .every_choice import Choice, Doubt, Tried
+from .every_choice import Choice, Doubt, Rest, Tried
 from .every_order import Races, clock_before, settle_unsure
 from .every_reversal import reverse_races
 from .every_seen import Cells, Question
@@ -128,6 +128,7 @@ class Tree(Turns, Limited):
         self.picks = []
         self.decided = []
         self.stores = 0  # steps that store
+        self.at_rest: int | None = None  # from which step on only threads go on that stand amid a turn
         self.doubts: list[Doubt] = []
         self._held = self.to_hold()
         return True
@@ -144,6 +145,16 @@ class Tree(Turns, Limited):
             self.choices.clear()
             self.schedules = self.redundant = 0
             return
+        if self.at_rest is not None:
+            is_redundant = True
+            del self.steps[self.at_rest :], self.choices[self.at_rest + 1 :]
+            last = self.choices[self.at_rest]
+            last.wanted.clear()
+            last.begun.clear()
+            last.later.clear()
+            last.choose(None)
+            self.races = Races(self.steps)
+            self.refused.clear()
         self.redundant += is_redundant
         self.schedules += not is_redundant
         settle_unsure(self.steps)
@@ -292,6 +303,14 @@ class Tree(Turns, Limited):
             return min(left)
         if waiting.keys() <= set(choice.failed):
             return min(waiting)  # it looks once more before a deadlock is reported
+        rests = waiting.keys() - set(choice.failed)
+        if all(isinstance(choice.asleep.get(one), Rest) for one in rests):
+            # Nobody else can go on. Either all of their turns fail now, or the run repeats another one.
+            if self.at_rest is None:
+                self.at_rest = depth
+            who = min(rests)
+            del choice.asleep[who]
+            return who
         raise Redundant
 
     def skips(self, who: Who, words: Words) -> bool:

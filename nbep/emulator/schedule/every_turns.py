@@ -38,6 +38,7 @@ class Turns:
     is_search: bool
     _replayed: list[Who]
     planned: int
+    at_rest: int | None
 
     def fail(self, who: Who, depth: int) -> bool:
         raise NotImplementedError
@@ -84,6 +85,10 @@ class Turns:
         """Whether somebody has said who goes on."""
         return bool(self._replayed) or not self.is_search
 
+    def is_last(self, choice: Choice, others: Container[Who]) -> bool:
+        """Whether all of these stand amid a turn that would fail."""
+        return all(isinstance(choice.asleep.get(one), Rest) for one in others)
+
     def turn_of(self, who: Who, looks: list[int]) -> list[int] | None:
         """The last looks of a turn that no other thread interrupts. None if its thread has done more than look."""
         if looks[-1] != len(self.steps) - 1:
@@ -107,6 +112,9 @@ class Turns:
         if not rest:
             raise Redundant
         choice = self.choices[rest[0]]
+        if self.is_last(choice, choice.waiting.keys() - {who} - set(choice.failed)):
+            self.at_rest = rest[0]  # nobody else can go on: it looks again, and maybe waits for ever
+            return
         looks = [self.steps[at] for at in rest]
         del self.steps[rest[0] :], self.choices[rest[0] + 1 :]
         self.races = Races(self.steps)
@@ -127,10 +135,14 @@ class Turns:
         choice = self.choices[looks[0]]
         if looks[0] < self.planned and choice.chosen == who:  # it may have been the first look alone that was wanted
             choice.begun.add(who)
+        accesses = [self.steps[at].access for at in looks]
         for at in reversed(looks):
             self.steps[at].state = None
             self.fail(who, at)
         choice.turns.add(who)
+        # Who sleeps would wake if the turn began here: a look that fails now may be followed by one that comes later.
+        if any(tried.access.meets(look) for tried in choice.asleep.values() for look in accesses[:-1]):
+            choice.begun.add(who)
 
 
 class TurningThread(LoopingThread):
@@ -155,7 +167,7 @@ class TurningThread(LoopingThread):
         looks = [poll[0] for poll in failed]
         deeds = {poll[4][2] for poll in failed} | {self.deeds}
         rest = tree.turn_of(self.who, looks) if len(deeds) == 1 else None
-        if rest is not None and rest != looks and not tree.is_replay:
+        if rest is not None and rest != looks and not tree.is_replay and tree.at_rest is None:
             tree.block(self.who, rest)
         if rest != looks:
             self.forget_looks()
