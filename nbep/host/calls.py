@@ -106,17 +106,13 @@ def digest_of(words: Iterable[int]) -> int:
 def dispatch_call(
     memory: Node,
     tokens: Tokens,
-    num_experts: int,
     config: Config,
     handle: ArraysHandle | None = None,
     between_nodes: bool = False,
     zero_copy: bool = False,
 ) -> Call:
-    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch.
-
-    num_experts: 0 with a handle
-    """
-    sizes = *_of_x(tokens), tokens.num_topk, num_experts
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch."""
+    sizes = *_of_x(tokens), tokens.num_topk, tokens.num_experts
     of_handle = handle_word(memory, handle)
     return make_call(DISPATCH, of_handle, int(zero_copy), *sizes, *_of_config(config, between_nodes, zero_copy))
 
@@ -136,11 +132,11 @@ def combine_call(
 
 
 def elastic_dispatch_call(
-    memory: Node, tokens: Tokens, num_experts: int, num_max_tokens: int, handle: EPHandle | None, has_weights: bool
+    memory: Node, tokens: Tokens, num_max_tokens: int, handle: EPHandle | None, has_weights: bool
 ) -> Call:
     """What the others read out of this rank's half. Whether and how rows are expanded is each rank's own affair."""
     words = handle_word(memory, handle), int(has_weights), *_of_x(tokens), tokens.num_topk
-    return make_call(ELASTIC_DISPATCH, *words, num_experts, num_max_tokens)
+    return make_call(ELASTIC_DISPATCH, *words, tokens.num_experts, num_max_tokens)
 
 
 def elastic_combine_call(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from nbep.host.arguments import refuse
 from nbep.host.events import EventHandle, EventOverlap, handle_of
-from nbep.host.node import Empty, Ordered
+from nbep.host.node import Ordered
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.new_arrays import Make
 from nbep.host.target.streams import Event, PastEvent, Stream
@@ -33,10 +33,13 @@ class CommWork:
     _last_stream: Stream | None = None  # of the call before
     _previous: EventHandle | None = None  # what the call under way comes behind
 
-    def _choose_stream(self, order: Ordered) -> bool:
-        """Set `stream`, whose next work comes behind the call before. Returns whether it is the caller's own."""
+    def _choose_stream(self, is_blocking: bool) -> bool:
+        """Set `stream`, whose next work comes behind the call before. Returns whether it is the caller's own.
+
+        is_blocking: the call comes behind the current stream, which waits for it
+        """
         runtime = self.runtime
-        is_callers = runtime.has_own_stream and order.previous_event is None and not order.async_finish
+        is_callers = runtime.has_own_stream and is_blocking
         stream = self.stream = runtime.current_stream if is_callers else self.comm_stream
         last = self._last_stream
         if last is not stream and not runtime.is_capturing:  # the order of a graph's calls is the caller's
@@ -49,7 +52,7 @@ class CommWork:
         return is_callers
 
     def allocate(
-        self, order: Ordered, like: Array, make: Make | None = None, numbers: Sequence[int] = ()
+        self, order: Ordered, make: Make | None = None, numbers: Sequence[int] = ()
     ) -> tuple[list[Array], list[Any]]:
         """New arrays for the next kernels to write, of `make`; after it `stream` comes behind what it has to.
 
@@ -60,43 +63,21 @@ class CommWork:
         made: tuple[list[Array], list[Any]] = ([], [])
         if order.previous_event is None:
             if make is not None:
-                made = make(like, numbers)
-            if not self._choose_stream(order):
+                made = make(numbers)
+            if not self._choose_stream(not order.async_finish):
                 self.comm_stream.wait_current_stream()
             return made
-        is_callers, is_own = self._come_behind(order)
-        if make is not None:
-            with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
-                made = make(like, numbers)
-        self._let_use(is_callers, is_own, made[0])
-        return made
-
-    @contextmanager
-    def allocations(self, order: Ordered, like: Array) -> Iterator[Empty]:
-        """As `allocate`, one by one."""
-        is_callers, is_own = self._come_behind(order)
-        outputs: list[Array] = []
-
-        def empty(shape: tuple[int, ...], dtype: str) -> Array:
-            outputs.append(self.runtime.empty(shape, dtype, like))
-            return outputs[-1]
-
-        with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
-            yield empty
-        self._let_use(is_callers, is_own, outputs)
-
-    def _come_behind(self, order: Ordered) -> tuple[bool, bool]:
-        """Begin. Returns: whether `stream` is the caller's; whether new arrays are the comm stream's"""
-        is_callers = self._choose_stream(order)
+        self._choose_stream(False)
         previous = self._previous = handle_of(order.previous_event)
         if previous is not None and not isinstance(previous.event, PastEvent):
             self.comm_stream.wait(previous.event)
-        return is_callers, previous is not None and (order.allocate_on_comm_stream or not self.runtime.is_capturing)
-
-    def _let_use(self, is_callers: bool, is_own: bool, outputs: list[Array]) -> None:
-        """End: outputs are made."""
-        if not is_callers and not (is_own and (not outputs or self.runtime.let_current_stream_use(outputs))):
+        is_own = previous is not None and (order.allocate_on_comm_stream or not self.runtime.is_capturing)
+        if make is not None:
+            with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
+                made = make(numbers)
+        if not (is_own and (not made[0] or self.runtime.let_current_stream_use(made[0]))):
             self.comm_stream.wait_current_stream()
+        return made
 
     def finish(self, async_finish: bool) -> EventOverlap:
         """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""

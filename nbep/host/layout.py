@@ -41,25 +41,25 @@ def get_dispatch_layout(
     """See Buffer.get_dispatch_layout."""
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    key, plan, arguments = memory.layout_plans.find((topk_idx,), (num_experts,))
+    key, plan, arguments, _ = memory.layout_plans.find((topk_idx,), (num_experts,))
     if plan is None:
-        plan = _checked_plan(memory, topk_idx, num_experts, previous_event)
+        num_experts = validate.num_experts(memory.num_ranks, num_experts)
+        validate.array("topk_idx", memory.runtime.view(topk_idx), "int64", ("num_tokens", "num_topk"))
+        validate.topk_size("topk_idx", topk_idx.shape[1])
+    if validate.may_read(memory, previous_event):
+        validate.expert_indices(memory.runtime.contents(topk_idx), num_experts)
+    if plan is None:
+        plan = _make_plan(memory, topk_idx, num_experts)
         memory.layout_plans.keep(key, plan)
     order = Order(previous_event, async_finish, allocate_on_comm_stream)
-    arrays, addresses = memory.allocate(order, topk_idx, plan.make)
+    arrays, addresses = memory.allocate(order, plan.make)
     plan.launch.launch(memory.stream, (*addresses, *arguments), (topk_idx, *arrays))
     return (*arrays, memory.finish(async_finish))
 
 
-def _checked_plan(memory: Node, topk_idx: Array, num_experts: int, previous_event: EventOverlap | None) -> Plan:
-    """Check everything; the plan for this call, and for later ones with as many tokens, choices and experts."""
-    runtime, num_ranks = memory.runtime, memory.num_ranks
-    num_experts = validate.num_experts(num_ranks, num_experts)
-    validate.array("topk_idx", runtime.view(topk_idx), "int64", ("num_tokens", "num_topk"))
-    num_tokens, num_topk = topk_idx.shape
-    validate.topk_size("topk_idx", num_topk)
-    if validate.may_read(memory, previous_event):
-        validate.expert_indices(runtime.contents(topk_idx), num_experts)
+def _make_plan(memory: Node, topk_idx: Array, num_experts: int) -> Plan:
+    """The plan for this call, and for later ones with as many tokens, choices and experts."""
+    runtime, num_ranks, (num_tokens, num_topk) = memory.runtime, memory.num_ranks, topk_idx.shape
     sizes = LayoutSizes(num_tokens, num_topk, num_ranks, memory.num_nvl_peers, num_experts)
     block = block_sizes(runtime).layout
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))

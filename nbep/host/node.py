@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 from nbep.device.kernels.parts.calls import Call
@@ -25,8 +24,6 @@ from nbep.host.target.memory import SymmetricMemory
 from nbep.host.target.new_arrays import Make
 from nbep.host.target.streams import Event, Stream
 from nbep.host.transport.base import Transport
-
-Empty = Callable[[tuple[int, ...], str], Array]  # a new array of a shape and a dtype
 
 
 class Ordered(Protocol):
@@ -103,9 +100,8 @@ class Node(Protocol):
     def kernel(self, kernel: Kernel) -> Kernel: ...
     def check_open(self) -> None: ...
     def who_is_gone(self) -> Gone: ...
-    def allocations(self, order: Ordered, like: Array) -> AbstractContextManager[Empty]: ...
     def allocate(
-        self, order: Ordered, like: Array, make: Make | None = None, numbers: Sequence[int] = ()
+        self, order: Ordered, make: Make | None = None, numbers: Sequence[int] = ()
     ) -> tuple[list[Array], list[Any]]: ...
     def await_counts(self, num_local_experts: int, timeout_ms: float = 0, limit: str = "") -> Received: ...
     def finish(self, async_finish: bool) -> EventOverlap: ...

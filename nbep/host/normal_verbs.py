@@ -8,18 +8,25 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer
 from nbep.host.config import Config
 from nbep.host.events import EventOverlap
-from nbep.host.internode.combine import combine as internode_combine
-from nbep.host.internode.dispatch import dispatch as internode_dispatch
+from nbep.host.internode import checks as nodes_checks
+from nbep.host.internode import combine as nodes_combine
+from nbep.host.internode import dispatch as nodes_dispatch
 from nbep.host.internode.handle import InternodeHandle
-from nbep.host.intranode.combine import combine
-from nbep.host.intranode.dispatch import dispatch
+from nbep.host.internode.rdma_buffer_turns import check_turn
+from nbep.host.intranode import checks as node_checks
+from nbep.host.intranode import combine as node_combine
+from nbep.host.intranode import dispatch as node_dispatch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.node import Node
+from nbep.host.normal_calls import Mode, combine, dispatch
 from nbep.host.one_thread import in_turn
 from nbep.host.request import CombineRequest, DispatchRequest
 from nbep.host.target.base import Array
 from nbep.host.target.views import new_tuple
+
+INSIDE_A_NODE = Mode(DispatchHandle, node_checks, node_dispatch, node_combine)
+BETWEEN_NODES = Mode(InternodeHandle, nodes_checks, nodes_dispatch, nodes_combine)
 
 
 class NormalVerbs:
@@ -148,8 +155,7 @@ class NormalVerbs:
             DeepEP deep_ep/buffer.py, Buffer.dispatch
         """
         memory = self._usable_normal("dispatch", zero_copy, previous_event, async_finish, allocate_on_comm_stream)
-        chosen = dispatch if memory.internode is None else internode_dispatch
-        return chosen(
+        return dispatch(
             memory,
             new_tuple(
                 DispatchRequest,
@@ -172,6 +178,7 @@ class NormalVerbs:
                     type(self).num_sms,
                 ),
             ),
+            INSIDE_A_NODE if memory.internode is None else BETWEEN_NODES,
         )
 
     @in_turn
@@ -221,8 +228,7 @@ class NormalVerbs:
             DeepEP deep_ep/buffer.py, Buffer.combine
         """
         memory = self._usable_normal("combine", zero_copy, previous_event, async_finish, allocate_on_comm_stream)
-        chosen = combine if memory.internode is None else internode_combine
-        return chosen(
+        return combine(
             memory,
             new_tuple(
                 CombineRequest,
@@ -238,6 +244,7 @@ class NormalVerbs:
                     zero_copy,
                 ),
             ),
+            INSIDE_A_NODE if memory.internode is None else BETWEEN_NODES,
         )
 
     def _usable_normal(
@@ -258,4 +265,6 @@ class NormalVerbs:
             is_in_node = memory.internode is None
             why = ": num_zero_copy_bytes was 0 at construction" if is_in_node else " between nodes"
             validate.refuse("zero_copy", True, f"False{why}")
+        if memory.internode is not None:
+            check_turn(memory, verb)
         return memory

@@ -5,7 +5,7 @@
 
 The key of a plan says all that was checked: the kind of each array (see Runtime.look_at), all options with their types,
 and what a handle says of its dispatch. So what is found under a key need not be checked again. Where the host reads
-arrays, as on the emulator, their contents are checked, too: nothing is found there.
+arrays, as on the emulator, what is in them and where they lie is checked in each call.
 
 Most calls are like the one before. Whether one is so is asked in a shorter way, if the arrays' library has one; see
 Runtime.recognizer. What it does not recognize is looked up.
@@ -17,40 +17,31 @@ from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from nbep.device.kernels.parts.calls import Call
-from nbep.host.arguments import refuse
-from nbep.host.request import DispatchRequest
 from nbep.host.target.base import PreparedLaunch, Recognizer, Runtime
 from nbep.host.target.new_arrays import Make
+from nbep.host.target.views import View
 
 AnyPlan = TypeVar("AnyPlan")
 MAX_PLANS = 1024  # of a verb
 
 
 class Plan(NamedTuple):
-    """Of a call of the normal mode with a handle: what depends on its sizes, on those of the arrays, and on the config.
+    """Of a dispatch or combine through rings: what depends on sizes, dtypes and options, and on those of a handle.
 
-    shape: of what it takes of the buffers, to name cells in reports
-    Without rings `make` and `launch` are other things: see intranode.direct_dispatch.
+    make: outputs, and in front of a dispatch's without a handle what notify writes; shape: of what it takes of the
+    buffers, to name cells in reports. The rest is of a dispatch without a handle
+    make_counted: its outputs, if rows are counted before; counters: where; sizes: of the handle
     """
 
-    make: Any  # its outputs
+    make: Make
     notify: PreparedLaunch
-    launch: Any
-    shape: Any
-    call: Call
-
-
-class CountedPlan(NamedTuple):
-    """Of a dispatch without one: sizes, dtypes and options alone, as rows that come are counted in every call."""
-
-    make: Make  # what notify writes, and the outputs of dispatch if it is known how many rows they have
-    make_counted: Make | None  # the outputs of dispatch, if not
-    notify: PreparedLaunch
-    counters: tuple[int, ...]
     launch: PreparedLaunch
-    sizes: tuple[int, int]  # of the handle
     shape: Any
     call: Call
+    make_counted: Make | None = None
+    counters: tuple[int, ...] = ()
+    sizes: tuple[int, int] = (0, 0)
+    num_local_experts: int = 0
 
 
 def overlap(addresses: Sequence[int], num_bytes: Sequence[int], first_output: int) -> bool:
@@ -70,70 +61,65 @@ class _Kept(Generic[AnyPlan]):
 
     __slots__ = ("can_recognize", "options", "plan", "recognize", "types")
 
-    def __init__(self, plan: AnyPlan, options: tuple[Any, ...]):
+    def __init__(self, plan: AnyPlan, options: tuple[Any, ...], can_recognize: bool):
         self.plan = plan
         self.options = options
         self.types = list(map(type, options))
         self.recognize: Recognizer | None = None
-        self.can_recognize = True  # until it is tried in vain
+        self.can_recognize = can_recognize  # until it is tried in vain
 
 
 class Plans(Generic[AnyPlan]):
     """The plans of one verb of a buffer.
 
     runtime: what looks at arrays; num_free: so many of them may have any number of rows, which the verb compares
+    are_kept: whether there are any; not for a verb that checks contents together with all else, where the host reads
     """
 
-    __slots__ = ("_kept", "_latest", "_num_free", "_runtime")
+    __slots__ = ("_are_kept", "_kept", "_latest", "_num_free", "_runtime")
 
-    def __init__(self, runtime: Runtime, num_free: int = 0):
+    def __init__(self, runtime: Runtime, num_free: int = 0, are_kept: bool = True):
         self._runtime = runtime
         self._num_free = num_free
+        self._are_kept = are_kept
         self._kept: dict[Any, _Kept[AnyPlan]] = {}
         self._latest: _Kept[AnyPlan] | None = None  # with a recognizer
 
-    def find(self, given: Sequence[Any], options: tuple[Any, ...]) -> tuple[Any, AnyPlan | None, list[Any]]:
+    def find(
+        self, given: Sequence[Any], options: tuple[Any, ...] | None
+    ) -> tuple[Any, AnyPlan | None, list[Any], list[View]]:
         """The plan of an earlier call with such arrays and the same options.
 
+        options: None if all must be checked
         Returns: without a plan, what to keep one under once all is checked, None if none must be kept; the plan, None
-                 if there is none; what a launch takes for the arrays
+                 if there is none; what a launch takes for the arrays; where the host reads them, what they are
         """
         latest = self._latest
         # 1 is no True, and 4.0 no 4.
-        if latest is not None and list(map(type, options)) == latest.types and options == latest.options:
+        if (
+            latest is not None
+            and options is not None
+            and list(map(type, options)) == latest.types
+            and options == latest.options
+        ):
             addresses = latest.recognize(given)  # type: ignore[misc]
             if addresses is not None:
-                return None, latest.plan, addresses
-        return self._look_up(given, options)
-
-    def _look_up(self, given: Sequence[Any], options: tuple[Any, ...]) -> tuple[Any, AnyPlan | None, list[Any]]:
-        kinds, addresses = self._runtime.look_at(given, self._num_free)
-        if kinds is None:
-            return None, None, addresses
+                return None, latest.plan, addresses, []
+        kinds, addresses, views = self._runtime.look_at(given, self._num_free)
+        if kinds is None or options is None or not self._are_kept:
+            return None, None, addresses, views
         key = kinds, tuple(map(type, options)), options
         try:
             kept = self._kept.get(key)
         except TypeError:  # an option that cannot be part of a key
-            return None, None, addresses
+            return None, None, addresses, views
         if kept is None:
-            return key, None, addresses
+            return key, None, addresses, views
         if kept.can_recognize and (kept.recognize is None or kept.recognize(given) is None):
             kept.recognize = self._runtime.recognizer(given, self._num_free)
             kept.can_recognize = kept.recognize is not None
         self._latest = kept if kept.can_recognize else None
-        return None, kept.plan, addresses
-
-    def find_along(
-        self, memory: Any, handle: Any, kind: Any, given: Sequence[Any], options: tuple[Any, ...]
-    ) -> tuple[Any, AnyPlan | None, list[Any]]:
-        """As `find`, of a call along the routes of a handle: that of a dispatch of this buffer as it was made.
-
-        kind: its class. With any other one all is checked in each call.
-        """
-        if not isinstance(handle, kind) or not handle.is_as_made or handle.owner is not memory.identity:
-            return None, None, self._runtime.look_at(given)[1]
-        number = handle.number if memory.compares_handles else 0
-        return self.find(given, (*options, handle.taken(self._runtime).sizes, number))
+        return None, kept.plan, addresses, views
 
     def keep(self, key: Any, plan: AnyPlan) -> None:
         """Keep a plan for later calls."""
@@ -141,55 +127,7 @@ class Plans(Generic[AnyPlan]):
             return
         if len(self._kept) >= MAX_PLANS:
             self._kept.clear()
-        self._kept[key] = _Kept(plan, key[2])
+        self._kept[key] = _Kept(plan, key[2], self._runtime.has_recognizers)
 
     def __len__(self) -> int:
         return len(self._kept)
-
-
-def find_dispatch(memory: Any, request: DispatchRequest, kind: Any) -> tuple[Plans[Any], Any, Any, list[Any]]:
-    """The plans that a dispatch's is among, and what `find` returns. kind: the class of the mode's handles
-
-    The arrays are x and scales; without a handle also topk_idx, topk_weights, is_token_in_rank, num_tokens_per_rank,
-    num_tokens_per_expert, and between nodes num_tokens_per_rdma_rank.
-    """
-    is_pair = isinstance(request.x, tuple)
-    x: Any = request.x if is_pair else (request.x, None)
-    plans: Plans[Any] = memory.counted_plans if request.handle is None else memory.cached_plans
-    if len(x) != 2:
-        return plans, None, None, []
-    if request.handle is not None:
-        if request.topk_idx is not None or request.topk_weights is not None:
-            name = "topk_weights" if request.topk_idx is None else "topk_idx"
-            refuse(name, type(getattr(request, name)).__name__, "None together with a handle")
-        options: tuple[Any, ...] = request.config, request.zero_copy, is_pair
-        return plans, *plans.find_along(memory, request.handle, kind, x, options)
-    if request.num_worst_tokens == 0 and memory.runtime.is_capturing:
-        refuse("num_worst_tokens", 0, "positive in a CUDA graph, or a handle given: the CPU cannot wait there")
-    counts: tuple[Any, ...] = request.is_token_in_rank, request.num_tokens_per_rank, request.num_tokens_per_expert
-    if memory.internode is not None:
-        counts += (request.num_tokens_per_rdma_rank,)
-    options = (
-        request.expert_alignment,
-        request.num_worst_tokens,
-        request.config,
-        request.num_sms,
-        is_pair,
-        request.zero_copy,
-    )
-    return plans, *plans.find((*x, request.topk_idx, request.topk_weights, *counts), options)
-
-
-def find_combine(
-    memory: Any, handle: Any, kind: Any, given: Sequence[Any], options: tuple[Any, ...]
-) -> tuple[Any, Any, list[Any]]:
-    """As `find_along`, of a combine: x, topk_weights and both biases."""
-    if len(given) != 4:
-        return None, None, []
-    found = memory.combine_plans.find_along(memory, handle, kind, given, options)
-    if found[1] is not None:
-        num_rows = handle.taken(memory.runtime).numbers[0]  # which the plan does not know
-        for array in given[:2]:
-            if array is not None and array.shape[0] != num_rows:
-                return None, None, found[2]
-    return found

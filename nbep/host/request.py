@@ -9,14 +9,6 @@ from nbep.host.events import EventOverlap
 from nbep.host.target.base import Array, MaybeArray
 
 
-class Counts(NamedTuple):
-    """What get_dispatch_layout found out."""
-
-    num_tokens_per_rank: Array
-    is_token_in_rank: Array
-    num_tokens_per_expert: Array
-
-
 class DispatchRequest(NamedTuple):
     """See Buffer.dispatch. num_sms: of the default config"""
 
@@ -37,14 +29,6 @@ class DispatchRequest(NamedTuple):
     zero_copy: bool
     num_sms: int
 
-    @property
-    def counts(self) -> Counts:
-        return Counts(self.num_tokens_per_rank, self.is_token_in_rank, self.num_tokens_per_expert)
-
-    @property
-    def num_experts(self) -> int:
-        return self.num_tokens_per_expert.shape[0]
-
 
 # What Buffer.dispatch returns
 Dispatched = tuple[Any, MaybeArray, MaybeArray, list[int] | None, Any, EventOverlap]
@@ -62,9 +46,3 @@ class CombineRequest(NamedTuple):
     async_finish: bool
     allocate_on_comm_stream: bool
     zero_copy: bool
-
-    @property
-    def arrays(self) -> tuple[Any, ...]:
-        """x, topk_weights and both biases."""
-        bias = self.bias
-        return self.x, self.topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))

@@ -5,7 +5,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch, Buffer::internode_d
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +13,12 @@ import numpy as np
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import ROW_DTYPES, refuse
-from nbep.host.handles import ArraysHandle
+from nbep.host.handles import ArraysHandle, Taken
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
 from nbep.host.request import CombineRequest, DispatchRequest
-from nbep.host.target.base import Array, MaybeArray, Runtime
+from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import ROWS, Wanted
 from nbep.host.target.views import NO_ARRAY, View
 
@@ -27,83 +27,55 @@ MAX_ROWS = (1 << 31) - 1
 MAX_SCALES = 1024
 
 
+A_PAIR = "an array, or a tuple of an FP8 array and its scales"
+
+
 class Tokens(NamedTuple):
-    """What travels. scales, topk_idx and topk_weights may be NO_ARRAY."""
+    """What travels, once all is checked.
+
+    num_experts: 0 with a handle, whose dispatch knew it
+    received, received_topk: arrays for received rows and their scales, and for choices and weights; None where none are
+    scale_strides: from token to token and from column to column, in elements
+    """
 
     x: View
     scales: View
-    topk_idx: View
-    topk_weights: View
+    num_tokens: int
+    hidden: int
+    hidden_bytes: int
+    num_topk: int
+    num_scales: int
+    scale_strides: tuple[int, int]
+    received: tuple[Wanted | None, ...]
+    received_topk: tuple[Wanted | None, ...]
+    num_experts: int
 
-    @property
-    def num_tokens(self) -> int:
-        return self.x.shape[0]
-
-    @property
-    def hidden(self) -> int:
-        return self.x.shape[1]
-
-    @property
-    def hidden_bytes(self) -> int:
-        return self.hidden * self.x.itemsize
-
-    @property
-    def num_topk(self) -> int:
-        return self.topk_idx.shape[1] if self.topk_idx.is_array else 0
-
-    @property
-    def num_scales(self) -> int:
-        return self.scales.shape[1] if self.scales.is_array else 0
-
-    @property
-    def received(self) -> tuple[Wanted | None, Wanted | None]:
-        """Arrays for received rows, and for their scales if there are some."""
-        return _rows_of(self.x), _rows_of(self.scales)
-
-    @property
-    def received_topk(self) -> tuple[Wanted | None, Wanted | None]:
-        """The same for choices and weights."""
-        return _rows_of(self.topk_idx), _rows_of(self.topk_weights)
-
-    def ring_sizes(self, num_src_idx: int) -> tuple[int, int, int, int]:
-        """The last arguments of Config.ring_shape. num_src_idx: 0 with a handle, which knows where the tokens were"""
-        return self.hidden_bytes, self.num_topk, self.num_scales, num_src_idx
-
-    @property
-    def scale_strides(self) -> tuple[int, int]:
-        """From token to token and from column to column, in elements."""
-        if not self.scales.is_array:
-            return 0, 0
-        token_stride, hidden_stride = self.scales.strides
-        return token_stride, hidden_stride
+    @classmethod
+    def of(cls, x: View, scales: View, topk_idx: View, topk_weights: View, num_experts: int = 0) -> Tokens:
+        """Of arrays of two dimensions, or NO_ARRAY but for x."""
+        views = x, scales, topk_idx, topk_weights
+        rows = [((ROWS, each.shape[1]), each.dtype_name) if each.is_array else None for each in views]
+        _, num_scales, num_topk, _ = (each.shape[1] if each.is_array else 0 for each in views)
+        (num_tokens, hidden), (token_stride, hidden_stride) = x.shape, scales.strides or (0, 0)
+        sizes = num_tokens, hidden, hidden * x.itemsize, num_topk, num_scales
+        return cls(x, scales, *sizes, (token_stride, hidden_stride), tuple(rows[:2]), tuple(rows[2:]), num_experts)
 
 
-def _rows_of(view: View) -> Wanted | None:
-    return ((ROWS, view.shape[1]), view.dtype_name) if view.is_array else None
-
-
-def payload(runtime: Runtime, x: Any) -> tuple[View, View]:
-    """The tokens and their scales, NO_ARRAY without."""
-    if not isinstance(x, tuple):
-        tokens = runtime.view(x)
-        validate.array("x", tokens, ROW_DTYPES, ("num_tokens", "hidden"))
-        validate.hidden_size("x", tokens.shape[1], VEC_BYTES // tokens.itemsize)
-        validate.row_alignment("x", tokens)
-        return tokens, NO_ARRAY
-    if len(x) != 2:
-        refuse("x", f"a tuple of {len(x)}", "an array, or a tuple of an FP8 array and its scales")
-    tokens, scales = map(runtime.view, x)
-    validate.array("x[0]", tokens, "float8_e4m3fn", ("num_tokens", "hidden"))
-    num_tokens, hidden = tokens.shape
-    validate.hidden_size("x[0]", hidden, VEC_BYTES)
-    validate.row_alignment("x[0]", tokens)
+def check_rows(x: View, scales: View, is_pair: bool) -> None:
+    """The tokens, and their scales if they came as a pair."""
+    name, dtypes = ("x[0]", ("float8_e4m3fn",)) if is_pair else ("x", ROW_DTYPES)
+    validate.array(name, x, dtypes, ("num_tokens", "hidden"))
+    num_tokens, hidden = x.shape
+    validate.hidden_size(name, hidden, VEC_BYTES // x.itemsize)
+    validate.row_alignment(name, x)
+    if not is_pair:
+        return
     validate.array("x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
     if not 1 <= scales.shape[1] <= MAX_SCALES:
         allowed = f"1 to {MAX_SCALES} scales a token: a warp's stage holds them"
         refuse("x[1]", f"{scales.shape[1]} scales a token", allowed)
     if min(scales.strides) < 0:
         refuse("x[1]", f"strides {scales.strides}", "of strides that are not negative")
-    return tokens, scales
 
 
 def outside_rings(memory: Node, views: Mapping[str, View]) -> None:
@@ -113,60 +85,59 @@ def outside_rings(memory: Node, views: Mapping[str, View]) -> None:
         validate.outside(memory, views, memory.internode.rdma.symmetric, memory.internode.rdma.num_rdma_bytes)
 
 
-def check_dispatch(memory: Node, request: DispatchRequest, handle: DispatchHandle | InternodeHandle | None) -> Tokens:
-    """What travels in a dispatch. Its arrays fit each other, and the handle, which is checked."""
-    runtime = memory.runtime
-    topk = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
-    tokens = Tokens(*payload(runtime, request.x), *topk)
-    if not request.zero_copy:
-        outside_rings(memory, tokens._asdict())
-    if handle is None:
-        _check_counts(memory, tokens, request)
-        return tokens
-    num_tokens = handle.is_token_in_rank.shape[0]
-    if tokens.num_tokens != num_tokens:
-        refuse("x", f"{tokens.num_tokens} tokens", f"{num_tokens} tokens, as in the dispatch of the handle")
-    return tokens
-
-
-def _check_counts(memory: Node, tokens: Tokens, request: DispatchRequest) -> None:
-    """What get_dispatch_layout found out, and top-k, fit to the tokens."""
-    runtime, num_ranks, num_worst_tokens = memory.runtime, memory.num_ranks, request.num_worst_tokens
-    counts = request.counts
-    for name, value in counts._asdict().items():
-        if value is None:
+def check_dispatch(
+    memory: Node, request: DispatchRequest, handle: DispatchHandle | InternodeHandle | None, views: Sequence[View]
+) -> Tokens:
+    """What travels in a dispatch. Its arrays fit each other, and the handle, which is checked. views: of the arrays"""
+    x, scales, *more = views
+    check_rows(x, scales, isinstance(request.x, tuple))
+    num_tokens = x.shape[0]
+    if handle is not None:
+        known = handle.is_token_in_rank.shape[0]
+        if num_tokens != known:
+            refuse("x", f"{num_tokens} tokens", f"{known} tokens, as in the dispatch of the handle")
+        return Tokens.of(x, scales, NO_ARRAY, NO_ARRAY)
+    num_ranks, num_worst_tokens = memory.num_ranks, request.num_worst_tokens
+    topk_idx, topk_weights, in_rank, of_ranks, of_experts, *of_nodes = more
+    for name in ("num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"):
+        if getattr(request, name) is None:
             refuse(name, "None", "given unless there is a handle; get_dispatch_layout returns it")
-    of_ranks, in_rank, of_experts = map(runtime.view, counts)
     validate.array("num_tokens_per_rank", of_ranks, "int32", (num_ranks,))
-    validate.array("is_token_in_rank", in_rank, "bool", (tokens.num_tokens, num_ranks))
+    validate.array("is_token_in_rank", in_rank, "bool", (num_tokens, num_ranks))
     validate.array("num_tokens_per_expert", of_experts, "int32", ("num_experts",))
-    num_experts = of_experts.shape[0]
-    validate.num_experts(num_ranks, num_experts, "size of num_tokens_per_expert")
+    num_experts = validate.num_experts(num_ranks, of_experts.shape[0], "size of num_tokens_per_expert")
     if (request.topk_idx is None) != (request.topk_weights is None):
         missing, given = ("topk_idx", "topk_weights") if request.topk_idx is None else ("topk_weights", "topk_idx")
         refuse(missing, "None", f"given together with {given}")
     if request.topk_idx is not None:
-        validate.array("topk_idx", tokens.topk_idx, "int64", (tokens.num_tokens, "num_topk"))
-        validate.topk_size("topk_idx", tokens.num_topk)
-        validate.array("topk_weights", tokens.topk_weights, "float32", (tokens.num_tokens, tokens.num_topk))
+        validate.array("topk_idx", topk_idx, "int64", (num_tokens, "num_topk"))
+        validate.topk_size("topk_idx", topk_idx.shape[1])
+        validate.array("topk_weights", topk_weights, "float32", topk_idx.shape)
+    tokens = Tokens.of(x, scales, topk_idx, topk_weights, num_experts)
+    if num_worst_tokens > 0:
+        if request.topk_idx is None:
+            refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
         # Kernels number rows by int32; the emulator's addresses hold less.
-        most = min(MAX_ROWS, (runtime.max_symmetric_bytes or MAX_ROWS * tokens.hidden_bytes) // tokens.hidden_bytes)
+        bound = memory.runtime.max_symmetric_bytes or MAX_ROWS * tokens.hidden_bytes
+        most = min(MAX_ROWS, bound // tokens.hidden_bytes)
         if num_worst_tokens > most:
             refuse("num_worst_tokens", num_worst_tokens, f"at most {most}")
-    elif num_worst_tokens > 0:
-        refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx and topk_weights")
-    internode, of_nodes = memory.internode, request.num_tokens_per_rdma_rank
-    if internode is not None:
-        if of_nodes is None:
+    if memory.internode is not None:
+        if request.num_tokens_per_rdma_rank is None:
             refuse("num_tokens_per_rdma_rank", "None", "given between nodes; get_dispatch_layout returns it")
-        validate.array("num_tokens_per_rdma_rank", runtime.view(of_nodes), "int32", (internode.num_rdma_ranks,))
-    if not validate.may_read(memory, request.previous_event):
-        return
-    per_rank, goes, per_expert = map(runtime.contents, counts)
+        validate.array("num_tokens_per_rdma_rank", of_nodes[0], "int32", (memory.internode.num_rdma_ranks,))
+    return tokens
+
+
+def check_counts(memory: Node, request: DispatchRequest) -> None:
+    """What get_dispatch_layout found out agrees with itself, and with top-k; where the host can read them."""
+    counts = request.num_tokens_per_rank, request.is_token_in_rank, request.num_tokens_per_expert
+    contents, num_worst_tokens, internode = memory.runtime.contents, request.num_worst_tokens, memory.internode
+    per_rank, goes, per_expert = map(contents, counts)
     check_membership(goes, per_rank)
     if request.topk_idx is not None:
-        topk_idx = runtime.contents(request.topk_idx)
-        validate.expert_indices(topk_idx, num_experts)
+        topk_idx = contents(request.topk_idx)
+        validate.expert_indices(topk_idx, len(per_expert))
         check_routing(topk_idx, goes, per_expert)
     # What the peers send is not known yet; the kernel reports if it does not fit.
     num_own = int(per_rank[memory.rank])
@@ -174,8 +145,9 @@ def _check_counts(memory: Node, tokens: Tokens, request: DispatchRequest) -> Non
         allowed = f"at least {num_own}, the tokens that this rank sends to itself, and more for what peers send"
         refuse("num_worst_tokens", num_worst_tokens, allowed)
     if internode is not None:
+        of_nodes: Any = request.num_tokens_per_rdma_rank
         counted = goes.reshape(-1, internode.num_rdma_ranks, memory.num_nvl_peers).any(axis=2).sum(axis=0)
-        if (counted != runtime.contents(of_nodes)).any():
+        if (counted != contents(of_nodes)).any():
             refuse("num_tokens_per_rdma_rank", of_nodes.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
 
 
@@ -220,24 +192,19 @@ def pair(recv_x: Array, recv_x_scales: MaybeArray) -> Any:
 
 
 class CombineGiven(NamedTuple):
-    """What combine was given, besides the rows."""
+    """What combine was given, once it is checked."""
 
+    x: View
     hidden: int
+    hidden_bytes: int
     num_topk: int
-    bias_0: MaybeArray
-    bias_1: MaybeArray
-
-    @property
-    def hidden_bytes(self) -> int:
-        return self.hidden * BF16_BYTES
+    num_combined_tokens: int
 
 
-def check_combine_inputs(
-    memory: Node, request: CombineRequest, handle: ArraysHandle, num_tokens: int, num_combined_tokens: int
-) -> CombineGiven:
-    """Rows, weights and biases fit each other and the handle, whose numbers of tokens come behind it."""
-    runtime = memory.runtime
-    x, topk_weights, *of_biases = map(runtime.view, request.arrays)
+def check_combine(request: CombineRequest, views: Sequence[View], of_handle: Taken) -> CombineGiven:
+    """Rows, weights and biases fit each other and the handle. views: of them"""
+    x, topk_weights, *of_biases = views
+    num_tokens, num_combined_tokens = of_handle.numbers[0], of_handle.sizes[0]
     if len(of_biases) != 2:
         raise ValueError(f"bias: got a tuple of {len(of_biases)}; must be an array, a tuple of two, or None")
     validate.array("x", x, "bfloat16", (num_tokens, "hidden"))
@@ -249,15 +216,17 @@ def check_combine_inputs(
         validate.array("topk_weights", topk_weights, "float32", (num_tokens, "num_topk"))
         num_topk = topk_weights.shape[1]
         validate.topk_size("topk_weights", num_topk)
-    bias_0, bias_1 = of_biases
-    for name, view in (("bias_0", bias_0), ("bias_1", bias_1)):
+    for name, view in zip(("bias_0", "bias_1"), of_biases, strict=True):
         if view.array is not None:
             validate.array(name, view, "bfloat16", (num_combined_tokens, hidden))
             validate.row_alignment(name, view)
-    if not request.zero_copy and (runtime.host_reads_arrays or not handle.is_as_made):
-        inputs = {"x": x, "topk_weights": topk_weights, "bias_0": bias_0, "bias_1": bias_1}
-        outside_rings(memory, inputs)
-        of_handle = {f"handle.{name}": runtime.view(array) for name, array in handle.arrays.items()}
-        outputs = {name: of_handle.pop(name) for name in [f"handle.{name}" for name in handle.rewritten]}
-        validate.apart(outputs, inputs | of_handle)
-    return CombineGiven(hidden, num_topk, bias_0.array, bias_1.array)
+    return CombineGiven(x, hidden, hidden * BF16_BYTES, num_topk, num_combined_tokens)
+
+
+def check_overlaps(memory: Node, handle: ArraysHandle, views: Sequence[View]) -> None:
+    """What combine rewrites, if it goes through rings, lies nowhere else."""
+    inputs = dict(zip(("x", "topk_weights", "bias_0", "bias_1"), views, strict=False))
+    outside_rings(memory, inputs)
+    of_handle = {f"handle.{name}": memory.runtime.view(array) for name, array in handle.arrays.items()}
+    outputs = {name: of_handle.pop(name) for name in [f"handle.{name}" for name in handle.rewritten]}
+    validate.apart(outputs, inputs | of_handle)

@@ -40,8 +40,6 @@ def array(
     name: str, view: View, dtypes: str | tuple[str, ...], shape: tuple[int | str, ...], contiguous: bool = True
 ) -> None:
     """An array of one of the dtypes. An int in shape is a size that must be; a str names a size that is free."""
-    if isinstance(dtypes, str) and contiguous and view.fits(dtypes, shape):  # type: ignore[arg-type]
-        return
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
     if not view.is_array:
         value = view.array

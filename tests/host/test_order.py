@@ -43,11 +43,11 @@ def allocate(order: Order, library_minds_streams: bool = True, is_capturing: boo
     memory = CommWork()
     memory.runtime, memory.comm_stream = runtime, stream
 
-    def make(like, numbers):
+    def make(numbers):
         log.append("allocate")
-        return [f"int32 [{numbers[0]}, 3] of {like}"], []
+        return [f"int32 [{numbers[0]}, 3]"], []
 
-    assert memory.allocate(order, "torch", make, (2,)) == (["int32 [2, 3] of torch"], [])
+    assert memory.allocate(order, make, (2,)) == (["int32 [2, 3]"], [])
     return log
 
 
@@ -61,7 +61,7 @@ def test_behind_an_event_outputs_are_the_comm_streams_and_the_current_stream_is_
     """Memory of the current stream may be in use there, by work that came after the event."""
     expected = ["wait for event", "on comm stream", "allocate", "on current stream"]
     order = Order(AN_EVENT, True, allocate_on_comm_stream)
-    assert allocate(order) == [*expected, "let current stream use ['int32 [2, 3] of torch']"]
+    assert allocate(order) == [*expected, "let current stream use ['int32 [2, 3]']"]
 
 
 def test_in_a_graph_memory_changes_its_stream_only_if_the_caller_says_so():

@@ -171,11 +171,12 @@ class SlowRank:
 def hold_back(patch: pytest.MonkeyPatch, kernel: str, arrived: list) -> None:
     """Launch this rank's kernel of that name only when `arrived` is not empty."""
     runtime = current_runtime()
-    launch = runtime.launch
+    name = "start" if hasattr(runtime, "start") else "launch"
+    launch = getattr(runtime, name)
 
     def late(stream, function, *args):
         if function.__name__ == kernel:
             runtime.wait_until(lambda: bool(arrived), lambda: "the fault of the other rank")
         launch(stream, function, *args)
 
-    patch.setattr(runtime, "launch", late)
+    patch.setattr(runtime, name, late)

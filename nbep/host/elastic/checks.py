@@ -14,7 +14,8 @@ from nbep.host.elastic.handle import EPHandle
 from nbep.host.elastic.request import ElasticCombineRequest, ElasticDispatchRequest
 from nbep.host.events import handle_of
 from nbep.host.node import Node
-from nbep.host.tokens import Tokens, payload
+from nbep.host.target.views import NO_ARRAY
+from nbep.host.tokens import A_PAIR, Tokens, check_rows
 
 
 def options(request: ElasticDispatchRequest | ElasticCombineRequest) -> None:
@@ -68,10 +69,13 @@ def owned(memory: Node, handle: Any) -> EPHandle:
 
 def tokens(memory: Node, request: ElasticDispatchRequest) -> Tokens:
     """What travels, and where to. request: with the handle's topk_idx if there is a handle"""
-    runtime, num_ranks = memory.runtime, memory.num_ranks
-    topk = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
-    given = Tokens(*payload(runtime, request.x), *topk)
-    num_tokens = given.num_tokens
+    runtime, num_ranks, is_pair = memory.runtime, memory.num_ranks, isinstance(request.x, tuple)
+    topk_idx, topk_weights = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
+    if is_pair and len(request.x) != 2:
+        refuse("x", f"a tuple of {len(request.x)}", A_PAIR)
+    x, scales = map(runtime.view, request.x) if is_pair else (runtime.view(request.x), NO_ARRAY)
+    check_rows(x, scales, is_pair)
+    num_tokens = x.shape[0]
     if request.num_experts is None:
         refuse("num_experts", None, f"given unless there is a handle: a multiple of {num_ranks}")
     num_experts = validate.num_experts(num_ranks, request.num_experts)
@@ -82,18 +86,18 @@ def tokens(memory: Node, request: ElasticDispatchRequest) -> Tokens:
         refuse("x", f"{num_tokens} tokens", f"at most num_max_tokens_per_rank={most}")
     integer("expert_alignment", request.expert_alignment, 1)
     integer("num_sms", request.num_sms, 1)
-    validate.array("topk_idx", given.topk_idx, "int64", (num_tokens, "num_topk"))
-    validate.topk_size("topk_idx", given.num_topk)
+    validate.array("topk_idx", topk_idx, "int64", (num_tokens, "num_topk"))
+    validate.topk_size("topk_idx", topk_idx.shape[1])
     if request.topk_weights is not None:
-        validate.array("topk_weights", given.topk_weights, "float32", (num_tokens, given.num_topk))
+        validate.array("topk_weights", topk_weights, "float32", topk_idx.shape)
     if request.stats is not None:
         stats = runtime.view(request.stats)
         name = "cumulative_local_expert_recv_stats"
         validate.output(name, stats, "int32", (num_experts // num_ranks,))
-        validate.apart({name: stats}, {"x": given.x, "topk_idx": given.topk_idx, "topk_weights": given.topk_weights})
+        validate.apart({name: stats}, {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights})
     if validate.may_read(memory, request.previous_event):
         validate.expert_indices(runtime.contents(request.topk_idx), num_experts)
-    return given
+    return Tokens.of(x, scales, topk_idx, topk_weights, num_experts)
 
 
 def rows(memory: Node, request: ElasticCombineRequest) -> int:

@@ -59,10 +59,10 @@ class Plan(NamedTuple):
 def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Array, MaybeArray, EventOverlap]:
     """See ElasticBuffer.combine. reduces: whether a rank may add up the rows of a token before it sends"""
     memory.check_faults()
-    handle, x = request.handle, request.x
+    handle = request.handle
     plan, arguments = _find_plan(memory, request, reduces)
     checks.rows_of_choices(memory, request, reduces)
-    made, addresses = memory.allocate(request, x, plan.make)
+    made, addresses = memory.allocate(request, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
     assert memory.elastic is not None
@@ -85,12 +85,10 @@ def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> t
     """The plan of a call, and what launches take for x, topk_weights, both biases, then `OfHandle`."""
     handle, given = request.handle, request.arrays
     arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
-    if len(given) != 4 or getattr(handle, "owner", None) is not memory.identity:
-        key, plan, arguments = None, None, memory.runtime.look_at(arrays)[1]
-    else:
-        switches = request.async_finish, request.allocate_on_comm_stream
-        options = request.num_sms, reduces, *switches, getattr(handle, "number", 0)
-        key, plan, arguments = memory.elastic_combine_plans.find(arrays, options)
+    switches = request.async_finish, request.allocate_on_comm_stream
+    options = request.num_sms, reduces, *switches, getattr(handle, "number", 0)
+    is_own = len(given) == 4 and getattr(handle, "owner", None) is memory.identity
+    key, plan, arguments, _ = memory.elastic_combine_plans.find(arrays, options if is_own else None)
     if plan is None:
         plan = _make_plan(memory, request, reduces)
         memory.elastic_combine_plans.keep(key, plan)

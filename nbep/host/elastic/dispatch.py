@@ -99,10 +99,9 @@ def dispatch(
     plan, arguments = _find_plan(memory, request)
     checks.cpu_may_wait(memory, request)
     checks.rows_of_choices(memory, request)
-    x = request.x[0] if isinstance(request.x, tuple) else request.x
     known = request.handle
     sizes = None if request.do_cpu_sync else _known_sizes(memory, request, plan)
-    made, addresses = memory.allocate(request, x, plan.make, _numbers(request, plan, sizes))
+    made, addresses = memory.allocate(request, plan.make, _numbers(request, plan, sizes))
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, known)
     _elastic(memory).begin_dispatch(plan.places, plan.shape)
@@ -118,7 +117,7 @@ def dispatch(
         plan.notify.launch(memory.stream, (*of_launch[2:], stats, *counters), (request, made))
         if sizes is None:
             sizes = _received(memory, plan, timeout_s)
-            more = memory.allocate(request, x, plan.make_counted, _numbers(request, plan, sizes))
+            more = memory.allocate(request, plan.make_counted, _numbers(request, plan, sizes))
             made, addresses = made + more[0], addresses + more[1]
         of_outputs = Outputs(*addresses[NUM_ROUTES:])
         outputs = Outputs(*made[NUM_ROUTES:])
@@ -176,16 +175,15 @@ def _find_plan(memory: Node, request: ElasticDispatchRequest) -> tuple[Plan, lis
     arrays = (*x, request.topk_idx if handle is None else None, request.topk_weights, request.stats)
     if isinstance(handle, EPHandle):
         arrays += tuple(handle.arrays.values())
-    options = (
+    options: tuple[Any, ...] | None = (
         *(is_pair, request.num_experts, request.num_max_tokens_per_rank, request.expert_alignment),
         *(request.num_sms, request.do_expand, request.do_zero_padding, request.use_tma_aligned_col_major_sf),
         *(request.do_handle_copy, request.do_cpu_sync, request.async_finish, request.allocate_on_comm_stream),
         *(handle is None, getattr(handle, "number", 0)),
     )
     if len(x) != 2 or (handle is not None and getattr(handle, "owner", None) is not memory.identity):
-        key, plan, arguments = None, None, memory.runtime.look_at(arrays)[1]
-    else:
-        key, plan, arguments = memory.elastic_plans.find(arrays, options)
+        options = None
+    key, plan, arguments, _ = memory.elastic_plans.find(arrays, options)
     if plan is None:
         plan = _make_plan(memory, request)
         memory.elastic_plans.keep(key, plan)
@@ -207,7 +205,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     shape = ElasticShape(most, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
     places = elastic.place(shape)
     has_weights = request.topk_weights is not None
-    call = elastic_dispatch_call(memory, tokens, num_experts, most, handle, has_weights)
+    call = elastic_dispatch_call(memory, tokens, most, handle, has_weights)
     does_number = int(handle is None)
     threads = num_threads(memory)
     publish = runtime.prepare(

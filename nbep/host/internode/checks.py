@@ -10,7 +10,6 @@ from nbep.device.layout.internode import MAX_CHANNELS, num_meta_words
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import refuse
 from nbep.host.config import Config, Table, fit_rings, nodes_config
-from nbep.host.events import EventOverlap
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.internode.rings import Rings, check_rings
@@ -22,7 +21,7 @@ def mode_of(memory: Node) -> InternodeMemory:
     return memory.internode
 
 
-def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> InternodeHandle:
+def handle(memory: Node, value: Any) -> InternodeHandle:
     """That of a dispatch between nodes."""
     value = validate.own_handle(memory, value, InternodeHandle, "a dispatch between nodes", 10)
     if not value.is_as_made:  # else its arrays are those that dispatch made
@@ -48,10 +47,13 @@ def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> Int
         validate.output("handle.send_rdma_head", view(value.send_rdma_head), "int32", (num_tokens, num_nodes))
         size = "num_rdma_recv_tokens", num_places
         validate.output("handle.send_nvl_head", view(value.send_nvl_head), "int32", size)
-    if validate.may_read(memory, previous_event):
-        contents = InternodeHandle(*map(memory.runtime.contents, value))
-        handle_contents.internode(contents, memory.rank, memory.num_nvl_peers)
     return value
+
+
+def contents(memory: Node, value: InternodeHandle) -> None:
+    """Of a handle's arrays, where the host can read them."""
+    handle = InternodeHandle(*map(memory.runtime.contents, value))
+    handle_contents.internode(handle, memory.rank, memory.num_nvl_peers)
 
 
 def rings(

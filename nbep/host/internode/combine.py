@@ -5,6 +5,9 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::internode_combine
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from nbep.device.kernels.internode.combine import InternodeCombineSizes, combine_smem_bytes
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config
@@ -12,41 +15,36 @@ from nbep.host.events import EventOverlap
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import prepare_cached_notify
 from nbep.host.internode.handle import InternodeHandle
-from nbep.host.internode.rdma_buffer_turns import check_turn, take_turn
+from nbep.host.internode.rdma_buffer_turns import take_turn
 from nbep.host.internode.rings import Rings, combine_rings
 from nbep.host.node import Node
-from nbep.host.plans import Plan, find_combine
+from nbep.host.plans import Plan
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.tokens import check_combine_inputs
+from nbep.host.tokens import CombineGiven
 
 
-def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
-    """See Buffer.combine."""
-    mode, handle, given = checks.mode_of(memory), request.handle, request.arrays
-    check_turn(memory, "combine")
-    key, plan, arguments = find_combine(memory, handle, InternodeHandle, given, (request.config,))
-    if plan is None:
-        handle = checks.handle(memory, handle, request.previous_event)
-        plan = _make_plan(memory, request, handle)
-        memory.combine_plans.keep(key, plan)
+def launch(
+    memory: Node, plan: Plan, arguments: Sequence[Any], request: CombineRequest, handle: InternodeHandle
+) -> tuple[Array, MaybeArray, EventOverlap]:
+    """Meet the other ranks, then combine."""
+    mode = checks.mode_of(memory)
     (_, prefix, _, recv_prefix, recv_sum, *of_gbl, _, rdma_head, nvl_head), _, numbers = handle.taken(memory.runtime)
-    outputs, of_outputs = memory.allocate(request, request.x, plan.make)
+    outputs, of_outputs = memory.allocate(request, plan.make)
     memory.compare(plan.call, handle)
     take_turn(memory, "combine")
     memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
     heads = rdma_head, nvl_head, recv_prefix, recv_sum
     plan.notify.launch(memory.stream, heads, (handle,), numbers[1:])
     first = *of_outputs, *arguments, rdma_head, nvl_head, prefix, recv_prefix, recv_sum, *of_gbl
-    plan.launch.launch(memory.stream, first, (given, outputs, handle))
+    plan.launch.launch(memory.stream, first, (request, outputs, handle))
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 
-def _make_plan(memory: Node, request: CombineRequest, handle: InternodeHandle) -> Plan:
-    """Check what does not change, and prepare both launches."""
+def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle: InternodeHandle) -> Plan:
+    """Choose the rings and prepare both launches, for arguments that are checked."""
     runtime, mode, num_sms = memory.runtime, checks.mode_of(memory), 2 * handle.num_channels
-    num_tokens, num_combined_tokens = handle.recv_src_meta.shape[0], handle.send_rdma_head.shape[0]
-    given = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
+    num_combined_tokens = given.num_combined_tokens
 
     def rings_of(config: Config) -> Rings:
         return combine_rings(config, mode.num_rdma_ranks, mode.num_nvl_ranks, given.hidden_bytes, given.num_topk)
@@ -77,4 +75,4 @@ def _make_plan(memory: Node, request: CombineRequest, handle: InternodeHandle) -
     weights = ((num_combined_tokens, given.num_topk), "float32") if given.num_topk > 0 else None
     outputs = ((num_combined_tokens, given.hidden), "bfloat16"), weights
     notify = prepare_cached_notify(memory, rings, num_combined_tokens, call)
-    return Plan(runtime.prepare_empty(outputs, request.x), notify, launch, rings, call)
+    return Plan(runtime.prepare_empty(outputs, given.x.array), notify, launch, rings, call)

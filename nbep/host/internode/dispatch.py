@@ -32,46 +32,26 @@ from nbep.host.config import DISPATCH_TABLE, Config
 from nbep.host.handles import Taken
 from nbep.host.internode import checks
 from nbep.host.internode.handle import InternodeHandle, InternodeTuple
-from nbep.host.internode.rdma_buffer_turns import check_turn, take_turn
+from nbep.host.internode.rdma_buffer_turns import take_turn
 from nbep.host.internode.rings import Rings, dispatch_rings
 from nbep.host.node import Node
-from nbep.host.plans import CountedPlan, Plan, find_dispatch
+from nbep.host.plans import Plan
 from nbep.host.request import Dispatched, DispatchRequest
 from nbep.host.target.base import LATER, PreparedLaunch
 from nbep.host.target.new_arrays import PASSED, ROWS, Wanted
-from nbep.host.tokens import Tokens, check_dispatch, pair
+from nbep.host.tokens import Tokens, pair
 
 NUM_PREFIXES = 6  # arrays that notify writes, as InternodeNotifyOutputs begins
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 NO_LISTS = (0,) * (len(InternodeDispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch has none
 
 
-def dispatch(memory: Node, request: DispatchRequest) -> Dispatched:
-    """See Buffer.dispatch."""
-    handle = request.handle
-    check_turn(memory, "dispatch")
-    plans, key, plan, arguments = find_dispatch(memory, request, InternodeHandle)
-    if plan is None:
-        if handle is not None:
-            handle = checks.handle(memory, handle, request.previous_event)
-        tokens = check_dispatch(memory, request, handle)
-        plan = _make_plan(memory, request, tokens, handle)
-        plans.keep(key, plan)
-    if handle is None:
-        return _launch_counted(memory, plan, arguments, request)
-    return _launch_cached(memory, plan, arguments, request, handle)
-
-
-def _make_plan(
-    memory: Node, request: DispatchRequest, tokens: Tokens, handle: InternodeHandle | None
-) -> CountedPlan | Plan:
+def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: InternodeHandle | None) -> Plan:
     """Choose the rings and prepare both launches, for arrays that are checked."""
     runtime, mode, num_ranks, num_tokens = memory.runtime, checks.mode_of(memory), memory.num_ranks, tokens.num_tokens
-    num_experts, num_worst_tokens, num_sms = 0, 0, request.num_sms
-    if handle is None:
-        num_experts, num_worst_tokens = request.num_experts, request.num_worst_tokens
-    else:
-        num_sms = 2 * handle.num_channels
+    num_experts, num_worst_tokens, num_sms = tokens.num_experts, request.num_worst_tokens, request.num_sms
+    if handle is not None:
+        num_worst_tokens, num_sms = 0, 2 * handle.num_channels
 
     def rings_of(config: Config) -> Rings:
         sizes = tokens.hidden_bytes, tokens.num_topk, tokens.num_scales
@@ -79,7 +59,7 @@ def _make_plan(
 
     of_handle = handle is not None
     config, rings = checks.rings(memory, request.config, DISPATCH_TABLE, num_sms, rings_of, of_handle)
-    call = dispatch_call(memory, tokens, num_experts, config, handle, between_nodes=True)
+    call = dispatch_call(memory, tokens, config, handle, between_nodes=True)
     num_warps = mode.num_warps(config.num_threads)
     launch = runtime.prepare(
         mode.kernel(internode_dispatch),
@@ -135,29 +115,29 @@ def _make_plan(
     )
     waits = num_worst_tokens == 0
     moe_recv_counter, moe_recv_expert_counter, moe_recv_rdma_counter = memory.counters.addresses(waits)
-    return CountedPlan(
+    return Plan(
         runtime.prepare_empty(prefixes if waits else prefixes + outputs, tokens.x.array),
-        runtime.prepare_empty(outputs, tokens.x.array) if waits else None,
         notify,
-        (moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter),
         launch,
-        (num_tokens, num_channels),
         rings,
         call,
+        runtime.prepare_empty(outputs, tokens.x.array) if waits else None,
+        (moe_recv_counter, moe_recv_rdma_counter, moe_recv_expert_counter),
+        (num_tokens, num_channels),
+        num_experts // num_ranks,
     )
 
 
-def _launch_counted(memory: Node, plan: CountedPlan, arguments: Sequence[Any], request: DispatchRequest) -> Dispatched:
+def launch_counted(memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest) -> Dispatched:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
     mode = checks.mode_of(memory)
     x, scales, topk_idx, topk_weights, in_rank, _, per_expert, _ = arguments
-    like = request.x[0] if isinstance(request.x, tuple) else request.x
     num_worst_tokens = request.num_worst_tokens
     # Each token that passes through this rank is one of those that come to a rank of its node.
     numbers = num_worst_tokens, num_worst_tokens * memory.num_nvl_peers
     counted: list[int] = []
     memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
-    made, addresses = memory.allocate(request, like, plan.make, numbers)
+    made, addresses = memory.allocate(request, plan.make, numbers)
     memory.compare(plan.call)
     take_turn(memory, "dispatch")
     if num_worst_tokens == 0:
@@ -165,11 +145,10 @@ def _launch_counted(memory: Node, plan: CountedPlan, arguments: Sequence[Any], r
     prefixes = addresses[:NUM_PREFIXES]
     plan.notify.launch(memory.stream, (*prefixes, *plan.counters, per_expert, in_rank), (made, request))
     if plan.make_counted is not None:
-        num_recv_tokens, counted, num_passed = memory.await_counts(request.num_experts // memory.num_ranks)
+        num_recv_tokens, counted, num_passed = memory.await_counts(plan.num_local_experts)
         numbers = num_recv_tokens, num_passed
-        more = memory.allocate(request, like, plan.make_counted, numbers)
-        made += more[0]
-        addresses += more[1]
+        more = memory.allocate(request, plan.make_counted, numbers)
+        made, addresses = made + more[0], addresses + more[1]
     outputs = addresses[NUM_PREFIXES:]
     first = *outputs, x, scales, topk_idx, topk_weights, in_rank, prefixes[0], *prefixes[2:]
     plan.launch.launch(memory.stream, first, (request, made), numbers)
@@ -182,14 +161,13 @@ def _launch_counted(memory: Node, plan: CountedPlan, arguments: Sequence[Any], r
     return pair(recv.recv_x, recv.recv_x_scales), recv.recv_topk_idx, recv.recv_topk_weights, counted, handle, event
 
 
-def _launch_cached(
+def launch_cached(
     memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest, handle: InternodeHandle
 ) -> Dispatched:
     """Dispatch again along the routes of a handle; recv_x, with its scales if x has some."""
     mode = checks.mode_of(memory)
     (in_rank, prefix, _, *prefixes), _, numbers = handle.taken(memory.runtime)
-    like = request.x[0] if isinstance(request.x, tuple) else request.x
-    made, addresses = memory.allocate(request, like, plan.make, numbers)
+    made, addresses = memory.allocate(request, plan.make, numbers)
     memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
     memory.compare(plan.call, handle)
     take_turn(memory, "dispatch")

@@ -9,7 +9,6 @@ from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import refuse
 from nbep.host.config import ZERO_COPY_CHUNK, Config, Table, deep_ep_bytes, fit_config, table_config
-from nbep.host.events import EventOverlap
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
@@ -22,7 +21,7 @@ def direct_of(memory: Node) -> DirectMemory:
     return memory.direct
 
 
-def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> DispatchHandle:
+def handle(memory: Node, value: Any) -> DispatchHandle:
     """That of a dispatch inside a node."""
     value = validate.own_handle(memory, value, DispatchHandle, "dispatch", 6)
     if not value.is_as_made:  # else its arrays are those that dispatch made
@@ -34,9 +33,12 @@ def handle(memory: Node, value: Any, previous_event: EventOverlap | None) -> Dis
         array("handle.recv_src_idx", src_idx, "int32", ("num_recv_tokens",))
         array("handle.is_token_in_rank", in_rank, "bool", ("num_tokens", num_ranks))
         validate.output("handle.send_head", send_head, "int32", (in_rank.shape[0], num_ranks))  # by combine
-    if validate.may_read(memory, previous_event):
-        handle_contents.intranode(DispatchHandle(*map(memory.runtime.contents, value)), memory.rank)
     return value
+
+
+def contents(memory: Node, value: DispatchHandle) -> None:
+    """Of a handle's arrays, where the host can read them."""
+    handle_contents.intranode(DispatchHandle(*map(memory.runtime.contents, value)), memory.rank)
 
 
 def rings(

@@ -7,6 +7,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_combine
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
@@ -26,24 +27,20 @@ from nbep.host.intranode import checks
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
-from nbep.host.plans import Plan, find_combine
+from nbep.host.plans import Plan
 from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.tokens import check_combine_inputs
+from nbep.host.tokens import CombineGiven
 
 MIN_THREADS = 64  # one warp coordinates, the others receive
 
 
-def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, EventOverlap]:
-    """See Buffer.combine."""
-    handle, given = request.handle, request.arrays
-    key, plan, arguments = find_combine(memory, handle, DispatchHandle, given, (request.config, request.zero_copy))
-    if plan is None:
-        handle = checks.handle(memory, handle, request.previous_event)
-        plan = _make_plan(memory, request, handle)
-        memory.combine_plans.keep(key, plan)
+def launch(
+    memory: Node, plan: Plan, arguments: Sequence[Any], request: CombineRequest, handle: DispatchHandle
+) -> tuple[Array, MaybeArray, EventOverlap]:
+    """Meet the other ranks, then combine."""
     of_ranks, of_channels, of_recv_channels, _, _, send_head = handle.taken(memory.runtime).arguments
-    outputs, of_outputs = memory.allocate(request, given[0], plan.make)
+    outputs, of_outputs = memory.allocate(request, plan.make)
     memory.compare(plan.call, handle)
     stream = memory.stream
     if request.zero_copy:
@@ -54,15 +51,13 @@ def combine(memory: Node, request: CombineRequest) -> tuple[Array, MaybeArray, E
         plan.notify.launch(stream, (send_head,), (handle,))
         of_channels = of_recv_channels
     first = *of_outputs, *arguments, of_ranks, of_channels, send_head
-    plan.launch.launch(stream, first, (given, outputs, handle))
+    plan.launch.launch(stream, first, (request, outputs, handle))
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 
-def _make_plan(memory: Node, request: CombineRequest, handle: DispatchHandle) -> Plan:
-    """Check what does not change, and prepare the launches."""
-    runtime, zero_copy = memory.runtime, request.zero_copy
-    num_tokens, num_combined_tokens = handle.recv_src_idx.shape[0], handle.send_head.shape[0]
-    given = check_combine_inputs(memory, request, handle, num_tokens, num_combined_tokens)
+def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle: DispatchHandle) -> Plan:
+    """Choose the rings and prepare the launches, for arguments that are checked."""
+    runtime, zero_copy, num_combined_tokens = memory.runtime, request.zero_copy, given.num_combined_tokens
     hidden, num_topk, num_sms = given.hidden, given.num_topk, 2 * handle.num_channels
     of_call = request.config, COMBINE_TABLE, num_sms, (given.hidden_bytes, num_topk, 0, 0), MIN_THREADS, True, zero_copy
     config, rings = checks.rings(memory, *of_call)
@@ -71,7 +66,7 @@ def _make_plan(memory: Node, request: CombineRequest, handle: DispatchHandle) ->
     notify, launch, shape = prepare(memory, num_combined_tokens, config, rings, call)
     weights = ((num_combined_tokens, num_topk), "float32") if num_topk > 0 else None
     outputs = ((num_combined_tokens, hidden), "bfloat16"), weights
-    return Plan(runtime.prepare_empty(outputs, request.x), notify, launch, shape, call)
+    return Plan(runtime.prepare_empty(outputs, given.x.array), notify, launch, shape, call)
 
 
 def _prepare(

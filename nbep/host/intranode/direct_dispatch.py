@@ -41,20 +41,27 @@ class DirectPlan(NamedTuple):
     shape: DirectShape
     call: Call
     notify: PreparedLaunch
+    num_local_experts: int = 0
     counters: tuple[int, ...] = ()
     number: Any = None  # the launch of number_tokens
     make: Make | None = None  # both matrices of the routes, the one of the received channels, and send_head
 
 
 def make_plan(
-    memory: Node, request: DispatchRequest, tokens: Tokens, num_channels: int, num_threads: int, call: Call
+    memory: Node,
+    request: DispatchRequest,
+    tokens: Tokens,
+    num_channels: int,
+    num_threads: int,
+    call: Call,
+    of_token: Sequence[int],
 ) -> DirectPlan:
-    """Prepare the launches, for arguments that are checked."""
+    """Prepare the launches, for arguments that are checked. of_token: see checks.rings"""
     runtime, direct, num_ranks, num_tokens = memory.runtime, direct_of(memory), memory.num_ranks, tokens.num_tokens
-    has_counts = request.handle is None
-    num_experts, num_worst_tokens = (request.num_experts, request.num_worst_tokens) if has_counts else (0, 0)
-    shape = DirectShape(num_channels, *tokens.ring_sizes(int(has_counts)))
-    sizes = DirectSizes(num_tokens, LATER, num_worst_tokens, num_experts // num_ranks, *tokens.scale_strides)
+    has_counts, num_local_experts = request.handle is None, tokens.num_experts // num_ranks
+    num_worst_tokens = request.num_worst_tokens if has_counts else 0
+    shape = DirectShape(num_channels, *of_token)
+    sizes = DirectSizes(num_tokens, LATER, num_worst_tokens, num_local_experts, *tokens.scale_strides)
     smem_bytes = direct_dispatch_smem_bytes(num_threads, runtime.has_tma)
     of_launch = direct_dispatch, 2 * num_channels, num_threads, smem_bytes, direct.peers, memory.bounds
     places_of_halves = direct.place_halves(shape)
@@ -62,7 +69,7 @@ def make_plan(
     if not has_counts:
         notify = prepare_reset(memory, direct.peers, CELL_WORDS, call)
         return DirectPlan(halves, tokens.received, shape, call, notify)
-    counts = NotifySizes(num_tokens, num_experts, num_channels, CELL_WORDS, request.expert_alignment)
+    counts = NotifySizes(num_tokens, tokens.num_experts, num_channels, CELL_WORDS, request.expert_alignment)
     of_channels = (num_ranks, num_channels), "int32"
     routes = ((num_ranks, num_ranks), "int32"), of_channels, of_channels, ((num_tokens, num_ranks), "int32")
     of_number = num_channels, min(256, 32 * num_ranks), 0, num_tokens, num_channels, num_ranks
@@ -72,6 +79,7 @@ def make_plan(
         shape,
         call,
         prepare_counts(memory, direct.peers, counts, call),
+        num_local_experts,
         memory.counters.addresses(num_worst_tokens == 0)[:2],
         runtime.prepare(number_tokens, *of_number),
         runtime.prepare_empty(routes, tokens.x.array),
@@ -98,7 +106,7 @@ def launch_without_rings(
             room = f"{direct.num_bytes} at construction, which has room for {places.num_rows} rows"
             refuse("num_zero_copy_bytes", room, f"enough for {num_rows}")
     x, scales = request.x if isinstance(request.x, tuple) else (request.x, None)
-    made, addresses = memory.allocate(request, x, plan.make)
+    made, addresses = memory.allocate(request, plan.make)
     memory.compare(plan.call, handle)
     lease = direct.begin_dispatch(places, plan.shape)
     if handle is None:
@@ -111,7 +119,7 @@ def launch_without_rings(
         plan.notify.launch(memory.stream, of_notify, (made, request))
         plan.number.launch(memory.stream, (send_head, in_rank))
         if num_worst_tokens == 0:
-            num_recv_tokens, counted, _ = memory.await_counts(request.num_experts // memory.num_ranks)
+            num_recv_tokens, counted, _ = memory.await_counts(plan.num_local_experts)
             num_rows = min(num_recv_tokens, places.num_rows)  # the kernel reports it if they are too few
         first = recv_channels, *tokens, send_head, of_ranks, of_channels
     else:

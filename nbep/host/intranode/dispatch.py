@@ -1,8 +1,5 @@
 """Buffer.dispatch inside a node: send each token once to every rank that owns one of its experts.
 
- each call:          look at the arrays, find the plan --> launch, here or without rings in direct_dispatch
- no plan is found:   check all, choose the rings, prepare the launches
-
  counts given:   notify_dispatch --counters--> CPU sizes the outputs --> dispatch
  handle given:   cached_notify_dispatch -----------------------------> dispatch
  num_worst_tokens: as the first, but the CPU does not wait for the counters
@@ -27,50 +24,33 @@ from nbep.host.intranode import checks, direct_dispatch
 from nbep.host.intranode.handle import DispatchHandle, DispatchTuple
 from nbep.host.intranode.notify import prepare_counts, prepare_reset
 from nbep.host.node import Node
-from nbep.host.plans import CountedPlan, Plan, find_dispatch
+from nbep.host.plans import Plan
 from nbep.host.request import Dispatched, DispatchRequest
 from nbep.host.target.base import LATER
 from nbep.host.target.new_arrays import ROWS, Wanted
-from nbep.host.tokens import Tokens, check_dispatch, pair
+from nbep.host.tokens import Tokens, pair
 
 NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing
 
 
-def dispatch(memory: Node, request: DispatchRequest) -> Dispatched:
-    """See Buffer.dispatch. num_tokens_per_rdma_rank is not looked at."""
-    handle = request.handle
-    plans, key, plan, arguments = find_dispatch(memory, request, DispatchHandle)
-    if plan is None:
-        if handle is not None:
-            handle = checks.handle(memory, handle, request.previous_event)
-        tokens = check_dispatch(memory, request, handle)
-        plan = _make_plan(memory, request, tokens, handle)
-        plans.keep(key, plan)
-    if request.zero_copy:
-        return direct_dispatch.launch_without_rings(memory, plan, arguments, request, handle)
-    if handle is None:
-        return _launch_counted(memory, plan, arguments, request)
-    return _launch_cached(memory, plan, arguments, request, handle)
-
-
-def _make_plan(
+def make_plan(
     memory: Node, request: DispatchRequest, tokens: Tokens, handle: DispatchHandle | None
-) -> CountedPlan | Plan | direct_dispatch.DirectPlan:
+) -> Plan | direct_dispatch.DirectPlan:
     """Choose the rings and prepare the launches, for arrays that are checked."""
     runtime, num_ranks, num_tokens, zero_copy = memory.runtime, memory.num_ranks, tokens.num_tokens, request.zero_copy
-    num_experts, num_worst_tokens, num_sms = 0, 0, request.num_sms
-    if handle is None:
-        num_experts, num_worst_tokens = request.num_experts, request.num_worst_tokens
-    else:
-        num_sms = 2 * handle.num_channels
-    sizes, of_handle = tokens.ring_sizes(int(handle is None)), handle is not None
+    num_experts, num_worst_tokens, num_sms = tokens.num_experts, request.num_worst_tokens, request.num_sms
+    if handle is not None:
+        num_worst_tokens, num_sms = 0, 2 * handle.num_channels
+    of_handle = handle is not None
+    # A handle knows where the tokens were: their places do not travel.
+    sizes = tokens.hidden_bytes, tokens.num_topk, tokens.num_scales, int(not of_handle)
     of_call = request.config, DISPATCH_TABLE, num_sms, sizes, 32 * num_ranks, of_handle, zero_copy
     config, shape = checks.rings(memory, *of_call)
-    call = dispatch_call(memory, tokens, num_experts, config, handle, zero_copy=zero_copy)
+    call = dispatch_call(memory, tokens, config, handle, zero_copy=zero_copy)
     num_channels, blocks = config.num_channels, block_sizes(runtime)
     num_threads = config.num_threads or blocks.ring(num_ranks)
     if zero_copy:
-        return direct_dispatch.make_plan(memory, request, tokens, num_channels, num_threads, call)
+        return direct_dispatch.make_plan(memory, request, tokens, num_channels, num_threads, call, sizes)
     launch = runtime.prepare(
         dispatch_kernel,
         config.num_sms,
@@ -104,36 +84,37 @@ def _make_plan(
         ((num_tokens, num_ranks), "int32"),
     )
     waits = num_worst_tokens == 0
-    return CountedPlan(
+    return Plan(
         runtime.prepare_empty(routes if waits else routes + outputs, tokens.x.array),
-        runtime.prepare_empty(outputs, tokens.x.array) if waits else None,
         prepare_counts(memory, memory.peers, counts, call),
-        memory.counters.addresses(waits)[:2],
         launch,
-        (num_tokens, num_channels),
         shape,
         call,
+        runtime.prepare_empty(outputs, tokens.x.array) if waits else None,
+        memory.counters.addresses(waits)[:2],
+        (num_tokens, num_channels),
+        num_experts // num_ranks,
     )
 
 
-def _launch_counted(memory: Node, plan: CountedPlan, arguments: Sequence[Any], request: DispatchRequest) -> Dispatched:
+def launch_counted(memory: Node, plan: Any, arguments: Sequence[Any], request: DispatchRequest) -> Dispatched:
     """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
+    if request.zero_copy:
+        return direct_dispatch.launch_without_rings(memory, plan, arguments, request, None)
     x, scales, topk_idx, topk_weights, in_rank, *counts = arguments
-    like = request.x[0] if isinstance(request.x, tuple) else request.x
     num_recv_tokens = request.num_worst_tokens
     per_expert: list[int] = []
     memory.ring_shape = plan.shape
-    made, addresses = memory.allocate(request, like, plan.make, (num_recv_tokens,))
+    made, addresses = memory.allocate(request, plan.make, (num_recv_tokens,))
     memory.compare(plan.call)
     if num_recv_tokens == 0:
         memory.counters.reset()
     of_ranks, of_channels = addresses[:2]
     plan.notify.launch(memory.stream, (of_ranks, of_channels, *plan.counters, *counts, in_rank), (made, request))
     if plan.make_counted is not None:
-        num_recv_tokens, per_expert, _ = memory.await_counts(request.num_experts // memory.num_ranks)
-        more = memory.allocate(request, like, plan.make_counted, (num_recv_tokens,))
-        made += more[0]
-        addresses += more[1]
+        num_recv_tokens, per_expert, _ = memory.await_counts(plan.num_local_experts)
+        more = memory.allocate(request, plan.make_counted, (num_recv_tokens,))
+        made, addresses = made + more[0], addresses + more[1]
     first = *addresses[2:], x, scales, topk_idx, topk_weights, in_rank, of_ranks, of_channels
     plan.launch.launch(memory.stream, first, (request, made), (num_recv_tokens,))
     recv = DispatchOutputs(*made[2:])
@@ -146,16 +127,17 @@ def _launch_counted(memory: Node, plan: CountedPlan, arguments: Sequence[Any], r
     return pair(recv.recv_x, recv.recv_x_scales), recv.recv_topk_idx, recv.recv_topk_weights, per_expert, handle, event
 
 
-def _launch_cached(
-    memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest, handle: DispatchHandle
+def launch_cached(
+    memory: Node, plan: Any, arguments: Sequence[Any], request: DispatchRequest, handle: DispatchHandle
 ) -> Dispatched:
     """Dispatch again along the routes of a handle; recv_x, with its scales if x has some.
 
     A training step makes such a call for each layer, and the CPU's time for it counts where the GPU's is short.
     """
+    if request.zero_copy:
+        return direct_dispatch.launch_without_rings(memory, plan, arguments, request, handle)
     (of_ranks, of_channels, _, _, in_rank, _), _, numbers = handle.taken(memory.runtime)
-    like = request.x[0] if isinstance(request.x, tuple) else request.x
-    made, addresses = memory.allocate(request, like, plan.make, numbers)
+    made, addresses = memory.allocate(request, plan.make, numbers)
     memory.compare(plan.call, handle)
     memory.ring_shape = plan.shape
     plan.notify.launch(memory.stream)

@@ -74,7 +74,7 @@ def low_latency_combine(
     arguments: list[Any] = []
     if checks.is_ready(mode, handle):
         origin = handle.call.number % ORIGINS if mode.compares_calls else 0
-        key, plan, arguments = mode.combine_plans.find(given, (*options, handle.sizes, origin))
+        key, plan, arguments, _ = mode.combine_plans.find(given, (*options, handle.sizes, origin))
     if plan is None:
         plan, handle = _checked_plan(memory, mode, CombineRequest._make((*given, *options, handle)))
         mode.combine_plans.keep(key, plan)
@@ -85,7 +85,7 @@ def low_latency_combine(
     _, zero_copy, async_finish, return_recv_hook = options
     shape, combined_x = plan.shape, given[3]
     if combined_x is None:
-        (combined_x,), (out,) = plan.make(given[0])
+        (combined_x,), (out,) = plan.make()
     if zero_copy:
         _check_zero_copy(mode, options[0])
         x = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half)

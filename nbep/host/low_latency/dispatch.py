@@ -80,14 +80,14 @@ def low_latency_dispatch(
     """See Buffer.low_latency_dispatch. given, options: those of a DispatchRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
-    key, plan, arguments = mode.dispatch_plans.find(given, options)
+    key, plan, arguments, _ = mode.dispatch_plans.find(given, options)
     if plan is None:
         plan = _checked_plan(memory, mode, DispatchRequest(*given, *options))
         mode.dispatch_plans.keep(key, plan)
     elif (arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT):
         _checked_plan(memory, mode, DispatchRequest(*given, *options))  # says which
 
-    arrays, (rows, count, of_handle, scales) = plan.make(given[0])
+    arrays, (rows, count, of_handle, scales) = plan.make()
     recv_x, recv_count, parts, recv_x_scales = arrays
     if recv_x_scales is not None:
         recv_x = recv_x, recv_x_scales

@@ -171,8 +171,9 @@ class LowLatencyMemory(Identity):
         self.num_calls = 0
         self.halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
-        self.dispatch_plans: Plans[Any] = Plans(runtime)  # for calls that need not be checked again
-        self.combine_plans: Plans[Any] = Plans(runtime)
+        are_kept = not runtime.host_reads_arrays
+        self.dispatch_plans: Plans[Any] = Plans(runtime, are_kept=are_kept)  # for calls that need not be checked again
+        self.combine_plans: Plans[Any] = Plans(runtime, are_kept=are_kept)
         self.last_stream: Stream | None = None
         self.is_unclean = False  # masks were taken off: clean_low_latency_buffer comes before the next call
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.target import forks
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.target.new_arrays import ROWS, Array, ByColumns, Make, Parts, PartsLayout, Wanted
@@ -98,6 +99,7 @@ class Runtime(ABC):
         has_own_stream: the caller's current stream is no other rank's, and the host waits for no launch on it
         array_kinds: the arrays that it takes, in words
         is_failing: the whole run ends with an error, which is reported
+        has_recognizers: there may be a `recognizer`
     """
 
     target: str
@@ -109,6 +111,7 @@ class Runtime(ABC):
     array_kinds: str
     has_own_stream = False
     is_failing = False
+    has_recognizers = False
     num_forks: int  # behind the process that made it; verbs ask check_caller if there are others now
     _made_after: int
 
@@ -170,23 +173,30 @@ class Runtime(ABC):
     def view(self, value: Any) -> View:
         """What the value is as an array; NO_ARRAY for None."""
 
-    def look_at(self, values: Sequence[Any], num_free: int = 0) -> tuple[tuple[Any, ...] | None, list[Any]]:
+    def look_at(self, values: Sequence[Any], num_free: int = 0) -> tuple[tuple[Any, ...] | None, list[Any], list[View]]:
         """What can be said of arrays at a glance.
 
         num_free: of so many of them the number of rows is not said
         Returns: of what kinds they are: class, shape, dtype, gaps and alignment of each, or None for one that is not
-                 given. What is right with some arrays is right with all of their kinds. None if they must be checked
-                 in every call: the host reads them, or one is no array
+                 given. What is right with some arrays is right with all of their kinds. None if one is no array
                  what a launch takes for each
+                 what `view` says of each, where the host reads arrays
         """
-        return None, self.arguments(values)
+        views = [*map(self.view, values)]
+        kinds: list[Any] = []
+        for i, each in enumerate(views):
+            if each.array is not None and not each.is_array:
+                return None, [*values], views
+            gaps = () if each.is_contiguous else each.strides
+            kinds += type(each.array), each.shape[i < num_free :], each.dtype_name, gaps, each.address % VEC_BYTES
+        return tuple(kinds), [*values], views
 
     def recognizer(self, values: Sequence[Any], num_free: int = 0) -> Recognizer | None:
         """A short way to see that later values are of the same kinds as these, or None if there is none.
 
         It takes values, and returns what a launch takes for each; None if they may be of other kinds.
         """
-        return None
+        raise NotImplementedError  # unless has_recognizers
 
     def contents(self, array: Array) -> np.ndarray:
         """The array as one of NumPy, of the same memory; only where host_reads_arrays."""
@@ -204,10 +214,18 @@ class Runtime(ABC):
     def empty_by_columns(self, shape: tuple[int, int, int], dtype: str, like: Array) -> Array:
         """As `empty`, but neighbours in the second dimension lie side by side in memory, not those in the last."""
 
-    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout | None], like: Array) -> Make:
-        """What makes such arrays at once, for calls whose arrays are of the kind of `like`; None for None."""
+    @abstractmethod
+    def stand_in(self, like: Array) -> Array:
+        """An array of the same kind and on the same device, without elements: a plan does not keep the caller's.
 
-        def make(like: Array, numbers: Sequence[int] = ()) -> tuple[list[Any], list[Any]]:
+        Of what is no array anything: it is not checked yet.
+        """
+
+    def prepare_empty(self, wanted: Sequence[Wanted | ByColumns | PartsLayout | None], like: Array) -> Make:
+        """What makes such arrays at once, of the kind of `like` and on its device; None for None."""
+        like = self.stand_in(like)
+
+        def make(numbers: Sequence[int] = ()) -> tuple[list[Any], list[Any]]:
             arrays: list[Any] = []
             for each in wanted:
                 if each is None:

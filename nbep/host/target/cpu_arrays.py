@@ -50,10 +50,6 @@ class CpuTensors(TorchArrays):
         return ""
 
     @staticmethod
-    def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        return array.dtype is TorchArrays.dtype(dtype) and tuple(array.shape) == shape and array.is_contiguous()
-
-    @staticmethod
     def name_of(dtype: Any) -> str:
         """NumPy's name of a dtype of torch."""
         return str(dtype).removeprefix("torch.")

@@ -22,10 +22,10 @@ from nbep.emulator import World
 from nbep.emulator.machine.arrays import OFFSET_MASK, extent
 from nbep.host.faults import read_report
 from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime
-from nbep.host.target.checked_arrays import Outputs, Span, Watched, check, is_over, lend
+from nbep.host.target.checked_arrays import LentArray, Outputs, Span, Watched, check, is_over, lend
 from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, in_backward_pass, is_torch_dtype, own_modes
-from nbep.host.target.cuda.arrays import numpy_dtype
-from nbep.host.target.launches import check_launch
+from nbep.host.target.cuda.arrays import native_name, numpy_dtype
+from nbep.host.target.launches import check_launch, check_leaf
 from nbep.host.target.memory import (
     Describe,
     HostWords,
@@ -37,7 +37,7 @@ from nbep.host.target.memory import (
 )
 from nbep.host.target.new_arrays import Parts, PartsLayout
 from nbep.host.target.streams import Event, Stream
-from nbep.host.target.views import NO_ARRAY, View
+from nbep.host.target.views import NO_ARRAY, View, view_of
 
 WARP = 32
 AFTER_EVENT = "behind the event that the call returns, or not at all"
@@ -257,18 +257,30 @@ class EmulatedParts(Parts):
 
 
 class EmulatedPreparedLaunch(PreparedLaunch):
-    def __init__(self, runtime: Runtime, what: tuple[Kernel, int, int, int], last_args: tuple[Any, ...]):
-        self._runtime = runtime
-        self._what = what
-        self._last_leaves = flatten_args(last_args)
+    """The launch of one of nbep's own kernels. Its first arguments are those that `Buffer` has checked.
+
+    The others are checked once: when it is first launched, as a mode may prepare more launches than it makes.
+    """
+
+    def __init__(self, runtime: EmulatorRuntime, what: tuple[Kernel, int, int, int], last_args: tuple[Any, ...]):
+        self._runtime, self._what, self._spec = runtime, what, spec_of(what[0])
+        last = flatten_args(last_args)
+        self._num_first = len(self._spec.params) - len(last)
+        self._later = [self._num_first + i for i, leaf in enumerate(last) if leaf is LATER]
+        self._leaves = [0] * self._num_first + [0 if leaf is LATER else leaf for leaf in last]
+        self._is_checked = False
 
     def launch(
         self, stream: Stream, first: Sequence[Any] = (), keep: Sequence[Any] = (), later: Sequence[Any] = ()
     ) -> None:
-        numbers = iter(later)
-        last = [next(numbers) if leaf is LATER else leaf for leaf in self._last_leaves]
-        args = unflatten_args(self._what[0], [*first, *last])
-        self._runtime.launch(stream, *self._what, *args)
+        if not self._is_checked:
+            args = unflatten_args(self._what[0], self._leaves)
+            self._leaves = check_launch(self._runtime, self._spec, *self._what[1:], args)
+            self._is_checked = True
+        leaves = [*first, *self._leaves[self._num_first :]]
+        for i, number in zip(self._later, later, strict=True):
+            leaves[i] = check_leaf(self._runtime, self._spec, self._spec.params[i], number)
+        self._runtime.start(stream, *self._what, leaves)
 
 
 class EmulatorRuntime(Runtime):
@@ -347,13 +359,15 @@ class EmulatorRuntime(Runtime):
     def view(self, value: Any) -> View:
         if value is None:
             return NO_ARRAY
-        check(value)
-        if isinstance(value, np.ndarray):
-            return View(value, NumpyArrays)
-        if not CpuTensors.is_array(value):
-            return View(value, None)
-        flaw = CpuTensors.flaw(value)
-        return View(value, None if flaw else CpuTensors, flaw)
+        if not isinstance(value, np.ndarray):
+            flaw = CpuTensors.flaw(value) if CpuTensors.is_array(value) else None
+            return view_of(value, CpuTensors) if flaw == "" else View(value, flaw or "")
+        if value.__class__ is LentArray:
+            check(value)
+        dtype, flags = value.dtype, value.flags
+        strides = tuple(stride // (dtype.itemsize or 1) for stride in value.strides)
+        of_memory = value.nbytes, strides, flags.c_contiguous, flags.writeable, value.ctypes.data
+        return View(value, "", True, value.shape, native_name(dtype), dtype.itemsize, *of_memory)
 
     def contents(self, array: Array) -> np.ndarray:
         return array if isinstance(array, np.ndarray) else CpuTensors.view(array)
@@ -362,6 +376,12 @@ class EmulatorRuntime(Runtime):
         array = np.empty(shape, numpy_dtype(dtype))
         self._outputs.add(array)
         return array if isinstance(like, np.ndarray) else CpuTensors.wrap(array, dtype)
+
+    def stand_in(self, like: Array) -> Array:
+        array = np.empty(0, np.int32)
+        return (
+            array if isinstance(like, np.ndarray) or not CpuTensors.is_array(like) else CpuTensors.wrap(array, "int32")
+        )
 
     def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
         return EmulatedParts([self.empty(shape, dtype, like) for _, shape, dtype in layout.parts])
@@ -406,17 +426,30 @@ class EmulatorRuntime(Runtime):
         return EmulatedStream(self, self._context.create_stream(name), name)
 
     def launch(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, *args: Any) -> None:
+        self.check_caller("a launch")
+        leaves = check_launch(self, spec_of(kernel), grid, block, smem_bytes, args)
+        self.start(stream, kernel, grid, block, smem_bytes, leaves)
+
+    def start(self, stream: Stream, kernel: Kernel, grid: int, block: int, smem_bytes: int, leaves: list[Any]) -> None:
+        """Start a kernel whose arguments are checked. leaves: of them, in a list of its own"""
         assert isinstance(stream, EmulatedStream)
         self.check_caller("a launch")
         self._unmap_finished()
         spec = spec_of(kernel)
-        leaves = check_launch(self, spec, grid, block, smem_bytes, args)
         mappings = []
         inputs, written = [], []
         for i, param in enumerate(spec.params):
-            if isinstance(leaves[i], np.ndarray) or CpuTensors.is_array(leaves[i]):
-                check(leaves[i])
-                name, array = param.path.rpartition(".")[2], self.contents(leaves[i])
+            leaf = leaves[i]
+            if leaf is None:
+                leaves[i] = 0
+            elif leaf.__class__ is not int and param.type.is_address:
+                if leaf.__class__ is LentArray:
+                    check(leaf)
+                name, array = param.path.rpartition(".")[2], leaf
+                if not isinstance(leaf, np.ndarray):
+                    array = CpuTensors.view(leaf)
+                if param.type.is_writable and not array.flags.writeable:
+                    check_leaf(self, spec, param, leaf)  # says so
                 mappings.append(self.space.map_array(array, name, writable=param.type.is_writable))
                 leaves[i] = mappings[-1].address
                 if param.type.is_writable:

@@ -43,7 +43,7 @@ def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem
         refuse(f"{spec.name}, block", block, f"1 to {spec.max_threads} threads, its max_threads")
     if not 0 <= smem_bytes <= runtime.max_smem_bytes:
         refuse(f"{spec.name}, smem_bytes", smem_bytes, f"0 to {runtime.max_smem_bytes}, what a block can have")
-    return [_leaf(runtime, spec, param, value) for param, value in zip(spec.params, leaves, strict=True)]
+    return [check_leaf(runtime, spec, param, value) for param, value in zip(spec.params, leaves, strict=True)]
 
 
 def _check_kinds(spec: KernelSpec, args: tuple) -> None:
@@ -55,7 +55,8 @@ def _check_kinds(spec: KernelSpec, args: tuple) -> None:
             refuse(f"{spec.name}, {name}", kind.__name__, f"{hint.__name__}, or the kernel {made}")
 
 
-def _leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
+def check_leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:
+    """One of them, as `check_launch`."""
     name = f"{spec.name}, {param.path}"
     if not param.type.is_address:
         number = _number(name, param, value)

@@ -55,6 +55,6 @@ class ByColumns(NamedTuple):
 
 ROWS, PASSED = -1, -2  # as the first size of a shape: the first and the second of the numbers that `Make` gets
 Wanted = tuple[tuple[int, ...], str]  # an array: its shape and its dtype
-# New arrays, and Parts for a PartsLayout, of the kind of an array; and what a launch takes for each, a tuple for Parts.
-# It takes that array, and the numbers for those whose first size is ROWS or PASSED.
+# New arrays, and Parts for a PartsLayout; and what a launch takes for each, a tuple for Parts.
+# It takes the numbers for those whose first size is ROWS or PASSED.
 Make = Callable[..., tuple[list[Any], list[Any]]]

@@ -7,63 +7,37 @@ from typing import Any, NamedTuple
 
 
 class View(NamedTuple):
-    """An array as its library tells of it.
+    """An array as its library tells of it, or what is none.
 
-    array     what the caller gave
-    library   the adapter of the library that made it; None if this target does not take it as an array
-    flaw      why an array of that library is none here: text behind the name of its class
+    array       what the caller gave
+    flaw        why an array of that library is none here: text behind the name of its class
+    is_array    whether this target takes it as an array; if not, nothing is said of it below
+    dtype_name  NumPy's: "bfloat16", "float8_e4m3fn", "int64", "bool" ...
+    num_bytes   of its elements
+    strides     in elements
+    is_contiguous, is_writeable  row-major without gaps; not read-only, as far as its library says: torch does not
+    address     where it starts in its memory: of the device, or of the host for arrays that the host reads
     """
 
     array: Any
-    library: Any
     flaw: str = ""
+    is_array: bool = False
+    shape: tuple[int, ...] = ()
+    dtype_name: str = ""
+    itemsize: int = 0
+    num_bytes: int = 0
+    strides: tuple[int, ...] = ()
+    is_contiguous: bool = True
+    is_writeable: bool = True
+    address: int = 0
 
-    @property
-    def is_array(self) -> bool:
-        return self.library is not None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.array.shape
-
-    @property
-    def dtype_name(self) -> str:
-        """NumPy's name of its dtype: "bfloat16", "float8_e4m3fn", "int64", "bool" ..."""
-        return self.library.dtype_name(self.array)
-
-    @property
-    def itemsize(self) -> int:
-        return self.array.dtype.itemsize
-
-    @property
-    def num_bytes(self) -> int:
-        """Of its elements; 0 without an array."""
-        return math.prod(self.shape) * self.itemsize if self.is_array else 0
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """In elements."""
-        return self.library.strides(self.array)
-
-    @property
-    def address(self) -> int:
-        """Where it starts in its memory: of the device, or of the host for arrays that the host reads."""
-        return self.library.pointer(self.array)
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether it is row-major without gaps."""
-        return self.library.is_contiguous(self.array)
-
-    @property
-    def is_writeable(self) -> bool:
-        """Whether it may be written, as far as its library says: torch's tensors say nothing of it."""
-        return self.library.is_writeable(self.array)
-
-    def fits(self, dtype: str, shape: tuple[int, ...]) -> bool:
-        """Whether it is an array of this dtype and shape, row-major without gaps. Costs as little as can be."""
-        return self.library is not None and self.library.fits(self.array, dtype, shape)
+def view_of(array: Any, library: Any) -> View:
+    """An array without a flaw. library: the adapter of the library that made it"""
+    shape, itemsize = tuple(array.shape), array.dtype.itemsize
+    told = (each(array) for each in (library.strides, library.is_contiguous, library.is_writeable, library.pointer))
+    return View(array, "", True, shape, library.dtype_name(array), itemsize, math.prod(shape) * itemsize, *told)
 
 
 new_tuple: Any = tuple.__new__  # makes a NamedTuple at half the cost
-NO_ARRAY = View(None, None)  # for an argument that is not given
+NO_ARRAY = View(None)  # for an argument that is not given

@@ -87,11 +87,6 @@ class TorchArrays:
         return True
 
     @staticmethod
-    def fits(array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        wanted = TorchArrays.dtype(dtype)
-        return array.dtype is wanted and array.shape == shape and array.is_contiguous()
-
-    @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return like.new_empty(shape, dtype=TorchArrays.dtype(dtype))
 
@@ -101,9 +96,9 @@ class TorchArrays:
         return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=TorchArrays.dtype(dtype))
 
     @staticmethod
-    def prepare_empty(wanted: Sequence[Any]) -> Callable[..., tuple[list[Any], list[Any]]]:
+    def prepare_empty(wanted: Sequence[Any], like: Any) -> Callable[..., tuple[list[Any], list[Any]]]:
         """What makes such arrays, on the device of another one. wanted: shapes and dtypes, or None; maybe ByColumns"""
-        torch = sys.modules["torch"]
+        torch, device = sys.modules["torch"], like.get_device()
         make_one = _maker_of_one(torch)
         current_device, pointer = torch._C._cuda_getDevice, torch.Tensor.data_ptr
         places, absent = [], [i for i, each in enumerate(wanted) if each is None]
@@ -120,14 +115,14 @@ class TorchArrays:
         numbered = [(i, ROWS - shape[0]) for i, (shape, _, _) in enumerate(places) if shape and shape[0] < 0]
         latest: Any = None  # the numbers that places have now; most calls make as many as the one before
 
-        def make(like: Any, numbers: Sequence[int] = ()) -> tuple[list[Any], list[Any]]:
+        def make(numbers: Sequence[int] = ()) -> tuple[list[Any], list[Any]]:
             nonlocal latest
             if numbered and numbers != latest:
                 for i, number in numbered:
                     shape, strides, dtype = places[i]
                     places[i] = (numbers[number], *shape[1:]), strides, dtype
                 latest = numbers
-            if make_one is not None and like.get_device() == current_device():
+            if make_one is not None and current_device() == device:
                 arrays = list(starmap(make_one, places))
             else:
                 arrays = [like.new_empty_strided(shape, strides, dtype=dtype) for shape, strides, dtype in places]
@@ -240,11 +235,7 @@ class NumpyLike:
 
     @staticmethod
     def strides(array: Any) -> tuple[int, ...]:
-        return tuple(stride // array.dtype.itemsize for stride in array.strides)
-
-    @classmethod
-    def fits(cls, array: Any, dtype: str, shape: tuple[int, ...]) -> bool:
-        return array.shape == shape and native_name(array.dtype) == dtype and cls.is_contiguous(array)
+        return tuple(stride // (array.dtype.itemsize or 1) for stride in array.strides)
 
 
 class InterfaceArrays(NumpyLike):

@@ -53,7 +53,7 @@ from nbep.host.target.launches import check_launch
 from nbep.host.target.memory import Describe, Memory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.target.new_arrays import ByColumns, Make, Parts, PartsLayout, Wanted
 from nbep.host.target.streams import Stream
-from nbep.host.target.views import View
+from nbep.host.target.views import View, view_of
 
 
 class SharedDevice:
@@ -160,6 +160,7 @@ class CudaRuntime(Runtime):
 
     target = "cuda"
     host_reads_arrays = False
+    has_recognizers = True
     max_symmetric_bytes = None
     array_kinds = "an array of torch, CuPy or Numba on this GPU"
 
@@ -203,6 +204,10 @@ class CudaRuntime(Runtime):
     def empty(self, shape: tuple[int, ...], dtype: str, like: Array) -> Array:
         return library_of(like).empty(shape, dtype, like)
 
+    def stand_in(self, like: Array) -> Array:
+        library = library_of(like)
+        return like if library is None else library.empty((0,), "int32", like)
+
     def empty_parts(self, layout: PartsLayout, like: Array) -> Parts:
         return CudaParts(layout, library_of(like).empty((layout.num_words,), "int32", like))
 
@@ -215,13 +220,14 @@ class CudaRuntime(Runtime):
             return super().prepare_empty(wanted, like)
         layouts = [(i, each) for i, each in enumerate(wanted) if isinstance(each, PartsLayout)]
         make: Make = library.prepare_empty(
-            [((each.num_words,), "int32") if isinstance(each, PartsLayout) else each for each in wanted]
+            [((each.num_words,), "int32") if isinstance(each, PartsLayout) else each for each in wanted],
+            self.stand_in(like),
         )
         if not layouts:
             return make
 
-        def make_with_parts(like: Array) -> tuple[list[Any], list[Any]]:
-            arrays, addresses = make(like)
+        def make_with_parts() -> tuple[list[Any], list[Any]]:
+            arrays, addresses = make()
             for i, layout in layouts:
                 addresses[i] = tuple(map(addresses[i].__add__, layout.offsets))
                 arrays[i] = CudaParts(layout, arrays[i])
@@ -232,11 +238,11 @@ class CudaRuntime(Runtime):
     def view(self, value: Any) -> View:
         library = library_of(value)
         if library is None or not library.is_array(value):
-            return View(value, None)
+            return View(value)
         flaw = library.flaw(value) if library is TorchArrays else ""
-        return View(value, None if flaw else library, flaw)
+        return View(value, flaw) if flaw else view_of(value, library)
 
-    def look_at(self, values: Sequence[Any], num_free: int = 0) -> tuple[tuple[Any, ...] | None, list[Any]]:
+    def look_at(self, values: Sequence[Any], num_free: int = 0) -> tuple[tuple[Any, ...] | None, list[Any], list[View]]:
         kinds: list[Any] = []
         addresses: list[Any] = []
         for i, value in enumerate(values):
@@ -249,20 +255,20 @@ class CudaRuntime(Runtime):
                 try:
                     has_gaps, address = not value.is_contiguous(), value.data_ptr()
                 except (RuntimeError, ValueError):  # of a tensor with a flaw
-                    return None, []
+                    return None, [], []
                 if value.is_neg():  # another one, which no attribute of a plain array shows
-                    return None, []
+                    return None, [], []
             elif library is not None and library.is_array(value):
                 has_gaps, address = not library.is_contiguous(value), pointer_of(value)
             else:
-                return None, []
+                return None, [], []
             kinds += (value.__class__, value.shape if i >= num_free else value.shape[1:], value.dtype)
             if has_gaps:
                 kinds.append(library.strides(value))
             if not address or address % VEC_BYTES:
                 kinds.append(address % VEC_BYTES)
             addresses.append(address)
-        return tuple(kinds), addresses
+        return tuple(kinds), addresses, []
 
     def recognizer(self, values: Sequence[Any], num_free: int = 0) -> Recognizer | None:
         if all(value is None or library_of(value) is TorchArrays for value in values):
