@@ -83,7 +83,7 @@ WORDS: dict[str, tuple[Word, ...]] = {
     DISPATCH: (HANDLE, ZERO_COPY, *X, SIZES[0], Word(NUM_EXPERTS, lambda word: word or None), *CONFIG),
     COMBINE: (HANDLE, ZERO_COPY, X[1], Word("topk_weights", _choices), *CONFIG),
     ELASTIC_DISPATCH: (HANDLE, WEIGHTS, *X, *SIZES),
-    ELASTIC_COMBINE: (HANDLE, WEIGHTS, X[1], *SIZES, Word("do_expand", bool)),
+    ELASTIC_COMBINE: (HANDLE, WEIGHTS, X[1], *SIZES, Word("do_expand", bool), Word("x in shared rows", bool)),
     BARRIER: (),
 }
 
@@ -140,11 +140,17 @@ def elastic_dispatch_call(
 
 
 def elastic_combine_call(
-    memory: Node, hidden: int, num_topk: int, handle: EPHandle, one_each: bool, has_weights: bool
+    memory: Node,
+    hidden: int,
+    num_topk: int,
+    handle: EPHandle,
+    one_each: bool,
+    has_weights: bool,
+    is_fetched: bool = False,
 ) -> Call:
-    """Where this rank's rows come to lie at the others. one_each: see kernels.elastic.combine"""
+    """Where this rank's rows come to lie at the others. one_each, is_fetched: see kernels.elastic.combine, fetch_combine"""
     words = handle_word(memory, handle), int(has_weights), hidden, num_topk, handle.num_experts
-    return make_call(ELASTIC_COMBINE, *words, handle.num_max_tokens_per_rank, int(one_each))
+    return make_call(ELASTIC_COMBINE, *words, handle.num_max_tokens_per_rank, int(one_each), int(is_fetched))
 
 
 def handle_word(memory: Node, handle: Numbered | None) -> int:

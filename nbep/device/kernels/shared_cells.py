@@ -44,6 +44,7 @@ def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bo
         "elastic_send_dispatch": _stage,
         "elastic_send_combine": _stage,
         "elastic_combine": lambda offset: _elastic_combine(num_threads // WARP, has_tma, offset),
+        "elastic_fetch_combine": lambda offset: _elastic_combine(num_threads // WARP, has_tma, offset),
         "elastic_gather_combine": lambda offset: _elastic_combine(num_threads // WARP, has_tma, offset),
         "low_latency_dispatch": lambda offset: _low_latency_dispatch(_one_of(args, LowLatencyShape), offset),
         "low_latency_combine": lambda offset: _low_latency_combine(_one_of(args, LowLatencyShape), offset),

@@ -21,10 +21,12 @@ from nbep.host.elastic.barrier import barrier
 from nbep.host.elastic.experimental import Experimental
 from nbep.host.elastic.memory import BUFFER_ALIGNMENT, Areas, ElasticMemory, Group, divide, size_hint, size_of
 from nbep.host.elastic.num_sms import NVLINK_GBS, RDMA_GBS, Rates, theoretical_num_sms
+from nbep.host.elastic.rows import SharedRows, make_rows
 from nbep.host.elastic.verbs import ElasticVerbs
 from nbep.host.events import EventHandle
 from nbep.host.handles import OfThisProcess
 from nbep.host.node import Node
+from nbep.host.plans import Plans
 from nbep.host.one_thread import in_turn
 from nbep.host.ranks.comm import Communicator, await_all, gather_results
 from nbep.host.rdma_memory import rdma_trailer_bytes
@@ -203,7 +205,37 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         Raises:
             as Buffer.destroy
         """
+        self._give_back_rows()
         self._give_back()
+
+    @in_turn
+    def make_rows(self, num_rows: int, hidden: int) -> SharedRows:
+        """Shared rows, which take the place of earlier ones: a compact combine whose x lies there fetches. Collective.
+
+        Each rank gives such an x then, or none does. It is inside a node alone, and without topk_weights; else such an
+        x is one like any other.
+
+        Args: num_rows: that a rank may get at most; the same on all ranks, as hidden
+
+        Raises:
+            ValueError: between nodes, and for wrong arguments
+            RuntimeError: if a rank has not enough memory
+        """
+        memory = self._usable("make_rows")
+        assert memory.elastic is not None
+        if memory.num_nodes > 1:
+            refuse("make_rows", f"{memory.num_nodes} nodes", "called inside a node: no rank reads over a network")
+        self._give_back_rows()
+        memory.elastic.rows = make_rows(self.group, num_rows, hidden, self.timeout_ms)
+        return memory.elastic.rows
+
+    def _give_back_rows(self) -> None:
+        elastic = None if self._memory is None else self._memory.elastic
+        if elastic is not None and elastic.rows is not None:
+            self._memory.synchronize_calls()
+            elastic.rows.memory.close()
+            elastic.rows = None
+            self._memory.elastic_combine_plans = Plans(self._memory.runtime)
 
     def __repr__(self) -> str:
         return f"<ElasticBuffer of rank {self.rank_idx} of {self.num_ranks}, {self.num_bytes} bytes>"

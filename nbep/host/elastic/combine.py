@@ -4,6 +4,8 @@
  between nodes:  elastic_meet_combine --> elastic_combine, which only pushes --> elastic_send_combine
                  --> elastic_meet_combine --> elastic_combine, which only adds up
  in hybrid mode  before elastic_send_combine the ranks of the node meet --> elastic_gather_combine
+ x in shared rows, inside a node and compact:
+                 elastic_offer_combine: meet the others --> elastic_fetch_combine --> meet the others
 
 Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::combine
 """
@@ -13,8 +15,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine, elastic_combine_smem_bytes
+from nbep.device.kernels.elastic.fetch_combine import ElasticFetchSizes, elastic_fetch_combine
 from nbep.device.kernels.elastic.gather_combine import ElasticGatherSizes, elastic_gather_combine
 from nbep.device.kernels.elastic.notify_combine import elastic_notify_combine
+from nbep.device.kernels.elastic.offer_combine import elastic_offer_combine
 from nbep.device.kernels.elastic.send_combine import ElasticReturnSizes, elastic_send_combine
 from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, elastic_send_smem_bytes
 from nbep.device.kernels.parts.calls import Call
@@ -29,7 +33,7 @@ from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilo
 from nbep.host.events import EventOverlap
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
-from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make, Wanted
 from nbep.host.tokens import BF16_BYTES
 
@@ -52,6 +56,7 @@ class Plan(NamedTuple):
     notify: PreparedLaunch
     away: Away | None
     combine: PreparedLaunch
+    leave: PreparedLaunch | None  # the meeting behind a combine that fetches
     call: Call
     slots: ElasticSlots
 
@@ -60,15 +65,22 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     """See ElasticBuffer.combine. reduces: whether a rank may add up the rows of a token before it sends"""
     memory.check_faults()
     handle = request.handle
-    plan, arguments = _find_plan(memory, request, reduces)
+    begin = _begin_of_rows(memory, request)
+    plan, arguments = _find_plan(memory, request, reduces, begin >= 0)
     checks.rows_of_choices(memory, request, reduces)
     made, addresses = memory.allocate(request, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
     assert memory.elastic is not None
     memory.elastic.begin_combine(plan.slots)
-    plan.notify.launch(memory.stream)
     of_handle = OfHandle(*arguments[4:])
+    if plan.leave is not None:
+        plan.notify.launch(memory.stream, (of_handle.of_ranks,), (request,), (begin,))
+        wanted = *arguments[2:4], of_handle.topk_idx, of_handle.slots
+        plan.combine.launch(memory.stream, (*addresses, *wanted), (made, request))
+        plan.leave.launch(memory.stream)
+        return made[0], None, memory.finish(request.async_finish)
+    plan.notify.launch(memory.stream)
     routes = of_handle.of_ranks, of_handle.metadata
     first = *addresses, *arguments[:4], *routes, of_handle.topk_idx, of_handle.slots
     if plan.away is not None:
@@ -81,21 +93,32 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     return made[0], made[1], memory.finish(request.async_finish)
 
 
-def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Plan, list[Any]]:
+def _begin_of_rows(memory: Node, request: ElasticCombineRequest) -> int:
+    """Where x begins in the shared rows, in 16 bytes, if it is fetched from there; else -1."""
+    assert memory.elastic is not None
+    rows = memory.elastic.rows
+    if rows is None or request.topk_weights is not None or getattr(request.handle, "do_expand", True):
+        return -1
+    return rows.offset_of(request.x)
+
+
+def _find_plan(
+    memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool
+) -> tuple[Plan, list[Any]]:
     """The plan of a call, and what launches take for x, topk_weights, both biases, then `OfHandle`."""
     handle, given = request.handle, request.arrays
     arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
     switches = request.async_finish, request.allocate_on_comm_stream
-    options = request.num_sms, reduces, *switches, getattr(handle, "number", 0)
+    options = request.num_sms, reduces, is_fetched, *switches, getattr(handle, "number", 0)
     is_own = len(given) == 4 and getattr(handle, "owner", None) is memory.identity
     key, plan, arguments, _ = memory.elastic_combine_plans.find(arrays, options if is_own else None)
     if plan is None:
-        plan = _make_plan(memory, request, reduces)
+        plan = _make_plan(memory, request, reduces, is_fetched)
         memory.elastic_combine_plans.keep(key, plan)
     return plan, arguments
 
 
-def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> Plan:
+def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool) -> Plan:
     """Check what does not change, and prepare the launches."""
     checks.options(request)
     runtime, handle = memory.runtime, checks.owned(memory, request.handle)
@@ -105,7 +128,8 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
     most = handle.num_max_tokens_per_rank
     assert memory.elastic is not None
     slots = memory.elastic.slots(most, hidden * BF16_BYTES, num_topk, one_each)
-    call = elastic_combine_call(memory, hidden, num_topk, handle, one_each, request.topk_weights is not None)
+    has_weights = request.topk_weights is not None
+    call = elastic_combine_call(memory, hidden, num_topk, handle, one_each, has_weights, is_fetched)
     threads = num_threads(memory)
     num_warps = threads // 32
     elastic = memory.elastic
@@ -122,7 +146,7 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
     num_blocks = blocks_for(memory, request.num_sms, most * memory.num_ranks, threads)
     smem_bytes = elastic_combine_smem_bytes(threads, runtime.has_tma)
     num_chunks, notify_threads = -(-most // slots.chunk), block_sizes(runtime).notify
-    nodes, has_weights = elastic.nodes_of_sums(reduces), int(request.topk_weights is not None)
+    nodes = elastic.nodes_of_sums(reduces)
     where = elastic.peers, memory.bounds, slots, nodes
 
     weights: Wanted | None = None if request.topk_weights is None else ((num_tokens, num_topk), "float32")
@@ -131,10 +155,27 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
     def launch_of(sizes: ElasticCombineSizes) -> PreparedLaunch:
         return runtime.prepare(elastic_combine, num_blocks, threads, smem_bytes, *where, sizes)
 
+    if is_fetched:
+        assert elastic.rows is not None
+        offer = runtime.prepare(
+            elastic_offer_combine, 1, notify_threads, 0, LATER, elastic.peers, memory.bounds, call
+        )
+        fetch = runtime.prepare(
+            elastic_fetch_combine,
+            blocks_for(memory, request.num_sms, num_tokens, threads),
+            threads,
+            smem_bytes,
+            elastic.peers,
+            elastic.rows.memory.peers,
+            memory.bounds,
+            slots,
+            ElasticFetchSizes(num_tokens, sizes.num_local_experts),
+        )
+        return Plan(make, offer, None, fetch, prepare_reset(memory, memory.peers, 0, call), call, slots)
     if elastic.rdma is None:
         meeting = num_chunks, elastic.peers, memory.bounds, call
         notify = runtime.prepare(elastic_notify_combine, 1, notify_threads, 0, *meeting)
-        return Plan(make, notify, None, launch_of(sizes), call, slots)
+        return Plan(make, notify, None, launch_of(sizes), None, call, slots)
     among_all = elastic.rdma.network, memory.bounds
     begin, end = (prepare_meeting(memory, landing, call) for landing in (0, num_chunks))
     send = runtime.prepare(
@@ -145,11 +186,12 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool) -> P
         *among_all,
         slots,
         nodes,
-        ElasticReturnSizes(sizes.num_recv_tokens, has_weights, int(one_each)),
+        ElasticReturnSizes(sizes.num_recv_tokens, int(has_weights), int(one_each)),
     )
     gather: tuple[PreparedLaunch, ...] = ()
     if nodes.num_sharing > 1:
-        sums = num_blocks, threads, smem_bytes, *where, ElasticGatherSizes(has_weights)
+        sums = num_blocks, threads, smem_bytes, *where, ElasticGatherSizes(int(has_weights))
         gather = prepare_reset(memory, memory.peers, 0, call), runtime.prepare(elastic_gather_combine, *sums)
     push = launch_of(sizes._replace(num_combined_tokens=0, num_push_warps=num_warps))
-    return Plan(make, begin, Away(push, gather, send, end), launch_of(sizes._replace(num_push_warps=0)), call, slots)
+    add_up = launch_of(sizes._replace(num_push_warps=0))
+    return Plan(make, begin, Away(push, gather, send, end), add_up, None, call, slots)

@@ -33,6 +33,7 @@ from nbep.device.layout.internode import cells_bytes
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.device.protocols.peers import Peers
 from nbep.host.arguments import integer, refuse
+from nbep.host.elastic.rows import SharedRows
 from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.memory import SymmetricMemory
 
@@ -96,6 +97,7 @@ class ElasticMemory:
 
     nodes = NO_NODES
     rdma: RdmaMemory | None = None
+    rows: SharedRows | None = None  # that combine fetches from, see ElasticBuffer.make_rows
 
     def __init__(self, symmetric: SymmetricMemory, areas: Areas, peers: Peers):
         self.areas = areas

@@ -325,15 +325,22 @@ def take_token(buffer, lane):
 
 
 @device_function
-def find_rank(ctx, inputs, token):
-    """In lane k the rank that sends what choice k of a token has become; -1 if it is unused."""
+def find_owner(ctx, inputs, token):
+    """In lane k the rank of the expert that is choice k of a token; -1 if it is unused."""
     shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
     rank = -1
     if lane < shape.num_topk and token < sizes.num_combined_tokens:
         expert = ptx.ld_nc_s64(inputs.topk_idx + 8 * (ptx.s64(token) * shape.num_topk + lane))
         if 0 <= expert < ctx.peers.num_ranks * sizes.num_local_experts:
-            rank = relay_of(ctx.nodes, ctx.peers.rank, ptx.u32_div(expert, sizes.num_local_experts))
+            rank = ptx.u32_div(expert, sizes.num_local_experts)
     return rank
+
+
+@device_function
+def find_rank(ctx, inputs, token):
+    """In lane k the rank that sends what choice k of a token has become; -1 if it is unused."""
+    rank = find_owner(ctx, inputs, token)
+    return relay_of(ctx.nodes, ctx.peers.rank, rank) if rank >= 0 else -1
 
 
 @device_function
