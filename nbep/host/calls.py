@@ -66,6 +66,7 @@ HANDLE = Word("handle", _handle)
 ZERO_COPY = Word("zero_copy", bool)
 WEIGHTS = Word("topk_weights", lambda word: "given" if word else None)
 X = Word("dtype of x", ROW_DTYPES.__getitem__), Word("hidden size of x"), Word("scales", _scales)
+SHARED = Word("x in shared rows", bool)
 NUM_EXPERTS = "size of num_tokens_per_expert"
 CONFIG = tuple(
     Word(f"config.{name}")
@@ -82,8 +83,8 @@ SIZES = Word("topk_idx", _choices), Word("num_experts"), Word("num_max_tokens_pe
 WORDS: dict[str, tuple[Word, ...]] = {
     DISPATCH: (HANDLE, ZERO_COPY, *X, SIZES[0], Word(NUM_EXPERTS, lambda word: word or None), *CONFIG),
     COMBINE: (HANDLE, ZERO_COPY, X[1], Word("topk_weights", _choices), *CONFIG),
-    ELASTIC_DISPATCH: (HANDLE, WEIGHTS, *X, *SIZES),
-    ELASTIC_COMBINE: (HANDLE, WEIGHTS, X[1], *SIZES, Word("do_expand", bool), Word("x in shared rows", bool)),
+    ELASTIC_DISPATCH: (HANDLE, WEIGHTS, *X, *SIZES, SHARED),
+    ELASTIC_COMBINE: (HANDLE, WEIGHTS, X[1], *SIZES, Word("do_expand", bool), SHARED),
     BARRIER: (),
 }
 
@@ -132,11 +133,11 @@ def combine_call(
 
 
 def elastic_dispatch_call(
-    memory: Node, tokens: Tokens, num_max_tokens: int, handle: EPHandle | None, has_weights: bool
+    memory: Node, tokens: Tokens, num_max_tokens: int, handle: EPHandle | None, has_weights: bool, is_shared: bool
 ) -> Call:
     """What the others read out of this rank's half. Whether and how rows are expanded is each rank's own affair."""
     words = handle_word(memory, handle), int(has_weights), *_of_x(tokens), tokens.num_topk
-    return make_call(ELASTIC_DISPATCH, *words, tokens.num_experts, num_max_tokens)
+    return make_call(ELASTIC_DISPATCH, *words, tokens.num_experts, num_max_tokens, int(is_shared))
 
 
 def elastic_combine_call(

@@ -236,6 +236,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
             elastic.rows.memory.close()
             elastic.rows = None
             self._memory.elastic_combine_plans = Plans(self._memory.runtime)
+            self._memory.elastic_plans = Plans(self._memory.runtime)
 
     def __repr__(self) -> str:
         return f"<ElasticBuffer of rank {self.rank_idx} of {self.num_ranks}, {self.num_bytes} bytes>"

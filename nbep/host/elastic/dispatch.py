@@ -33,6 +33,7 @@ from nbep.host.elastic.memory import ElasticMemory
 from nbep.host.elastic.request import ElasticDispatchRequest
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
 from nbep.host.events import EventOverlap
+from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import ROWS, Make, Wanted
@@ -54,6 +55,7 @@ class Plan(NamedTuple):
     send: PreparedLaunch | None  # between nodes
     notify: PreparedLaunch
     fetch: PreparedLaunch
+    leave: PreparedLaunch | None  # the meeting behind a dispatch whose x lies in shared rows
     call: Call
     places: ElasticPlaces
     shape: ElasticShape
@@ -96,7 +98,10 @@ def dispatch(
 ) -> tuple[Any, MaybeArray, MaybeArray, EPHandle, EventOverlap]:
     """See ElasticBuffer.dispatch. timeout_s: longest time that the CPU waits for counts"""
     memory.check_faults()
-    plan, arguments = _find_plan(memory, request)
+    begin = -1
+    if _elastic(memory).rows is not None:
+        begin = _elastic(memory).rows.offset_of(request.x[0] if isinstance(request.x, tuple) else request.x)
+    plan, arguments = _find_plan(memory, request, begin >= 0)
     checks.cpu_may_wait(memory, request)
     checks.rows_of_choices(memory, request)
     known = request.handle
@@ -110,7 +115,7 @@ def dispatch(
         if request.do_cpu_sync:
             memory.counters.reset()
         x_and_choices, stats = arguments[:4], arguments[4]
-        plan.publish.launch(memory.stream, (of_launch.topk_idx, of_launch.slots, *x_and_choices), (request, made))
+        plan.publish.launch(memory.stream, (of_launch.topk_idx, of_launch.slots, *x_and_choices), (request, made), (1 + begin,))
         if plan.send is not None:
             plan.send.launch(memory.stream)
         counters = memory.counters.addresses(request.do_cpu_sync)[:2]
@@ -123,7 +128,7 @@ def dispatch(
         outputs = Outputs(*made[NUM_ROUTES:])
     else:
         of_handle = OfHandle(*arguments[5:])
-        plan.publish.launch(memory.stream, (0, 0, *arguments[:2], of_handle.topk_idx, arguments[3]), (request,))
+        plan.publish.launch(memory.stream, (0, 0, *arguments[:2], of_handle.topk_idx, arguments[3]), (request,), (1 + begin,))
         if plan.send is not None:
             plan.send.launch(memory.stream)
         plan.notify.launch(memory.stream, NO_ARRAYS)
@@ -138,6 +143,8 @@ def dispatch(
     first = *of_outputs, of_launch.of_ranks, of_launch.ends, of_launch.starts
     later = num_rows, sizes.num_recv_tokens, *_scale_strides(plan, request, num_rows)
     plan.fetch.launch(memory.stream, first, (made, known), later)
+    if plan.leave is not None:
+        plan.leave.launch(memory.stream)
     handle = known
     if handle is None:
         handle = EPHandle(
@@ -166,7 +173,7 @@ def _elastic(memory: Node) -> ElasticMemory:
     return memory.elastic
 
 
-def _find_plan(memory: Node, request: ElasticDispatchRequest) -> tuple[Plan, list[Any]]:
+def _find_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool) -> tuple[Plan, list[Any]]:
     """The plan of a call, and what launches take for x, scales, topk_idx, topk_weights and stats, then `OfHandle`."""
     is_pair = isinstance(request.x, tuple)
     x = request.x if is_pair else (request.x, None)
@@ -179,18 +186,18 @@ def _find_plan(memory: Node, request: ElasticDispatchRequest) -> tuple[Plan, lis
         *(is_pair, request.num_experts, request.num_max_tokens_per_rank, request.expert_alignment),
         *(request.num_sms, request.do_expand, request.do_zero_padding, request.use_tma_aligned_col_major_sf),
         *(request.do_handle_copy, request.do_cpu_sync, request.async_finish, request.allocate_on_comm_stream),
-        *(handle is None, getattr(handle, "number", 0)),
+        *(handle is None, getattr(handle, "number", 0), is_shared),
     )
     if len(x) != 2 or (handle is not None and getattr(handle, "owner", None) is not memory.identity):
         options = None
     key, plan, arguments, _ = memory.elastic_plans.find(arrays, options)
     if plan is None:
-        plan = _make_plan(memory, request)
+        plan = _make_plan(memory, request, is_shared)
         memory.elastic_plans.keep(key, plan)
     return plan, arguments
 
 
-def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
+def _make_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool) -> Plan:
     """Check what does not change, and prepare the launches."""
     runtime, num_ranks, handle = memory.runtime, memory.num_ranks, request.handle
     elastic = _elastic(memory)
@@ -205,7 +212,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
     shape = ElasticShape(most, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
     places = elastic.place(shape)
     has_weights = request.topk_weights is not None
-    call = elastic_dispatch_call(memory, tokens, most, handle, has_weights)
+    call = elastic_dispatch_call(memory, tokens, most, handle, has_weights, is_shared)
     does_number = int(handle is None)
     threads = num_threads(memory)
     publish = runtime.prepare(
@@ -217,7 +224,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
         memory.bounds,
         places,
         shape,
-        PublishSizes(tokens.num_tokens, num_experts, does_number, *tokens.scale_strides),
+        PublishSizes(tokens.num_tokens, num_experts, does_number, *tokens.scale_strides, LATER),
     )
     counts = ElasticCountSizes(num_local_experts, request.expert_alignment, int(request.do_expand))
     notify_threads = block_sizes(runtime).notify
@@ -247,6 +254,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
         threads,
         elastic_dispatch_smem_bytes(threads, runtime.has_tma),
         elastic.sources,
+        elastic.sources if elastic.rows is None else elastic.rows.memory.peers,
         memory.bounds,
         places,
         shape,
@@ -260,8 +268,10 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
             int(request.do_expand),
             int(request.do_zero_padding),
             int(handle is not None),
+            int(is_shared),
         ),
     )
+    leave = prepare_reset(memory, memory.peers, 0, call) if is_shared else None
     routes = () if handle is not None else _routes(request, tokens, num_ranks, elastic.num_scaleup_ranks)
     outputs = _outputs(request, tokens)
     return Plan(
@@ -271,6 +281,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest) -> Plan:
         send,
         notify,
         fetch,
+        leave,
         call,
         places,
         shape,

@@ -29,16 +29,15 @@ class SharedRows:
         self.begin, self.end = memory.symmetric.span(memory.num_bytes)
         self.empty: Array = None  # the latest that `like` has made without rows: its address says nothing
 
-    def like(self, array: Array) -> Array:
-        """Shared rows, as many as an array has and of its library.
+    def like(self, array: Array, dtype: str = "bfloat16") -> Array:
+        """Shared rows, as many as an array has, and of its library.
 
         Raises: ValueError if there are not so many
         """
         num_rows = array.shape[0]
         if num_rows > self.num_rows:
             refuse("array", f"{num_rows} rows", f"at most {self.num_rows}, as make_rows was told")
-        dtype = self.memory.runtime.dtype_like("bfloat16", array)
-        made = self.memory.symmetric.array(dtype, 0, num_rows * self.hidden).reshape(num_rows, self.hidden)
+        made = self.memory.symmetric.array(self.memory.runtime.dtype_like(dtype, array), 0, num_rows * self.hidden).reshape(num_rows, self.hidden)
         if num_rows == 0:
             self.empty = made
         return made

@@ -9,6 +9,8 @@
 
  cell                    written by     with                   read by              with
  x of a half             rank s         see publish.py (1)     warps of all ranks   bulk copy, or ld_na
+ x of shared rows        no thread      (3)                    warps of all ranks   bulk copy, or ld_na
+ offers[s]               rank s         see publish.py (1)     all warps            ld_na
  lists, topk_idx,        rank s         see publish.py (1)     warps of all ranks   ld_na
    topk_weights, scales,
    numbers of a half
@@ -21,6 +23,7 @@
 
  (1) This rank has met all ranks since then, in the kernel before.
  (2) st_weak for rows that no token has.
+ (3) The caller of rank s has written it before this call. All ranks meet behind this kernel: then it may again.
 
 Warps take tokens of all ranks in turn, beginning with the one behind their own: otherwise all would read from rank 0
 first. The number of the next token comes while this one does.
@@ -38,7 +41,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
-from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset, list_offset, metadata_entry
+from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset, list_offset, metadata_entry, offer_cell
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
@@ -78,7 +81,7 @@ class ElasticInputs(NamedTuple):
 
 
 class ElasticSizes(NamedTuple):
-    """Strides count scales, not bytes. has_weights, do_expand, do_zero_padding, is_cached: 0 or 1."""
+    """Strides count scales, not bytes. has_weights, do_expand, do_zero_padding, is_cached, is_shared: 0 or 1."""
 
     num_rows: I32
     num_recv_tokens: I32
@@ -89,12 +92,14 @@ class ElasticSizes(NamedTuple):
     do_expand: I32
     do_zero_padding: I32
     is_cached: I32
+    is_shared: I32  # x lies in the shared rows of each rank
 
 
 class Sources(NamedTuple):
-    """What lane i knows of the (rank + 1 + i)-th rank, counted around: its half, and its tokens for this rank."""
+    """What lane i knows of the (rank + 1 + i)-th rank, counted around: its half, its x, and its tokens for this rank."""
 
     half: int
+    x: int
     rank: int
     first_row: int
     num_tokens: int
@@ -104,6 +109,7 @@ class Item(NamedTuple):
     """A token to be fetched; the same in all lanes. token: -1 if there is none"""
 
     half: int
+    x: int
     src: int
     row: int
     token: int
@@ -115,7 +121,7 @@ def elastic_dispatch_smem_bytes(num_threads: int, has_tma: bool) -> int:
 
 
 @device_function
-def find_sources(ctx, inputs, offset):
+def find_sources(ctx, inputs, of_rows, offset):
     """What this lane has to know of its rank; no tokens after a wait that timed out. offset: of the halves"""
     peers, lane = ctx.peers, ctx.team.lane
     rank = ptx.u32_mod(peers.rank + 1 + lane, peers.num_ranks)
@@ -124,7 +130,12 @@ def find_sources(ctx, inputs, offset):
     num_tokens = ptx.ld_nc_s32(up_to) - first
     if has_timed_out(ctx.bounds) or lane >= peers.num_ranks:
         num_tokens = 0
-    return Sources(buffer_of(peers, rank) + offset, rank, first, num_tokens)
+    half = buffer_of(peers, rank) + offset
+    x = half + ctx.places.x
+    if ctx.sizes.is_shared != 0:
+        begin = ptx.ld_na_s32(buffer_of(peers, peers.rank) + offer_cell(rank))
+        x = buffer_of(of_rows, rank) + ptx.s64(begin) * VEC_BYTES
+    return Sources(half, x, rank, first, num_tokens)
 
 
 @device_function
@@ -146,6 +157,7 @@ def find_item(ctx, out, sources, number):
     turn = ptx.u32_mod(number, peers.num_ranks)
     index = ptx.u32_div(number, peers.num_ranks)
     half = ptx.shfl_idx_s64(ptx.FULL_MASK, sources.half, turn)
+    x = ptx.shfl_idx_s64(ptx.FULL_MASK, sources.x, turn)
     src = ptx.shfl_idx_s32(ptx.FULL_MASK, sources.rank, turn)
     row = ptx.shfl_idx_s32(ptx.FULL_MASK, sources.first_row, turn) + index
     token = -1
@@ -154,7 +166,7 @@ def find_item(ctx, out, sources, number):
             token = ptx.ld_nc_s32(metadata_entry(out.recv_src_metadata, shape, row)) - src * shape.num_max_tokens
         else:
             token = ptx.ld_na_s32(half + list_offset(ctx.places, shape, peers.rank) + 4 * index)
-    return Item(half, src, row, token)
+    return Item(half, x, src, row, token)
 
 
 @device_function
@@ -271,10 +283,10 @@ def load_choice(ctx, out, item):
 
 
 @device_function
-def fetch_tokens(ctx, out, inputs, offset):
+def fetch_tokens(ctx, out, inputs, of_rows, offset):
     """All tokens that come to this rank, each warp its share."""
     shape, warp, lane = ctx.shape, ctx.team.warp, ctx.team.lane
-    sources = find_sources(ctx, inputs, offset)
+    sources = find_sources(ctx, inputs, of_rows, offset)
     num_items = most_tokens(sources) * ctx.peers.num_ranks
     stage = open_stage(ptx.smem_base(), warp, lane)
     parity = 0
@@ -285,7 +297,7 @@ def fetch_tokens(ctx, out, inputs, offset):
         number += step
         following = find_item(ctx, out, sources, number)
         if item.token >= 0:
-            src = item.half + ctx.places.x + item.token * shape.hidden_bytes
+            src = item.x + item.token * shape.hidden_bytes
             if ptx.has_tma():
                 begin_fill(src, shape.hidden_bytes, stage, lane)
             choice = load_choice(ctx, out, item)
@@ -389,19 +401,20 @@ def elastic_dispatch(
     out: ElasticOutputs,
     inputs: ElasticInputs,
     peers: Peers,
+    of_rows: Peers,
     bounds: Bounds,
     places: ElasticPlaces,
     shape: ElasticShape,
     sizes: ElasticSizes,
 ):
-    """Grid: any. Block: a multiple of 32. Shared memory: `elastic_dispatch_smem_bytes`."""
+    """Grid: any. Block: a multiple of 32. Shared memory: `elastic_dispatch_smem_bytes`. of_rows: the shared rows"""
     num_warps = ptx.block_dim() // 32
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32
     ctx = Context(peers, bounds, shape, sizes, places, Team(False, -1, -1, warp, num_warps, lane))
     # notify_dispatch has counted this dispatch already
     number = ptx.ld_nc_s32(buffer_of(peers, peers.rank) + TURN) - 1
-    fetch_tokens(ctx, out, inputs, half_offset(places, number))
+    fetch_tokens(ctx, out, inputs, of_rows, half_offset(places, number))
     first, step = ptx.block_idx() + ptx.grid_dim() * warp, ptx.grid_dim() * num_warps
     if sizes.do_expand != 0:
         clean_gaps(ctx, out, inputs, first, step)

@@ -7,6 +7,7 @@
  cell                    written by     with                   read by              with
  turn                    the owner      see notify_dispatch.py all warps            ld_nc
  x of a half             a warp         bulk copy, or st_na    all ranks            see dispatch.py (1)
+ offers[s], at each rank a thread       st_na                  that rank            see dispatch.py (2)
  scales, topk_idx,       a warp         st_na                  all ranks            see dispatch.py (1)
    topk_weights of a half
  numbers, lists, counts  see number_choices.py                 all ranks            see dispatch.py (1)
@@ -15,6 +16,7 @@
 
  (1) The next kernel meets all ranks. Who reads this half does so before it comes to the meeting of the next dispatch,
      or of a combine; and this rank comes here again for the same half only after that.
+ (2) All ranks have met behind the last call that has read it. x stays where it is then, in the shared rows.
 
 So there is no ring and no flow control, and receivers fetch. A row crosses the wire once for each rank that wants it,
 also where several experts there get a copy. What comes lies in ordinary arrays, which no later call overwrites.
@@ -32,7 +34,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.number_choices import TABLE_BYTES, list_tokens, number_choices
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Scales, copy_scales
-from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset
+from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset, offer_cell
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
@@ -58,13 +60,17 @@ class PublishInputs(NamedTuple):
 
 
 class PublishSizes(NamedTuple):
-    """Strides count scales, not bytes. does_number: 0 with a handle, which knows where rows go."""
+    """Strides count scales, not bytes. does_number: 0 with a handle, which knows where rows go.
+
+    begin: 0 if x is laid out; else 1 more than where it begins in this rank's shared rows, in 16 bytes
+    """
 
     num_tokens: I32
     num_experts: I32
     does_number: I32
     scale_token_stride: I32
     scale_hidden_stride: I32
+    begin: I32
 
 
 def publish_smem_bytes(num_threads: int, has_tma: bool) -> int:
@@ -77,7 +83,8 @@ def lay_out_token(ctx, out, inputs, half, token, stage, parity):
     """Copy a token and what goes with it to its row of the half; one warp. Returns the parity of the next copy."""
     places, shape, sizes, lane = ctx.places, ctx.shape, ctx.sizes, ctx.team.lane
     row = Row(inputs.x + token * shape.hidden_bytes, shape.hidden_bytes, 0)
-    begin_copy(row, stage, lane)
+    if sizes.begin == 0:
+        begin_copy(row, stage, lane)
     if lane < shape.num_topk:
         choice = token * shape.num_topk + lane
         expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice)
@@ -89,7 +96,16 @@ def lay_out_token(ctx, out, inputs, half, token, stage, parity):
     scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
     scales = Scales(scales, sizes.scale_hidden_stride, shape.num_scales)
     copy_scales(ptx.ld_nc_keep_s32, ptx.st_na_s32, half + places.scales + 4 * token * shape.num_scales, scales, lane)
-    return end_copy(ptx.ld_nc_v4, half + places.x + token * shape.hidden_bytes, row, stage, parity, lane)
+    if sizes.begin == 0:
+        parity = end_copy(ptx.ld_nc_v4, half + places.x + token * shape.hidden_bytes, row, stage, parity, lane)
+    return parity
+
+
+@device_function
+def offer_tokens(peers, begin):
+    """Tell each rank where this one's tokens lie in its shared rows; a block."""
+    if ptx.thread_idx() < peers.num_ranks:
+        ptx.st_na_s32(buffer_of(peers, ptx.thread_idx()) + offer_cell(peers.rank), begin)
 
 
 @device_function
@@ -127,6 +143,8 @@ def elastic_publish(
     own = buffer_of(peers, peers.rank)
     number = ptx.ld_nc_s32(own + TURN)
     half = own + half_offset(places, number)
+    if sizes.begin > 0 and ptx.block_idx() == 0:
+        offer_tokens(peers, sizes.begin - 1)
     first_block = 0
     if sizes.does_number != 0:
         if ptx.block_idx() == 0:
