@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbep.device.kernels.elastic.combine import ELASTIC_SUM_ROWS
+from nbep.device.kernels.elastic.combine import ELASTIC_SOURCES, ELASTIC_SUM_ROWS
 from nbep.device.kernels.elastic.dispatch import ELASTIC_ROWS
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF, UNCLEAN
@@ -80,6 +80,11 @@ def cause_of(rank: int, report: FaultReport) -> ValueError | None:
         return ValueError(
             f"x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, as a token of "
             f"handle.recv_src_metadata has row {report.expected - 1}"
+        )
+    if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_SOURCES:
+        return ValueError(
+            f"handle.recv_src_metadata: got a row {report.expected - 1} on rank {rank} that is of no token of its rank; "
+            f"must be as dispatch made it"
         )
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:
         return ValueError(

@@ -108,10 +108,11 @@ def _find_plan(
     """The plan of a call, and what launches take for x, topk_weights, both biases, then `OfHandle`."""
     handle, given = request.handle, request.arrays
     arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
-    switches = request.async_finish, request.allocate_on_comm_stream
-    options = request.num_sms, reduces, is_fetched, *switches, getattr(handle, "number", 0)
-    is_own = len(given) == 4 and getattr(handle, "owner", None) is memory.identity
-    key, plan, arguments, _ = memory.elastic_combine_plans.find(arrays, options if is_own else None)
+    key = None
+    if len(given) == 4 and isinstance(handle, EPHandle) and handle.owner is memory.identity:
+        of_handle = handle.do_expand, handle.num_experts, handle.num_max_tokens_per_rank, handle.number
+        key = request.num_sms, reduces, is_fetched, request.async_finish, request.allocate_on_comm_stream, *of_handle
+    key, plan, arguments, _ = memory.elastic_combine_plans.find(arrays, key)
     if plan is None:
         plan = _make_plan(memory, request, reduces, is_fetched)
         memory.elastic_combine_plans.keep(key, plan)

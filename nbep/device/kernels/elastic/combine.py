@@ -63,7 +63,7 @@ from nbep.device.types import I32, In, Out
 
 ELASTIC_LANDED = site(39, "elastic combine receiver", "landed", "the peer's rows of a token")
 
-ELASTIC_SUM_ROWS = -3  # a report's channel
+ELASTIC_SUM_ROWS, ELASTIC_SOURCES = -3, -4  # a report's channel
 STOPPED = -1  # in place of parities: the token has a row past the last one
 
 MAX_STAGED_ROWS = 32  # of one sum, see staged_sums
@@ -264,7 +264,9 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
         place = 0  # of the rank's outbox, which has one slot a token, and with one_each those of choices
     goal = Goal(origin.buffer, token, place)
     if not (0 <= token < shape.num_max_tokens and 0 <= last < shape.num_topk):
-        return parities  # a handle that somebody has overwritten
+        if lane == 0:  # a handle that somebody has overwritten: the slot would hold the row of an earlier call
+            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SOURCES, index + 1, token)
+        return STOPPED
     if sizes.is_expanded == 0:
         return push_row(ctx, inputs, index, goal, landed, stage, parities)
     announce(landed, lane)
