@@ -26,8 +26,8 @@ from nbep.host.elastic.verbs import ElasticVerbs
 from nbep.host.events import EventHandle
 from nbep.host.handles import OfThisProcess
 from nbep.host.node import Node
-from nbep.host.plans import Plans
 from nbep.host.one_thread import in_turn
+from nbep.host.plans import Plans
 from nbep.host.ranks.comm import Communicator, await_all, gather_results
 from nbep.host.rdma_memory import rdma_trailer_bytes
 from nbep.host.symmetric import NodeMemory

@@ -102,9 +102,7 @@ def _begin_of_rows(memory: Node, request: ElasticCombineRequest) -> int:
     return rows.offset_of(request.x)
 
 
-def _find_plan(
-    memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool
-) -> tuple[Plan, list[Any]]:
+def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool) -> tuple[Plan, list[Any]]:
     """The plan of a call, and what launches take for x, topk_weights, both biases, then `OfHandle`."""
     handle, given = request.handle, request.arrays
     arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
@@ -158,9 +156,7 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_f
 
     if is_fetched:
         assert elastic.rows is not None
-        offer = runtime.prepare(
-            elastic_offer_combine, 1, notify_threads, 0, LATER, elastic.peers, memory.bounds, call
-        )
+        offer = runtime.prepare(elastic_offer_combine, 1, notify_threads, 0, LATER, elastic.peers, memory.bounds, call)
         fetch = runtime.prepare(
             elastic_fetch_combine,
             blocks_for(memory, request.num_sms, num_tokens, threads),

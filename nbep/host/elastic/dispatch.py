@@ -115,7 +115,9 @@ def dispatch(
         if request.do_cpu_sync:
             memory.counters.reset()
         x_and_choices, stats = arguments[:4], arguments[4]
-        plan.publish.launch(memory.stream, (of_launch.topk_idx, of_launch.slots, *x_and_choices), (request, made), (1 + begin,))
+        plan.publish.launch(
+            memory.stream, (of_launch.topk_idx, of_launch.slots, *x_and_choices), (request, made), (1 + begin,)
+        )
         if plan.send is not None:
             plan.send.launch(memory.stream)
         counters = memory.counters.addresses(request.do_cpu_sync)[:2]
@@ -128,7 +130,9 @@ def dispatch(
         outputs = Outputs(*made[NUM_ROUTES:])
     else:
         of_handle = OfHandle(*arguments[5:])
-        plan.publish.launch(memory.stream, (0, 0, *arguments[:2], of_handle.topk_idx, arguments[3]), (request,), (1 + begin,))
+        plan.publish.launch(
+            memory.stream, (0, 0, *arguments[:2], of_handle.topk_idx, arguments[3]), (request,), (1 + begin,)
+        )
         if plan.send is not None:
             plan.send.launch(memory.stream)
         plan.notify.launch(memory.stream, NO_ARRAYS)

@@ -1,8 +1,8 @@
 """Rows of an `ElasticBuffer` that its ranks share: experts write there, and combine fetches from there.
 
- rows = buffer.make_rows(num_rows, hidden)          collective
- x = rows.like(recv_x)                              [len(recv_x), hidden] bf16, in the shared memory
- experts write x; buffer.combine(x, handle)         no rank pushes: each fetches what it wants
+rows = buffer.make_rows(num_rows, hidden)          collective
+x = rows.like(recv_x)                              [len(recv_x), hidden] bf16, in the shared memory
+experts write x; buffer.combine(x, handle)         no rank pushes: each fetches what it wants
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class SharedRows:
         num_rows = array.shape[0]
         if num_rows > self.num_rows:
             refuse("array", f"{num_rows} rows", f"at most {self.num_rows}, as make_rows was told")
-        made = self.memory.symmetric.array(self.memory.runtime.dtype_like(dtype, array), 0, num_rows * self.hidden).reshape(num_rows, self.hidden)
+        made = self.memory.symmetric.array(
+            self.memory.runtime.dtype_like(dtype, array), 0, num_rows * self.hidden
+        ).reshape(num_rows, self.hidden)
         if num_rows == 0:
             self.empty = made
         return made

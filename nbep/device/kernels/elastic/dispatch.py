@@ -41,7 +41,15 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
-from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset, list_offset, metadata_entry, offer_cell
+from nbep.device.layout.elastic import (
+    TURN,
+    ElasticPlaces,
+    ElasticShape,
+    half_offset,
+    list_offset,
+    metadata_entry,
+    offer_cell,
+)
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
