@@ -1,4 +1,4 @@
-"""The `nbep` command: `nbep demo`, `nbep puzzle`, `nbep check`, `nbep bench <name>`, `nbep model`, `nbep compile` ...
+"""The `nbep` command: `nbep demo`, `nbep puzzle`, `nbep check`, `nbep bench <name>`, `nbep compile` ...
 
 Each subcommand is a module with `main(argv) -> int | None`; it is imported only when it is asked for, so that
 `nbep demo` does not load Numba.
@@ -44,7 +44,6 @@ def _parser() -> argparse.ArgumentParser:
         names.add_parser(name, add_help=False, help=f"see `nbep bench {name} --help`")
     commands.add_parser("puzzle", add_help=False, help="list the puzzles of a checkout, or check one")
     commands.add_parser("litmus", add_help=False, help="compare the emulator's memory models with the axioms of PTX")
-    commands.add_parser("model", add_help=False, help="predict times on real links, for up to 1,024 ranks")
     commands.add_parser("compile", add_help=False, help="compile kernels to PTX and cubin; needs no GPU")
     commands.add_parser("explain", add_help=False, help="say who waits for whom, from time-out lines in a log")
     commands.add_parser("info", add_help=False, help="say what is here, and what would run on it")

@@ -26,8 +26,9 @@ PATH = re.compile(r"[\w./-]+")
 
 @cache
 def modules() -> dict[str, Path]:
-    """The files of nbep by the names of their modules."""
-    return {name_of(path): path for path in sorted((ROOT / "nbep").rglob("*.py"))}
+    """The files of nbep, and of what stands beside it, by the names of their modules."""
+    folders = (ROOT / folder for folder in ("nbep", "research"))
+    return {name_of(path): path for folder in folders for path in sorted(folder.rglob("*.py"))}
 
 
 def name_of(path: Path) -> str:

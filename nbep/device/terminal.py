@@ -1,7 +1,7 @@
 """What the commands share: the option --json, in one form for all, and progress for a person who waits.
 
-    nbep model --json                 the standard output has one JSON value, and nothing else
-    nbep model --json times.json      the value is written there; the tables are printed as without it
+    nbep demo --json                  the standard output has one JSON value, and nothing else
+    nbep demo --json checks.json      the value is written there; the tables are printed as without it
 
 Progress goes to the error stream, and only where that is a terminal.
 """

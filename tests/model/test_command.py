@@ -1,17 +1,17 @@
-"""`nbep model` prints each published row with its error, and other numbers of ranks; as text, JSON and pictures."""
+"""`python -m research.model` prints each published row with its error, and others; as text, JSON and pictures."""
 
 import json
 
 import pytest
 
-from nbep.cli import main
-from nbep.model.predictions import bar
-from nbep.model.published import rows, work_of
-from nbep.model.times import H800_FILE, Links, loads_of, time_of
+from research.model.__main__ import main
+from research.model.predictions import bar
+from research.model.published import rows, work_of
+from research.model.times import H800_FILE, Links, loads_of, time_of
 
 
 def run(capsys, *options):
-    assert main(["model", *options]) == 0
+    assert main(options) == 0
     return capsys.readouterr().out
 
 
@@ -68,7 +68,7 @@ def test_a_fit_prints_the_parameters_of_the_file(capsys):
 @pytest.mark.parametrize("options", [["--ranks", "12"], ["--ranks", "8"], ["--ranks", "x"], ["--links", "nowhere"]])
 def test_bad_options_are_refused(options, capsys):
     with pytest.raises(SystemExit) as exit_info:
-        main(["model", *options])
+        main(options)
     assert exit_info.value.code == 2
     assert options[0] in capsys.readouterr().err
 

@@ -3,11 +3,11 @@
 import pytest
 from parts import both_parts
 
-from nbep.model import counts
-from nbep.model.counts import RUNS, NotLinear, contradictions, dump, evaluate_exactly, find_forms, load, name_of
-from nbep.model.features import total
-from nbep.model.runs import count
-from nbep.model.work import Work
+from research.model import counts
+from research.model.counts import RUNS, NotLinear, contradictions, dump, evaluate_exactly, find_forms, load, name_of
+from research.model.features import total
+from research.model.runs import count
+from research.model.work import Work
 
 pytestmark = pytest.mark.emulator_only("it counts with the emulator's tracer")
 OTHERS = [

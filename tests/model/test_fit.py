@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from nbep.model import fit as module
-from nbep.model.fit import PARAMETERS, fit, is_fitted
-from nbep.model.published import Row, rows, table, unit_bytes, us_of, work_of
-from nbep.model.times import Links, loads_of, time_of
+from research.model import fit as module
+from research.model.fit import PARAMETERS, fit, is_fitted
+from research.model.published import Row, rows, table, unit_bytes, us_of, work_of
+from research.model.times import Links, loads_of, time_of
 
 H800 = Links.read()
 

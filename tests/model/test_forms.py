@@ -4,7 +4,7 @@ from fractions import Fraction
 
 import pytest
 
-from nbep.model.counts import NotLinear, Sample, evaluate, find_bound, find_form, show
+from research.model.counts import NotLinear, Sample, evaluate, find_bound, find_form, show
 
 
 def samples(*rows):

@@ -1,4 +1,4 @@
-"""What `nbep.model.per_call_overhead` says of 32 ranks is what a run of them does."""
+"""What `research.model.per_call_overhead` says of 32 ranks is what a run of them does."""
 
 from collections import Counter
 
@@ -12,10 +12,10 @@ from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.target.emulator import EmulatorRuntime
-from nbep.model import per_call_overhead
-from nbep.model.runs import tokens_of
-from nbep.model.traffic import NETWORK, Traffic
-from nbep.model.work import DISPATCH, Work
+from research.model import per_call_overhead
+from research.model.runs import tokens_of
+from research.model.traffic import NETWORK, Traffic
+from research.model.work import DISPATCH, Work
 
 pytestmark = pytest.mark.emulator_only("it counts with the emulator's tracer")
 WORK = Work("low_latency", 32, 8, 1, 128, 4, 32, seed=3)

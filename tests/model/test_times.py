@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbep.model.times import H800_FILE, Link, Links, Load, time_of
+from research.model.times import H800_FILE, Link, Links, Load, time_of
 
 LINKS = Links(
     "made up", 10.0, home=Link(1000.0), nvlink=Link(100.0, latency_us=1.0), network=Link(50.0, 5.0, message_us=0.5)

@@ -5,12 +5,12 @@ from collections import Counter
 import pytest
 
 import nbep
-from nbep.model import runs
-from nbep.model.runs import count
-from nbep.model.traffic import Traffic
-from nbep.model.work import Work
 from nbep.trace import Trace
 from nbep.trace.queues import entry_lives
+from research.model import runs
+from research.model.runs import count
+from research.model.traffic import Traffic
+from research.model.work import Work
 
 pytestmark = pytest.mark.emulator_only("it counts with the emulator's tracer")
 OVER_NIC = Work("low_latency", 4, 2, 3, 256, 2, 8, seed=5)

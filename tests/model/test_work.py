@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nbep.model.features import features, mean, total
-from nbep.model.published import work_of
-from nbep.model.work import Work
+from research.model.features import features, mean, total
+from research.model.published import work_of
+from research.model.work import Work
 
 NORMAL = Work("internode", 12, 2, 40, 256, 6, 48, num_channels=3, nvl_chunks=(3, 2), rdma_chunks=(2, 5), seed=3)
 

@@ -105,7 +105,7 @@ def test_ctrl_c_is_an_exception_again_for_programs_that_import_nbep_and_when_a_c
         signal.signal(signal.SIGINT, before)
 
 
-COMMANDS = ["demo", "check", "puzzle", "litmus", "model", "compile", "info", *(f"bench {n}" for n in cli.BENCHMARKS)]
+COMMANDS = ["demo", "check", "puzzle", "litmus", "compile", "info", *(f"bench {n}" for n in cli.BENCHMARKS)]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -62,7 +62,7 @@ def texts(tree: ast.AST) -> list[str]:
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
-PLACES = re.compile(r"nbep[./](?:device[./](?:kernels|layout)|deep_ep|workloads|scenarios|views|bench|demo|model)\b")
+PLACES = re.compile(r"nbep[./](?:device[./](?:kernels|layout)|deep_ep|workloads|scenarios|views|bench|demo)\b")
 # Of a class of the emulator, which happens to be called like a device function.
 OWN = {"has_failed"}
 

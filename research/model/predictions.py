@@ -8,12 +8,12 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from nbep.model.fit import PARAMETERS, is_fitted
-from nbep.model.published import rows, us_of, work_of
-from nbep.model.times import Links, Load, loads_of, time_of
-from nbep.model.traffic import NETWORK, NVLINK
-from nbep.model.work import INTERNODE, LOW_LATENCY, MODES, VERBS
 from nbep.trace.table import align
+from research.model.fit import PARAMETERS, is_fitted
+from research.model.published import rows, us_of, work_of
+from research.model.times import Links, Load, loads_of, time_of
+from research.model.traffic import NETWORK, NVLINK
+from research.model.work import INTERNODE, LOW_LATENCY, MODES, VERBS
 
 RANKS = (16, 32, 64, 128, 256, 512, 1024)
 

@@ -16,10 +16,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbep.model import counts
-from nbep.model.features import mean
-from nbep.model.traffic import HOME, LINKS
-from nbep.model.work import Work
+from research.model import counts
+from research.model.features import mean
+from research.model.traffic import HOME, LINKS
+from research.model.work import Work
 
 # --- What carries the bytes of a call, as a file says it: data/h800_cx7.toml, or one like it for other machines -------
 H800_FILE = Path(__file__).parent / "data" / "h800_cx7.toml"

@@ -19,10 +19,10 @@ from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.internode.rings import combine_rings, dispatch_rings
 from nbep.host.low_latency.size import quarter_bytes_needed
-from nbep.model.traffic import HOME, LINKS, Traffic
-from nbep.model.work import COMBINE, DISPATCH, INTRANODE, LOW_LATENCY, VERBS, Work
 from nbep.reference import BF16, per_token_cast_to_fp8
 from nbep.workloads.cases import routes_of
+from research.model.traffic import HOME, LINKS, Traffic
+from research.model.work import COMBINE, DISPATCH, INTRANODE, LOW_LATENCY, VERBS, Work
 
 Counts = dict[str, dict[str, int]]  # link -> what -> how much
 

@@ -28,9 +28,9 @@ from nbep.device.layout.low_latency import note_offset as low_latency_note_offse
 from nbep.device.layout.low_latency import row_stride
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.protocols.staging import STAGE_BYTES
-from nbep.model.traffic import HOME, LINKS, NETWORK, NVLINK
-from nbep.model.work import DISPATCH, INTERNODE, LOW_LATENCY, VERBS, Work
 from nbep.reference.intranode import channel_task_range
+from research.model.traffic import HOME, LINKS, NETWORK, NVLINK
+from research.model.work import DISPATCH, INTERNODE, LOW_LATENCY, VERBS, Work
 
 Features = dict[str, float]
 

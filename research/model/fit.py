@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from nbep.model.published import Row, rows, us_of, work_of
-from nbep.model.times import Link, Links, Loads, loads_of, time_of
-from nbep.model.work import DISPATCH
+from research.model.published import Row, rows, us_of, work_of
+from research.model.times import Link, Links, Loads, loads_of, time_of
+from research.model.work import DISPATCH
 
 MAX_FITTED_RANKS = 64
 MAX_ROUNDS = 300

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, Table, table_config
-from nbep.model.times import NUM_SAMPLES
-from nbep.model.work import DISPATCH, INTRANODE, LOW_LATENCY, Work
+from research.model.times import NUM_SAMPLES
+from research.model.work import DISPATCH, INTRANODE, LOW_LATENCY, Work
 
 FILE = Path(__file__).parent / "data" / "deepep_v1.toml"
 

@@ -1,7 +1,7 @@
 """The counts of each mode as forms: found from emulator runs, kept in data/counts.json, and read from there.
 
-    python -m nbep.model.counts                 count all modes again and write the file
-    python -m nbep.model.counts intranode       count this one again
+    python -m research.model.counts                 count all modes again and write the file
+    python -m research.model.counts intranode       count this one again
 
 No number in the file is typed by hand. The forms are found from all runs of a mode but the last ones, and these have to
 come out of them exactly. The tests make other runs, and compare.
@@ -21,10 +21,10 @@ from typing import NamedTuple
 import numpy as np
 
 from nbep.host.transport.base import TransportName
-from nbep.model.features import Features, total
-from nbep.model.runs import Counts, count
-from nbep.model.traffic import HOME, LINKS, NETWORK
-from nbep.model.work import INTERNODE, INTRANODE, LOW_LATENCY, VERBS, Work
+from research.model.features import Features, total
+from research.model.runs import Counts, count
+from research.model.traffic import HOME, LINKS, NETWORK
+from research.model.work import INTERNODE, INTRANODE, LOW_LATENCY, VERBS, Work
 
 # --- Counts as exact linear forms of features, found from runs and proved by them -------------------------------------
 # A form is found from some runs and must give the count of every run exactly, also of those that it was not found from.

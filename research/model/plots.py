@@ -8,12 +8,12 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from nbep.model.predictions import RANKS, TITLES, Compared, Predicted
-from nbep.model.published import work_of
-from nbep.model.times import Links, loads_of, time_of
-from nbep.model.traffic import HOME, LINKS, NETWORK, NVLINK
-from nbep.model.work import COMBINE, DISPATCH, VERBS
 from nbep.trace.style import FAINT, INK, RANK_COLORS, SMALL, TINY, Picture, plain_axes
+from research.model.predictions import RANKS, TITLES, Compared, Predicted
+from research.model.published import work_of
+from research.model.times import Links, loads_of, time_of
+from research.model.traffic import HOME, LINKS, NETWORK, NVLINK
+from research.model.work import COMBINE, DISPATCH, VERBS
 
 COLORS = dict(zip(VERBS, RANK_COLORS, strict=False))
 LINK_COLORS = {HOME: FAINT, NVLINK: RANK_COLORS[2], NETWORK: RANK_COLORS[0]}
