@@ -144,8 +144,7 @@ def parser_of(command: str) -> argparse.ArgumentParser:
     def give_away(parser, *_):
         raise ParserFound(parser)
 
-    name = command.replace("-", "_").replace("/", ".")
-    module = importlib.import_module(cli.MODULES.get(name, f"nbep.{name}"))
+    module = importlib.import_module(cli.module_of(*command.split("/")))
     with mock.patch.multiple(argparse.ArgumentParser, parse_args=give_away, parse_known_args=give_away):
         try:
             module.main([])

@@ -11,16 +11,21 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from nbep import bench, starting
 from nbep.device.extras import what_is_missing
 from nbep.version import __version__
 
-# A package there holds parts of benchmarks. Names of commands have dashes.
-BENCHMARKS = sorted(
-    module.name.replace("_", "-") for module in pkgutil.iter_modules(bench.__path__) if not module.ispkg
-)
+# The module of each benchmark. A package there holds parts of them. Names of commands have dashes.
+BENCHMARKS = {
+    module.name.replace("_", "-"): f"nbep.bench.{module.name}"
+    for module in pkgutil.iter_modules(bench.__path__)
+    if not module.ispkg
+}
+TOOLS = Path(bench.__file__).parents[2] / "tools"  # a checkout has more: those of nbep's own parts
+BENCHMARKS |= {path.stem.removeprefix("bench_"): path.stem for path in sorted(TOOLS.glob("bench_*.py"))}
 
 MODULES = {  # the others are called as they are
     "compile": "nbep.device.compile",
@@ -75,12 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     arguments, rest = _parser().parse_known_args(argv)
-    if arguments.command == "bench":
-        module = f"nbep.bench.{arguments.benchmark.replace('-', '_')}"
-    else:
-        module = MODULES.get(arguments.command, f"nbep.{arguments.command}")
     try:
-        command = import_module(module)
+        command = import_module(module_of(arguments.command, getattr(arguments, "benchmark", "")))
         starting.let_raise()
         return command.main(rest) or 0
     except KeyboardInterrupt:
@@ -92,6 +93,15 @@ def _run(argv: Sequence[str] | None) -> int:
             raise
         print(f"nbep {arguments.command}: {missing}", file=sys.stderr)
         return 1
+
+
+def module_of(command: str, benchmark: str = "") -> str:
+    """The module whose main runs a command."""
+    if not benchmark:
+        return MODULES.get(command, f"nbep.{command}")
+    if str(TOOLS) not in sys.path:
+        sys.path.append(str(TOOLS))
+    return BENCHMARKS[benchmark]
 
 
 class OutputLost(Exception):

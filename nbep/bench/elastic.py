@@ -18,11 +18,9 @@ from functools import partial
 from typing import Any
 
 import nbep
-from nbep.bench.harness.case import Case
 from nbep.bench.harness.clocks import Clock, mean, mean_us
 from nbep.bench.harness.command import Parser, numbers, positive, run
-from nbep.bench.harness.report import Report
-from nbep.bench.parts.normal_calls import (
+from nbep.bench.harness.normal_calls import (
     COMBINE_BF16,
     DISPATCH_BF16,
     DISPATCH_FP8,
@@ -32,6 +30,7 @@ from nbep.bench.parts.normal_calls import (
     make_inputs,
     token_bytes,
 )
+from nbep.bench.harness.report import Case, Report
 from nbep.workloads.cases import routes_of
 
 CHUNK = 4  # of the combine without rings

@@ -20,12 +20,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import nbep
-from nbep.bench.harness.case import Case, Row
 from nbep.bench.harness.clocks import Clock, HostTime, Step, host_times, mean, mean_us
 from nbep.bench.harness.command import Parser, numbers, run
+from nbep.bench.harness.normal_calls import (
+    COMBINE_BF16,
+    DISPATCH_BF16,
+    WORKS,
+    Inputs,
+    call_of,
+    make_inputs,
+    token_bytes,
+)
 from nbep.bench.harness.push import Push, Pushes, push_gbps, push_rates, say_push
-from nbep.bench.harness.report import Report, draw
-from nbep.bench.parts.normal_calls import COMBINE_BF16, DISPATCH_BF16, WORKS, Inputs, call_of, make_inputs, token_bytes
+from nbep.bench.harness.report import Case, Report, Row, draw
 from nbep.workloads.cases import routes_of
 
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128

@@ -33,7 +33,6 @@ from itertools import product
 from typing import Any, get_args
 
 import nbep
-from nbep.bench.harness.case import Case, Row
 from nbep.bench.harness.clocks import (
     Clock,
     KernelTime,
@@ -47,9 +46,9 @@ from nbep.bench.harness.clocks import (
     over_ranks,
 )
 from nbep.bench.harness.command import Parser, numbers, run, some_of
+from nbep.bench.harness.low_latency_calls import Bytes, Calls, Gap, Variant, bytes_of, make_inputs
 from nbep.bench.harness.push import PUSH_OFFSET, push_call
-from nbep.bench.harness.report import Report, draw
-from nbep.bench.parts.low_latency_calls import Bytes, Calls, Gap, Variant, bytes_of, make_inputs
+from nbep.bench.harness.report import Case, Report, Row, draw
 from nbep.device.jit import KERNELS, spec_of
 from nbep.device.kernels.intranode.push import ROW_BYTES, push
 from nbep.device.layout.low_latency import MAX_RANKS

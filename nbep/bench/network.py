@@ -25,10 +25,9 @@ from typing import Any, NamedTuple, get_args
 import numpy as np
 
 import nbep
-from nbep.bench.harness.case import Case, Row
 from nbep.bench.harness.clocks import driver_us
 from nbep.bench.harness.command import Parser, numbers, positive, run, some_of
-from nbep.bench.harness.report import Report, draw
+from nbep.bench.harness.report import Case, Report, Row, draw
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import (
     CELLS_BYTES,

@@ -3,16 +3,14 @@
 import json
 from functools import partial
 
-from nbep.bench import emulator
-from nbep.bench.parts import emulator_runs
-from nbep.bench.parts.emulator_runs import launched, ring
+import bench_emulator as emulator
+from bench_emulator import launched, ring
 
 
 def test_bench_prints_a_rate_for_every_case(capsys, monkeypatch):
     small = partial(launched, function=ring, number=1)
-    monkeypatch.setattr(emulator_runs, "WORKLOADS", dict.fromkeys(emulator_runs.WORKLOADS, small))
-    monkeypatch.setattr(emulator, "WORKLOADS", emulator_runs.WORKLOADS)
-    monkeypatch.setitem(emulator_runs.PROGRAMS, "ring of 6 rows", small)
+    monkeypatch.setattr(emulator, "WORKLOADS", dict.fromkeys(emulator.WORKLOADS, small))
+    monkeypatch.setitem(emulator.PROGRAMS, "ring of 6 rows", small)
     few = ["--seconds", "0.0005", "--repeats", "1"]
     assert emulator.main([*few, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -22,7 +20,7 @@ def test_bench_prints_a_rate_for_every_case(capsys, monkeypatch):
     every = told["every_schedule"]
     assert every["calls_per_second"] > every["schedules_per_second"] > 0
     assert all(min(run["sc"], run["delayed"], run["checked"]) > 0 for run in told["cpu_seconds"])
-    assert [run["name"] for run in told["cpu_seconds"]] == list(emulator_runs.WORKLOADS)
+    assert [run["name"] for run in told["cpu_seconds"]] == list(emulator.WORKLOADS)
     assert {run["name"]: run["runs"] for run in told["all_schedules"]} == {
         "ring of 6 rows": 1,
         "two barriers": 3,

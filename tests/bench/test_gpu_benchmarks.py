@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from nbep.bench.harness.clocks import Clock, mean_us
+from nbep.cli import module_of
 
 GPU_BENCHMARKS = ["elastic", "internode", "intranode", "launch", "low-latency", "network", "soak"]
 
 
 def main_of(name: str):
-    return import_module(f"nbep.bench.{name.replace('-', '_')}").main
+    return import_module(module_of("bench", name)).main
 
 
 @pytest.mark.parametrize("name", GPU_BENCHMARKS)

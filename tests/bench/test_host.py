@@ -2,10 +2,9 @@
 
 import json
 
+import bench_host as host
 import pytest
-
-from nbep.bench import host
-from nbep.bench.parts.host_calls import PAIR
+from bench_host import PAIR
 
 pytestmark = pytest.mark.emulator_only("its GPU is none")
 

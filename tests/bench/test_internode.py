@@ -10,12 +10,10 @@ from parts import both_parts
 
 import nbep
 from nbep.bench import internode
-from nbep.bench.harness import command
+from nbep.bench.harness import command, normal_calls
+from nbep.bench.harness.normal_calls import WORKS, choose_experts, token_bytes
 from nbep.bench.harness.push import Push
-from nbep.bench.internode import network
-from nbep.bench.parts import normal_calls
-from nbep.bench.parts.internode_calls import Carried, Routes, allowed_us, expected_rows, make_tokens, num_wrong_rows
-from nbep.bench.parts.normal_calls import WORKS, choose_experts, token_bytes
+from nbep.bench.internode import Carried, Routes, allowed_us, expected_rows, make_tokens, network, num_wrong_rows
 
 SHAPE = ["--tokens", "2", "--hidden", "128", "--topk", "3", "--experts", "8", "--nvl-slots", "8", "--rdma-slots", "8"]
 TRIED = ["--num-sms", "2", "--nvl-chunks", "2", "--rdma-chunks", "2", "--repeat", "1"]

@@ -11,9 +11,9 @@ from bench_fakes import kernels
 from nbep.bench import low_latency
 from nbep.bench.harness import command
 from nbep.bench.harness.clocks import Spread
+from nbep.bench.harness.low_latency_calls import Bytes, Variant, bytes_of, calc_diff
 from nbep.bench.harness.report import Report
 from nbep.bench.low_latency import add_variant, plot, say_faults
-from nbep.bench.parts.low_latency_calls import Bytes, Variant, bytes_of, calc_diff
 from nbep.device.jit import spec_of
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch

@@ -10,11 +10,10 @@ from bench_fakes import NumpyArrays
 
 import nbep
 from nbep.bench import elastic, intranode
-from nbep.bench.harness import push
+from nbep.bench.harness import normal_calls, push
 from nbep.bench.harness.clocks import HostTime
+from nbep.bench.harness.normal_calls import WORKS, choose_experts
 from nbep.bench.harness.push import Push
-from nbep.bench.parts import normal_calls
-from nbep.bench.parts.normal_calls import WORKS, choose_experts
 
 SHAPE = ["--tokens", "6", "--hidden", "128", "--topk", "2", "--experts", "4", "--repeat", "1"]
 ROW_BYTES = dict(zip(WORKS, (256, 132, 256), strict=True))

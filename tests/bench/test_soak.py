@@ -2,10 +2,10 @@
 
 import random
 
+import bench_soak as soak
 import pytest
 
 import nbep
-from nbep.bench import soak
 from nbep.bench.harness import command
 
 

@@ -16,17 +16,18 @@ import time
 import traceback
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "tools")]
 
+import bench_soak
 import mpi_main  # sets the environment, so it comes first
 from intranode import Expected
 from mpi4py import MPI
 from rounds import rounds_without_rings
 
 import nbep
-from nbep.bench import intranode, soak
+from nbep.bench import intranode
 from nbep.bench.harness.command import numbers
-from nbep.bench.parts.normal_calls import DISPATCH_BF16
+from nbep.bench.harness.normal_calls import DISPATCH_BF16
 
 NUM_PROFILED = 200
 
@@ -84,7 +85,7 @@ def parts(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     """All parts on this rank; how many things were wrong."""
     wrong = comm.allreduce(wrong_round_trips(comm))
     say(comm, f"{len(rounds_without_rings(comm.size))} round trips on {comm.size} GPUs: {wrong} wrong")
-    wrong += not soak.soak(comm, argparse.Namespace(rounds=options.rounds, seed=0))
+    wrong += not bench_soak.soak(comm, argparse.Namespace(rounds=options.rounds, seed=0))
     for zero_copy in (False, True):
         profile_host(comm, zero_copy)
     sms = ",".join(map(str, options.sms))

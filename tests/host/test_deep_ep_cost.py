@@ -10,11 +10,11 @@ if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
 import fake_gpu
+import no_gpu
+from bench_host import FOR_THE_CPU, low_latency_verbs, normal_verbs
 
 import nbep
 import nbep.deep_ep as deep_ep
-from nbep.bench.parts import no_gpu
-from nbep.bench.parts.host_calls import FOR_THE_CPU, low_latency_verbs, normal_verbs
 from nbep.host.low_latency.handle import LowLatencyTuple
 
 pytestmark = pytest.mark.emulator_only("its GPU is none")

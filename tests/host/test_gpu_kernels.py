@@ -10,8 +10,8 @@ if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
 import fake_gpu
+import no_gpu
 
-from nbep.bench.parts import no_gpu
 from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.compile import CompileError, for_host_memory, load_kernels
 from nbep.device.jit import kernel

@@ -8,9 +8,9 @@ if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
 import fake_gpu
+import no_gpu
 
 import nbep
-from nbep.bench.parts import no_gpu
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.target.cuda.launcher import LoadedKernel
 

@@ -8,10 +8,10 @@ if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
 import fake_gpu
+import no_gpu
 from cuda.bindings import driver as cu
 
 import nbep
-from nbep.bench.parts import no_gpu
 from nbep.host.counters import Received
 from nbep.host.target.cuda.launcher import LoadedKernel
 

@@ -7,8 +7,9 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
+import no_gpu
+
 import nbep
-from nbep.bench.parts import no_gpu
 from nbep.host.counters import Received
 from nbep.host.target.cuda import arrays
 from nbep.host.target.cuda.launcher import LoadedKernel

@@ -41,7 +41,7 @@ def test_missing_and_unknown_commands_are_refused(argv, capsys):
         (["demo", "--ranks", "2"], "nbep.demo", ["--ranks", "2"]),
         (["demo", "--help"], "nbep.demo", ["--help"]),
         (["compile", "--arch", "sm_90"], "nbep.device.compile", ["--arch", "sm_90"]),
-        (["bench", "emulator", "--json", "x"], "nbep.bench.emulator", ["--json", "x"]),
+        (["bench", "emulator", "--json", "x"], "bench_emulator", ["--json", "x"]),
         (["bench", "low-latency", "--ranks", "4"], "nbep.bench.low_latency", ["--ranks", "4"]),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,

@@ -10,7 +10,7 @@ def kernels(*names: str, stream: int = 0) -> list[KernelTime]:
 
 
 class NumpyArrays:
-    """In place of nbep.bench.parts.normal_calls.GpuArrays."""
+    """In place of nbep.bench.harness.normal_calls.GpuArrays."""
 
     @staticmethod
     def put(array):

@@ -10,8 +10,9 @@ from itertools import count
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import no_gpu
+
 import nbep
-from nbep.bench.parts import no_gpu
 from nbep.host.target.cuda.arrays import TorchArrays
 
 SUCCESS = no_gpu.SUCCESS

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import nbep
-from nbep.bench.harness.case import Row
+from nbep.bench.harness.report import Row
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, note_bytes, note_offset
 from nbep.device.layout.low_latency_host import shape_of
 
