@@ -62,9 +62,24 @@ def picture(module: ModuleType) -> None:
 
 def boxes(rows: Mapping[str, Sequence[object]], *, follow: object = None, title: str = "") -> Any:
     """A picture of memory: a row of boxes for each name, "" for an empty one. The value `follow` has a colour."""
-    from nbep.trace.block_picture import box_picture
+    from nbep.trace.style import FAINT, INK, SHADE, SMALL, TAIL_COLOR, Picture
 
-    return box_picture(rows, follow, title)
+    most = max(len(row) for row in rows.values())
+    picture = Picture(1.9 + 0.55 * max(most, 8), 0.34 * (len(rows) + 1.2))  # inches: the names, then the boxes
+    axes = picture.subplots()
+    for y, (name, row) in enumerate(rows.items()):
+        axes.text(-0.15, y, name, ha="right", va="center", fontsize=SMALL, color=INK)
+        for x, value in enumerate(row):
+            is_followed = value != "" and value == follow
+            color = TAIL_COLOR if is_followed else "white" if value == "" else SHADE
+            axes.barh(y, 0.94, 0.78, x, color=color, edgecolor=FAINT, linewidth=0.7)
+            text = "white" if is_followed else INK
+            axes.text(x + 0.47, y, str(value), ha="center", va="center", fontsize=SMALL, color=text)
+    axes.set_xlim(-0.2, max(most, 8))
+    axes.set_ylim(len(rows) - 0.45, -0.55)
+    axes.set_title(title, loc="left", fontsize=SMALL, color=INK)
+    axes.axis("off")
+    return picture
 
 
 def clean(text: str) -> str:

@@ -27,7 +27,7 @@ PATH = re.compile(r"[\w./-]+")
 @cache
 def modules() -> dict[str, Path]:
     """The files of nbep, and of what stands beside it, by the names of their modules."""
-    folders = (ROOT / folder for folder in ("nbep", "research"))
+    folders = (ROOT / folder for folder in ("nbep", "research", "notebooks"))
     return {name_of(path): path for folder in folders for path in sorted(folder.rglob("*.py"))}
 
 

@@ -23,8 +23,8 @@
 What knows nbep's kernels is a view, nbep.views: what roles threads have, what tokens are, and the pictures of rings,
 halves and hops, which are methods of a Trace, too.
 
-Read in this order: events, view, recorder, queues, readings; then table, entries, slot_picture, space_time,
-queue_picture; stories, page, perfetto; touches stands alone.
+Read in this order: events, view, recorder, queues, readings; then table, slot_picture, space_time, queue_picture;
+stories, page, perfetto; touches stands alone.
 """
 
 from __future__ import annotations

@@ -3,12 +3,11 @@
 touches = Touches(reads=["topk_idx"], writes=["totals"])
 nbep.spawn(main, 2, tracer=touches)
 touches.plot()
-touches.plot_blocks({"topk_idx": [0], "totals": [3]})      blocks and warps, with some elements in colour
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from nbep.trace.style import FAINT, HEAD_COLOR, INK, SMALL, TAIL_COLOR, TINY, Picture
@@ -54,18 +53,6 @@ class Touches:
             index = thread.block_idx * launch.block + thread.thread_idx
             self.found[allocation.name, is_store, offset, index] = None
             self.places[allocation.name, offset, thread.block_idx, thread.warp] = None
-
-    def plot_blocks(
-        self, follow: Mapping[str, Collection[int]], item_bytes: Mapping[str, int] | None = None
-    ) -> Picture:
-        """Blocks as frames with their warps and shared memory, what they read above and what they write below.
-
-        follow: the elements of each array that have a colour, with their lines; item_bytes: of an element, if not 4
-        """
-        from nbep.trace.block_picture import block_picture
-
-        rows = self.reads, self.writes
-        return block_picture(self.places, self.sizes, rows, self.shape, follow, item_bytes or {})
 
     def plot(self) -> Picture:
         """Rows of squares: what is read, the threads, what is written. A line for each access."""

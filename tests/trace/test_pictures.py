@@ -14,6 +14,7 @@ from nbep.trace.readings import readings
 from nbep.trace.space_time import arrows_of
 from nbep.trace.style import FAINT, RANK_COLORS, STUCK_COLOR, TAIL_COLOR, WAIT_COLOR
 from nbep.trace.touches import Touches
+from notebooks.course_pictures import block_picture
 
 
 def arrows(axes) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -192,7 +193,7 @@ def test_blocks_have_frames_and_the_followed_elements_a_colour():
     touches = Touches(["x"], ["x_fp8"])
     x = np.ones((1, 256), ml_dtypes.bfloat16)  # 128 columns for the warp of each block
     nbep.spawn(lambda comm: nbep.per_token_cast_to_fp8(x), 1, "emulator", tracer=touches)
-    axes = touches.plot_blocks({"x_fp8": [0]}).axes[0]
+    axes = block_picture(touches, {"x_fp8": [0]}).axes[0]
     assert len(axes.patches) == touches.shape[0] == 2
     colored = [line for line in axes.lines if line.get_color() == TAIL_COLOR]
     assert len(colored) == 1

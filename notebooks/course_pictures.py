@@ -1,0 +1,248 @@
+"""Pictures that these notebooks alone show: of a store that overtakes another, of what blocks touch, of a ring's slots.
+
+overtaking = Overtaking({"data": 0, "flag": 128})
+nbep.spawn(main, 2, memory_model="delayed", tracer=overtaking)
+overtaking.plot("data", "flag")                            what rank 0 stores, and what rank 1 has loaded when
+
+touches = Touches(reads=["topk_idx"], writes=["totals"])
+nbep.spawn(main, 2, tracer=touches)
+block_picture(touches, {"topk_idx": [0], "totals": [3]})   blocks and warps, with some elements in colour
+
+counted_picture(trace, [CountedRing("ring", (1, "tail"), (0, "head"))], 2, ["first", "second"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.patches import Rectangle
+
+from nbep.trace.events import Event
+from nbep.trace.recorder import Recorder
+from nbep.trace.style import (
+    FAINT,
+    HEAD_COLOR,
+    INK,
+    RANK_COLORS,
+    SHADE,
+    SMALL,
+    TAIL_COLOR,
+    TINY,
+    WAIT_COLOR,
+    Picture,
+    count_steps,
+    plain_axes,
+)
+from nbep.trace.touches import Touches
+
+
+class Access(NamedTuple):
+    """A store of rank 0 or a load of rank 1.
+
+    step       accesses of all threads before it
+    in_memory  what the memory of the cell's owner holds then; the value of a store that waits is not there yet
+    """
+
+    step: int
+    is_store: bool
+    cell: str
+    value: Any
+    in_memory: Any
+
+
+class Overtaking:
+    """A tracer that keeps the stores of rank 0 to some cells of the ranks' buffers, and the loads of rank 1.
+
+    Args: cells  names of cells, by their first byte
+    """
+
+    def __init__(self, cells: Mapping[str, int]):
+        self.names = {offset: name for name, offset in cells.items()}
+        self.accesses: list[Access] = []
+        self.num_steps = 0
+
+    def on_store(self, thread: Any, allocation: Any, offset: int, kind: str, value: Any, *_: Any) -> None:
+        self._keep(thread.rank == 0, True, allocation, offset, kind, value)
+
+    def on_load(self, thread: Any, allocation: Any, offset: int, kind: str, value: Any, *_: Any) -> None:
+        self._keep(thread.rank == 1, False, allocation, offset, kind, value)
+
+    def _keep(self, is_kept: bool, is_store: bool, allocation: Any, offset: int, kind: str, value: Any) -> None:
+        self.num_steps += 1
+        if is_kept and allocation.name == "nvl_buffer" and offset in self.names:
+            there = allocation.read(offset, kind)
+            self.accesses.append(Access(self.num_steps, is_store, self.names[offset], value, there))
+
+    def find(self, cell: str, is_store: bool, value: Any = None) -> Access:
+        """The first store to a cell, or load of it, with that value.
+
+        Raises: LookupError if there is none
+        """
+        for access in self.accesses:
+            if (access.cell, access.is_store) == (cell, is_store) and value in (None, access.value):
+                return access
+        raise LookupError(f"no {'store to' if is_store else 'load of'} {cell}")
+
+    def is_overtaken(self, data: str) -> bool:
+        """Whether rank 1 loaded the data before it was in memory."""
+        stored = self.find(data, True).value
+        return self.find(data, False).in_memory != stored
+
+    def plot(self, data: str, flag: str) -> Picture:
+        """The flag's way to rank 1, and the data that it overtakes, if rank 1 loads an old value."""
+        stored, raised = self.find(data, True), self.find(flag, True)
+        seen = self.find(flag, False, raised.value)
+        loaded, is_late = self.find(data, False), self.is_overtaken(data)
+        width = loaded.step - stored.step
+        end = loaded.step + 0.45 * width
+        picture = Picture(9.5, 2.9)
+        axes = picture.subplots()
+        plain_axes(axes)
+        for lane in (0, 1):
+            axes.axhline(lane, color=FAINT, linewidth=0.8, zorder=0)
+        if is_late:
+            axes.plot(
+                [stored.step, end - 0.12 * width], [1.3, 1.3], color=WAIT_COLOR, linewidth=9, solid_capstyle="butt"
+            )
+            text = f"{data} = {stored.value} waits in a buffer: rank 1 cannot see it yet"
+            axes.text(stored.step + 0.02 * width, 1.3, text, fontsize=TINY, color=INK, va="center")
+        self._arrow(axes, (stored.step, 1), (end - 0.12 * width if is_late else raised.step, 0), HEAD_COLOR)
+        self._arrow(axes, (raised.step, 1), (seen.step, 0), TAIL_COLOR)
+        for access, lane, color, text in (
+            (stored, 1, HEAD_COLOR, f"stores {data} = {stored.value}"),
+            (raised, 1, TAIL_COLOR, f"stores {flag} = {raised.value}"),
+            (seen, 0, TAIL_COLOR, f"loads {flag}: {seen.value}"),
+            (loaded, 0, HEAD_COLOR, f"loads {data}: {loaded.value}"),
+        ):
+            axes.plot([access.step], [lane], "o", color=color, markersize=5)
+            place = (0, 7 if lane else -7)
+            va = "bottom" if lane else "top"
+            axes.annotate(
+                text, (access.step, lane), place, textcoords="offset points", fontsize=SMALL, color=color, va=va
+            )
+        axes.set_yticks([0, 1], ["rank 1", "rank 0"])
+        axes.set_ylim(-0.45, 1.6)
+        axes.set_xlim(stored.step - 0.08 * width, end)
+        axes.set_xlabel("time, in memory accesses of all threads", fontsize=SMALL, color=INK)
+        what = f"The flag overtakes the data: rank 1 reads {loaded.value}" if is_late else "The data is there first"
+        axes.set_title(what, loc="left", fontsize=SMALL + 2, color=INK)
+        return picture
+
+    @staticmethod
+    def _arrow(axes: Any, begin: tuple[float, float], end: tuple[float, float], color: str) -> None:
+        style = {"arrowstyle": "->", "color": color, "linewidth": 1.2, "linestyle": "-"}
+        axes.annotate("", end, begin, arrowprops=style)
+
+
+SHARED = "shared memory"
+GAP = 0.03  # between frames, of the width
+
+
+def block_picture(
+    touches: Touches, follow: Mapping[str, Collection[int]], item_bytes: Mapping[str, int] | None = None
+) -> Picture:
+    """Blocks as frames with their warps and shared memory, what they read above and what they write below.
+
+    follow: the elements of each array that have a colour, with their lines; item_bytes: of an element, if not 4
+    """
+    sizes, (grid, warps) = touches.sizes, touches.shape
+    rows = touches.reads, touches.writes
+    above, below = ([name for name in names if name in sizes and name != SHARED] for names in rows)
+    width = (1 + GAP) / grid
+    heights = {name: float(len(above) - at) for at, name in enumerate(above)}
+    heights |= {name: -2.2 - at for at, name in enumerate(below)}
+    picture = Picture(9.5, 0.8 + 0.62 * (len(heights) + 2))
+    axes = picture.subplots()
+
+    def place(name: str, byte: int, block: int) -> tuple[float, float]:
+        size = (item_bytes or {}).get(name, 4)
+        across = (byte // size + 0.5) / max(sizes[name] // size, 1)
+        if name == SHARED:
+            return block * width + (width - GAP) * (0.05 + 0.9 * across), -1.0
+        return across, heights[name]
+
+    def of_warp(block: int, warp: int) -> tuple[float, float]:
+        return block * width + (width - GAP) * (warp + 0.5) / warps, 0.0
+
+    for block in range(grid):
+        corner = block * width, -1.4
+        axes.add_patch(Rectangle(corner, width - GAP, 1.85, fill=False, edgecolor=INK, linewidth=0.9))
+        axes.text(corner[0] + 0.005, 0.3, f"block {block}", fontsize=TINY, color=INK, va="center")
+        for warp in range(warps):
+            axes.scatter(*of_warp(block, warp), s=90, marker="s", color="white", edgecolor=INK, zorder=3)
+    places: dict[tuple[float, float], bool] = {}
+    for name in heights:
+        size = (item_bytes or {}).get(name, 4)
+        for element in range(sizes[name] // size):
+            places[place(name, size * element, 0)] = element in follow.get(name, ())
+    for name, byte, block, warp in touches.places:
+        is_followed = byte // (item_bytes or {}).get(name, 4) in follow.get(name, ())
+        ends = list(zip(place(name, byte, block), of_warp(block, warp), strict=True))
+        color, line, depth = (TAIL_COLOR, 1.4, 2) if is_followed else (FAINT, 0.5, 1)
+        axes.plot(*ends, color=color, linewidth=line, zorder=depth)
+        places[place(name, byte, block)] = is_followed
+    for (x, y), is_followed in places.items():
+        axes.scatter(x, y, s=40, marker="s", color=TAIL_COLOR if is_followed else SHADE, edgecolor=INK, zorder=3)
+    names = heights | {"warps": 0.0} | ({"their shared memory": -1.0} if SHARED in sizes else {})
+    for name, y in names.items():
+        axes.text(-0.015, y, name, ha="right", va="center", fontsize=SMALL, color=INK)
+    axes.set_xlim(-0.16, 1.02)
+    axes.axis("off")
+    return picture
+
+
+# --- Which item lies in which slot of a ring, from when to when: all of it from the ring's two counters ---------------
+# tail  ----n+1-------------------      item n is there: its bar begins, in the row of slot n % num_slots
+# head  -----------------n+1------      its slot is free: the bar ends
+
+
+class CountedRing(NamedTuple):
+    """A ring of one's own: a label, and each counter as the rank that it lies at and the name of its cell."""
+
+    label: str
+    tail: tuple[int, str]
+    head: tuple[int, str]
+
+
+def counted_picture(
+    trace: Recorder, rings: Sequence[CountedRing], num_slots: int, items: Sequence[str], follow: int = -1
+) -> Picture:
+    """A row for each slot of each ring. items: their names; follow: the one that has a colour, -1: none
+
+    Raises: ValueError if a ring has no tail that moves
+    """
+    rows = [(ring, slot) for ring in rings for slot in range(num_slots)]
+    picture = Picture(9.0, 0.6 + 0.42 * len(rows))
+    axes = picture.add_subplot()
+    plain_axes(axes)
+    for line, (ring, slot) in enumerate(rows):
+        filled, freed = _moves(trace, ring.tail), _moves(trace, ring.head)
+        if not filled:
+            raise ValueError(f"{ring.label}: no thread has moved {ring.tail[1]} of rank {ring.tail[0]}")
+        axes.barh(line, trace.last_step, height=0.7, color=SHADE)
+        for n in range(slot, max(count for _, count in filled), num_slots):
+            begin = _reached(filled, n + 1, trace.last_step)
+            end = _reached(freed, n + 1, trace.last_step)
+            color = RANK_COLORS[0] if n == follow else FAINT
+            axes.barh(line, end - begin, left=begin, height=0.7, color=color, edgecolor="white")
+            axes.text((begin + end) / 2, line, items[n], fontsize=TINY, color=INK, ha="center", va="center")
+    axes.set_yticks(range(len(rows)), [f"{ring.label}, slot {slot}" for ring, slot in rows], fontsize=SMALL)
+    axes.set_xlim(0, trace.last_step)
+    axes.invert_yaxis()
+    count_steps(axes)
+    return picture
+
+
+def _moves(trace: Recorder, counter: tuple[int, str]) -> list[tuple[int, int]]:
+    """When a counter got a value, and which, in this order."""
+    owner, name = counter
+    return [(event.step, event.value) for event in trace.events(("store", "atomic")) if _is(event, owner, name)]
+
+
+def _is(event: Event, owner: int, name: str) -> bool:
+    return event.cell.owner == owner and event.cell.text == name
+
+
+def _reached(moves: list[tuple[int, int]], count: int, never: int) -> int:
+    return next((step for step, value in moves if value >= count), never)
