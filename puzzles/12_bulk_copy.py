@@ -19,7 +19,7 @@ import numpy as np
 
 from nbep.lang import *
 from nbep.puzzle import Puzzle, hole, run_file
-from nbep.puzzle.mistakes import tree_of
+from nbep.puzzle.advice import tree_of
 
 STAGE_BYTES = 128
 

@@ -22,8 +22,8 @@ from nbep.emulator.schedule.every_step import Replay
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.ranks.timeouts import PeerTimeout
 from nbep.puzzle import schedules
+from nbep.puzzle.advice import last_words, mistake
 from nbep.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
-from nbep.puzzle.mistakes import mistake, other_error
 
 MODELS = ("sc", "checked", "delayed")
 _BELOW = ("nbep/emulator", "nbep/host", "nbep/lang.py", "nbep/puzzle")  # frames of these say nothing of the puzzle
@@ -138,7 +138,7 @@ def explain(clue: Clue) -> str:
     words = next((text for error, text in ERROR_WORDS.items() if error.__name__ == what), KIND_WORDS[clue.kind])
     if "invalid type for format" in clue.report or "required argument is not" in clue.report:
         words = "A thread stores something that is not a number of this type."
-    advice = mistake(clue) or clue.puzzle.advice(clue) or other_error(clue)
+    advice = mistake(clue) or clue.puzzle.advice(clue) or last_words(clue)
     parts = [words, advice, _missed(clue), clue.report or _difference(clue)]
     return "\n\n".join(part if part is parts[-1] else textwrap.fill(part, 100) for part in parts if part)
 
