@@ -18,8 +18,7 @@ from nbep.version import __version__ as __version__
 # What the lower half finds of the upper one; imported when it is asked for.
 register("kernels", "nbep.device.kernels.library:LIBRARY")
 register("scenarios", "nbep.scenarios:SCENARIOS")
-register("steps", "nbep.scenarios.reasons:STEPS")
-register("reasons", "nbep.scenarios.reasons:reason_for")
+register("steps", "nbep.scenarios:STEPS")
 register("views", "nbep.views:VIEW")
 register("debug", "nbep.workloads.saved_call:TOOLS")
 

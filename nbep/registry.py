@@ -6,7 +6,6 @@ which folder is which. What it needs from there is registered by name, and impor
  kernels    a `device.library.KernelLibrary`         what `nbep compile` and `nbep check` find, and a GPU loads at first
  scenarios  name -> `check.scenario.Scenario`        what `nbep check NAME` runs
  steps      name of a step -> its kind, its fault    what `nbep check --fault` can break
- reasons    fault -> why nothing finds it, or ""     what `nbep check --faults` expects
  views      a `trace.view.View`                      roles, cells, tokens and pictures of launches in a trace
  debug      name -> function                         further functions of `nbep.debug`
 

@@ -17,14 +17,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "planted.md"
 sys.path.insert(0, str(ROOT))
 
-from fault_table import Line, lines_in  # noqa: E402
+from fault_table import Line, lines_in, noting  # noqa: E402
 
 from nbep.check.catalogue import fault_of  # noqa: E402
 from nbep.check.command import default_jobs  # noqa: E402
 from nbep.check.every import one  # noqa: E402
 from nbep.check.runs import ERROR, Run, option_of, perform  # noqa: E402
 from nbep.check.search import workers  # noqa: E402
-from nbep.check.table import noting  # noqa: E402
 from nbep.emulator.schedule.every import Tree  # noqa: E402
 
 BOTH_WAYS = {"tokens": 2, "topk": 2, "experts": 1, "blocks": 1}

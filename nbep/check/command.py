@@ -84,7 +84,7 @@ def _main(
         from nbep.check.table import check_faults
 
         if rest or options.scenario:
-            parser.error(f"--faults takes one kernel: {' '.join([*rest, options.scenario or ''])} is too much")
+            parser.error(f"--faults takes one file: {' '.join([*rest, options.scenario or ''])} is too much")
         return check_faults(console, options.faults, options.seeds or FAULT_SEEDS, options.jobs, options.json)
     if options.list_faults:
         return print_faults(console, options.scenario, options.json)
@@ -265,7 +265,7 @@ examples:
   nbep check my_kernel.py --all                          every schedule of a small program
   nbep check intranode.dispatch --list-faults            what can be broken there
   nbep check intranode.dispatch --fault NAME             break it, and see it found
-  nbep check --faults intranode.dispatch                 break each in turn: what finds it
+  nbep check --faults my_kernel.py                       break each step in turn: what finds it
 """
 
 
@@ -307,10 +307,9 @@ def parser_of_check() -> argparse.ArgumentParser:
     add_json(parser)
     parser.add_argument(
         "--faults",
-        nargs="?",
-        const="",
-        metavar="KERNEL",
-        help="break each step of a kernel, of a folder of them, or of a file's; print what finds it",
+        type=Path,
+        metavar="FILE",
+        help="break each step of the kernels of a file in turn; print what finds it",
     )
     return parser
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fault_table import Line, lines_in, text_of
+from fault_reasons import REASONS, reason_for
+from fault_table import Line, line_of, lines_in, tasks_of, text_of
 from table import FOUND, LINES, faults_of_mode, in_parts, is_found
 
 from nbep.check.catalogue import own_faults
 from nbep.check.runs import Run
-from nbep.check.table import Row, Task, check_fault, tasks_of
-from nbep.scenarios.reasons import REASONS, reason_for
+from nbep.check.table import Row, Task, check_fault
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 
@@ -57,11 +57,11 @@ def test_the_run_of_a_line_finds_its_fault(fault):
 def test_a_step_that_breaks_nothing_is_a_hole_unless_there_is_a_reason():
     run = Run("intranode.layout")  # its kernel has no tail
     hole = check_fault(Task("teams.publish_tail: release of dispatch-tail", (run,), 1))
-    assert hole == Row(hole.fault, "", 1, None, "")
-    assert hole.is_hole
+    assert hole == Row(hole.fault, "", 1, None)
+    assert hole.found == "NOTHING in 1 seeds: a hole"
+    assert not line_of(hole).reason
     row = check_fault(Task("low_latency.deduplicated_dispatch.notify_counts: syncwarp", (run,), 1))
-    assert not row.is_hole
-    assert "brings the lanes together" in row.found
+    assert "brings the lanes together" in line_of(row).reason
 
 
 @pytest.mark.long

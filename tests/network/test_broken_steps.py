@@ -9,6 +9,7 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+from fault_reasons import ADDS_64_BITS, SLOTS_ALONE, reason_for
 from own_network import (
     FLAGS,
     RESULTS,
@@ -38,7 +39,6 @@ from nbep.device.network.ibgda.transport import (
 from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import st_weak_s64, thread_idx
 from nbep.device.types import I32
-from nbep.scenarios.reasons import ADDS_64_BITS, SLOTS_ALONE, reason_for
 
 pytestmark = pytest.mark.emulator_only("the device code is broken in Python")
 

@@ -60,8 +60,8 @@ class Report:
         from rich.table import Table
 
         table = Table(title=title)
-        for name, field in columns.items():
-            is_text = all(isinstance(row[field.partition(":")[0]], str | bool) for row in rows)
+        for name, shown in columns.items():
+            is_text = all(isinstance(row[shown.partition(":")[0]], str | bool) for row in rows)
             table.add_column(name, justify="left" if is_text else "right")
         for row in rows:
             table.add_row(*(cell(row, field) for field in columns.values()))

@@ -1,14 +1,12 @@
-"""Faults of nbep's kernels: steps that their names alone tell; and what nothing finds, and why.
+"""Steps of nbep's kernels that nothing finds when they are broken, and why.
 
 The step is not needed there, or the emulator does not show that it is missing.
 
-`nbep check --faults` prints the reason where others have a finding. A fault that is neither found nor listed here is a
+tools/fault_table.py writes the reason where others have a finding. A fault that is neither found nor listed here is a
 hole: in the emulator, in the scenarios, or in the kernel, which may not need the step.
 """
 
 from __future__ import annotations
-
-from nbep.check.faults import ENDLESS, FALSE, NOTHING, TRUE, UNORDERED
 
 PLACE = "the place of a message is that of its peer: it takes calls of two shapes in one half"
 TOGETHER = "brings the lanes together again"
@@ -159,16 +157,3 @@ def reason_for(fault: str) -> str:
         if name in REASONS:
             return REASONS[name]
     return ""
-
-
-# Steps that say by their name alone what they are: their kind, and what `nbep check` puts there.
-STEPS = {
-    "barrier_network": ("barrier", NOTHING),
-    "meet_block": ("barrier", TRUE),
-    "meet_ranks": ("barrier", TRUE),
-    **dict.fromkeys(("add_to_arrival", "add_to_count"), ("network", UNORDERED)),
-    "wait_credit": ("head", TRUE),
-    "wait_total_free": ("head", ENDLESS),
-    # Whether all went well, or whether a peer has come with another call.
-    **dict.fromkeys(("wait_node", "wait_peer"), ("wait", FALSE)),
-}
