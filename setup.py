@@ -1,6 +1,6 @@
 """What pyproject.toml cannot say: the README as the package's description, whose reader has no tree of files.
 
-[Litmus tests](docs/litmus.md)  ->  Litmus tests (docs/litmus.md)
+[Litmus tests](records/litmus.md)  ->  Litmus tests (records/litmus.md)
 """
 
 import re

@@ -4,7 +4,8 @@
 
 The source folder is the repository's root: so links between docs/, notebooks/ and nbep/ mean the same on the site as
 in the repository. docs/index.md is the table of contents: each of its sections is a part of the navigation,
-and indented pages stand below the page above them.
+and indented pages stand below the page above them. Answers and the pages of the root stand in no navigation.
+records/ is no part of the site: a link to it leads to a page that shows the file.
 """
 
 import re
@@ -65,6 +66,8 @@ def add_toctrees(app, docname, source) -> None:
             options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
             entries = "\n".join(entry.rpartition(".")[0] for entry in pages)
             source[0] += f"\n```{{toctree}}\n{options}\n{entries}\n```\n"
+    if docname.startswith("notebooks/answers/") or "/" not in docname:
+        source[0] = f"---\norphan: true\n---\n\n{source[0]}"
 
 
 SECTION = re.compile(r"(Alike|Args|Attributes|Blocks|Raises|Returns|Source|Yields):")
@@ -92,9 +95,12 @@ def link_sources(app, doctree) -> None:
 
     shown = app.env.nbep_sources = getattr(app.env, "nbep_sources", {})
     docname = app.env.docname
-    for link in list(doctree.findall(addnodes.download_reference)):
+    records = [link for link in doctree.findall(addnodes.pending_xref) if link["reftarget"].startswith("records/")]
+    for link in [*doctree.findall(addnodes.download_reference), *records]:
         file = (ROOT / docname).parent.joinpath(link["reftarget"]).resolve()
-        if link["reftarget"].startswith("/"):  # from the source folder
+        if link in records:  # names of documents, from the source folder
+            file = ROOT / f"{link['reftarget']}.md"
+        elif link["reftarget"].startswith("/"):
             file = ROOT / link["reftarget"][1:]
         path = file.relative_to(ROOT).as_posix()
         shown.setdefault(docname, set()).add(path)

@@ -1,6 +1,6 @@
 """Keep the code and the outputs on the pages of docs/ equal to the source and to what it prints.
 
-    python docs/sync.py                 rewrite the pages, and those of examples/museum/
+    python docs/sync.py                 rewrite the pages, and those of records/ and examples/museum/
     python docs/sync.py PAGE ...        these pages alone
     python docs/sync.py --stale         those that were last executed with other code (see tools/digests.py)
     python docs/sync.py --stale --list  print their paths, execute nothing
@@ -67,7 +67,8 @@ class Block:
 
 
 def pages() -> list[Path]:
-    return sorted(DOCS.glob("*.md"))
+    """Those of the site, and the records."""
+    return sorted([*DOCS.glob("*.md"), *(ROOT / "records").glob("*.md")])
 
 
 def exhibits() -> list[Path]:

@@ -1,4 +1,4 @@
-"""Write the table of docs/faults.md: break each step of nbep's kernels in turn, and note what finds it.
+"""Write the table of records/faults.md: break each step of nbep's kernels in turn, and note what finds it.
 
     python tools/fault_table.py                      all kernels; takes about ten minutes on two idle cores
     python tools/fault_table.py intranode.combine    the steps of a kernel, or of a folder; the other lines stay
@@ -20,7 +20,7 @@ from types import FunctionType
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "faults.md"
+PAGE = ROOT / "records" / "faults.md"
 sys.path.insert(0, str(ROOT))
 
 from fault_reasons import reason_for  # noqa: E402

@@ -1,4 +1,4 @@
-"""Write the table of docs/planted.md: in which of all schedules of a small run each broken step shows.
+"""Write the table of records/planted.md: in which of all schedules of a small run each broken step shows.
 
 python tools/planted_table.py              takes some twenty minutes of CPU
 python tools/planted_table.py --missing    only the steps that have no line yet; the others stay
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "planted.md"
+PAGE = ROOT / "records" / "planted.md"
 sys.path.insert(0, str(ROOT))
 
 from fault_table import Line, lines_in, noting  # noqa: E402

@@ -179,7 +179,7 @@ def _plain(text: str) -> str:
 
 
 def files() -> list[Path]:
-    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "examples" / "museum").glob("*/*.md")]
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("records/*.md"), *ROOT.glob("examples/museum/*/*.md")]
     return [
         *sorted(pages),
         *sorted((ROOT / "notebooks").glob("*.ipynb")),

@@ -1,4 +1,4 @@
-"""Draw the plots of docs/performance.md from the tables of docs/measured.md.
+"""Draw the plots of docs/performance.md from the tables of records/measured.md.
 
     python docs/pictures/performance.py
 
@@ -13,7 +13,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
-MEASURED = HERE.parent / "measured.md"
+MEASURED = HERE.parents[1] / "records" / "measured.md"
 WORKS = ("dispatch BF16", "dispatch FP8", "combine BF16")
 
 

@@ -7,7 +7,7 @@ there that need no extra package. Those for buffers in the host's memory are com
 KERNEL-HostNetwork and KERNEL-HostPeers. With FILE they are those that it defines, and it is imported.
 
 Numba and NVVM make the PTX, nvJitLink assembles it and reports registers, spills and stack frame. Neither needs a card
-or a driver. With NBEP_COMPILER=mlir numba-cuda-mlir stands in for numba-cuda; see docs/compilers.md. A kernel whose
+or a driver. With NBEP_COMPILER=mlir numba-cuda-mlir stands in for numba-cuda; see records/compilers.md. A kernel whose
 network calls a library is linked with it; see `jit.LIBRARIES`. One process compiles for one compute capability.
 With nvdisasm, the machine code says how many loads are in flight, too.
 """

@@ -197,7 +197,7 @@ class Table(NamedTuple):
     two_of_two: tuple[int, int]
 
 
-# Inside a node: from runs of `nbep bench intranode`, see docs/measured.md. Between nodes: DeepEP's, but for 2 nodes of
+# Inside a node: from runs of `nbep bench intranode`, see records/measured.md. Between nodes: DeepEP's, but for 2 nodes of
 # 2, which are from runs of `nbep bench internode`: there a ring has many warps, and so a chunk takes many tokens.
 IN_NODE_SLOTS = 256
 DISPATCH_TABLE = Table(

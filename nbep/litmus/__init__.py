@@ -6,7 +6,7 @@
     table      all of it side by side: nbep litmus
     every      all outcomes of both: nbep litmus --all
 
-The page docs/litmus.md explains the table.
+The page records/litmus.md explains the table.
 """
 
 from nbep.litmus.axioms import Verdict, allowed

@@ -1,4 +1,4 @@
-"""The table of docs/litmus.md: what PTX says of each program, beside what the emulator does with it."""
+"""The table of records/litmus.md: what PTX says of each program, beside what the emulator does with it."""
 
 from __future__ import annotations
 

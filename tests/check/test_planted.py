@@ -1,4 +1,4 @@
-"""The table of docs/planted.md is what `--all` finds in small programs."""
+"""The table of records/planted.md is what `--all` finds in small programs."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from planted_table import HEAD, SMALL, look, rows_in, text_of, words_of
 
 pytestmark = pytest.mark.emulator_only("every schedule is one of the emulator")
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-PAGE = (DOCS / "planted.md").read_text()
+RECORDS = Path(__file__).resolve().parents[2] / "records"
+PAGE = (RECORDS / "planted.md").read_text()
 ROWS = rows_in(PAGE)
-LINES = {line.fault: line for line in lines_in((DOCS / "faults.md").read_text())}
+LINES = {line.fault: line for line in lines_in((RECORDS / "faults.md").read_text())}
 DISPATCH = [row for row in ROWS if row.run == SMALL[1]]
 LATE = [row for row in ROWS if row.schedule > 1]
 BY_FAULT = {row.fault: row for row in ROWS}

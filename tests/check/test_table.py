@@ -1,4 +1,4 @@
-"""The table of faults in docs/faults.md is what the emulator finds."""
+"""The table of faults in records/faults.md is what the emulator finds."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +12,7 @@ from nbep.check.catalogue import own_faults
 from nbep.check.runs import Run
 from nbep.check.table import Row, Task, check_fault
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+PAGE = Path(__file__).resolve().parents[2] / "records" / "faults.md"
 
 
 def test_every_step_that_can_be_broken_has_a_line():

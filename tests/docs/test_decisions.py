@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[2] / "docs" / "decisions"
+FOLDER = Path(__file__).resolve().parents[2] / "records" / "decisions"
 RECORDS = sorted(FOLDER.glob("*.md"))
 
 

@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md were drawn from the tables that docs/measured.md has today."""
+"""The plots of docs/performance.md were drawn from the tables that records/measured.md has today."""
 
 import importlib.util
 import json

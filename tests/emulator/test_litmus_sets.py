@@ -15,7 +15,7 @@ from nbep.litmus.every import row, rows_of, summary, words_of
 from nbep.litmus.programs import PLACES
 from nbep.litmus.runs import HANG, all_outcomes, run
 
-PAGES = Path(__file__).resolve().parents[2] / "docs"
+PAGES = Path(__file__).resolve().parents[2]
 NEVER_LATE = "A load is never later than its place in the program."
 BEFORE_UNSEEN = "A store that releases comes before all stores that its thread cannot see."
 ONE_BY_ONE = "Atomics are performed one after the other, whatever their scope."
@@ -47,7 +47,7 @@ def test_the_set_of_outcomes_is_that_of_ptx_less_what_is_named(program):
 
 def test_what_is_never_shown_is_named_on_the_page_with_its_reason():
     assert sum(bool(not_shown(program)) for program in PROGRAMS) == sum(len(places) for _, _, places, _, _ in NOT_SHOWN)
-    page = (PAGES / "litmus.md").read_text()
+    page = (PAGES / "records" / "litmus.md").read_text()
     begin = page.index("## What `delayed` does not show")
     rows = [line for line in page[begin : page.index("\n## ", begin + 1)].splitlines() if line.startswith("| ")]
     never = [line for line in rows if line.endswith("| no |")]
@@ -113,7 +113,7 @@ def test_without_any_reduction_the_outcomes_are_the_same(step):
 
 
 def test_the_page_says_how_many_schedules_there_would_be_without_reduction():
-    text = " ".join((PAGES / "every_schedule_inside.md").read_text().split())
+    text = " ".join((PAGES / "docs" / "every_schedule_inside.md").read_text().split())
     said = re.search(r"IRIW with relaxed stores and loads has ([\d,]+) schedules, and ([\d,]+) without", text)
     assert said is not None
     program = next(one for one in PROGRAMS if one.shape == "IRIW" and one.where == "a GPU")

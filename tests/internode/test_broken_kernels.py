@@ -1,4 +1,4 @@
-"""Kernels between nodes broken on purpose are caught: every step that keeps order, as docs/faults.md says.
+"""Kernels between nodes broken on purpose are caught: every step that keeps order, as records/faults.md says.
 
 The steps of queue pairs and of the software NIC are broken by tests/network/test_broken_steps.py, too.
 """

@@ -1,4 +1,4 @@
-"""Kernels without rings, broken on purpose, are caught: both ends of each pair, in the run that docs/faults.md names.
+"""Kernels without rings, broken on purpose, are caught: both ends of each pair, in the run that records/faults.md names.
 
 Their other steps are broken by tests/check/test_table.py.
 """

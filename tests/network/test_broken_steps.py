@@ -116,7 +116,7 @@ def is_caught(memory_model: str) -> bool:
     return False
 
 
-# The other kinds are in the table of docs/faults.md.
+# The other kinds are in the table of records/faults.md.
 KINDS = ("release", "acquire", "barrier", "copies", "network")
 FAULTS = [fault for module in MODULES for fault in faults_of(import_module(module)) if fault.kind in KINDS]
 

@@ -30,7 +30,7 @@ import theirs
 
 WAYS = ("simulator", "sc", "checked")
 LIMIT_S = 60  # of CPU, for one program
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "numba_programs.md"
+PAGE = Path(__file__).resolve().parents[2] / "records" / "numba_programs.md"
 DOCS = "vecadd cpu_gpu_compat globals matmul montecarlo random reduction sessionize ufunc cg".split()  # noqa: SIM905
 KERNELS = ("transpose", "reduction")
 

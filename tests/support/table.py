@@ -1,4 +1,4 @@
-"""The table of faults in docs/faults.md, for tests that hold parts of it."""
+"""The table of faults in records/faults.md, for tests that hold parts of it."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from nbep.check.runs import Run
 from nbep.check.table import Task, check_fault
 from nbep.scenarios import SCENARIOS
 
-LINES = lines_in((Path(__file__).resolve().parents[2] / "docs" / "faults.md").read_text())
+LINES = lines_in((Path(__file__).resolve().parents[2] / "records" / "faults.md").read_text())
 FOUND = {line.fault: line for line in LINES if line.base is not None}
 MORE_SEEDS = 4  # a change of a kernel moves its schedules
 PAIRS = ("release", "acquire", "fence")

@@ -11,7 +11,7 @@ Each module has the same functions:
     to_ptx(lowered, spec, cc) -> str     the PTX, by NVVM; its entry is called spec.entry_name
 
 and PACKAGES, the packages that its code depends on. A kernel and a primitive have one version: `jit` records the text
-of the inline PTX, and a compiler says how it is embedded. See docs/compilers.md.
+of the inline PTX, and a compiler says how it is embedded. See records/compilers.md.
 """
 
 import importlib

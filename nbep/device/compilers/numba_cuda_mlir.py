@@ -5,7 +5,7 @@
 
 What it makes of a kernel is taken as LLVM's text, and compared with numba-cuda's; from there to PTX, nbep's own steps
 and NVVM are those of numba-cuda.
-docs/compilers.md says which of its insides are used here, and what should change there.
+records/compilers.md says which of its insides are used here, and what should change there.
 """
 
 import inspect

@@ -15,7 +15,7 @@ and what peers say of a call that differs.
 
 Notes lie in front of their row, with padding between, so that the row's first bulk copy takes them along. DeepEP has
 an array for each, which takes stores of 4 and 8 bytes over the wire. Messages that start elsewhere than at multiples of
-128 bytes are slower there, see docs/attempts.md.
+128 bytes are slower there, see records/attempts.md.
 
 Unlike DeepEP, the counts have a place of their own instead of lying under the ring cells: no cell has two meanings, so
 a report can name each of them.

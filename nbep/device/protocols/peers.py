@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 # Clusters for kernels whose blocks all load the wire: spread evenly over the GPCs they slow each other down less, see
-# docs/measured.md.
+# records/measured.md.
 CLUSTERS = (4, 5, 6, 2)
 
 

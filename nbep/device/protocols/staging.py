@@ -38,7 +38,7 @@ def open_stage(stages, warp, lane, width=1):
 
     width: how many warps' places it takes: one, or more where some warps need none
     Behind the syncwarp any lane may wait for the mbarrier. The two fences are for cards and versions of PTX that do not
-    say how the engine accesses it: see docs/shared_cells.md.
+    say how the engine accesses it: see records/shared_cells.md.
     """
     data = stages + STAGE_STRIDE * width * warp
     room = STAGE_STRIDE * width - MBARRIER_BYTES

@@ -3,7 +3,7 @@
 A digest does where ranks meet: see host.calls. Here they do not meet. Where calls differ, a kernel may wait for what
 never comes, and would send no words after its time-out: so the words come with the call, and then the host finds them.
 And code that sends words only then would stand in the way of all warps, which costs more than the second word does: see
-docs/attempts.md, "Who tells and compares the words of a call".
+records/attempts.md, "Who tells and compares the words of a call".
 """
 
 from __future__ import annotations

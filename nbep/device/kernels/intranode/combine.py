@@ -241,7 +241,7 @@ def receive_tokens(ctx, out, inputs, board):
 
     A warp's head is the first slot that it still needs. It moves before the warp waits for its token, not after it has
     summed up the last one: otherwise the ring would be held there, and would need slots for a row of each receiving
-    warp and for a chunk, less one. See docs/shared_cells.md.
+    warp and for a chunk, less one. See records/shared_cells.md.
     """
     peers, bounds, shape, sizes, team = ctx.peers, ctx.bounds, ctx.shape, ctx.sizes, ctx.team
     channel, warp, lane = team.channel, team.warp, team.lane

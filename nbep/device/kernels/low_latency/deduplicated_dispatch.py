@@ -26,7 +26,7 @@ The table of a block holds the counts of each (local expert, source): a token's 
 tokens of the sources before it. So rows do not depend on who comes first, and every block finds the same ones.
 
 This is `dispatch` for a DeduplicatedShape, and a binary of its own: few tokens wait for machine code that is fetched
-anew, the longer the more of it there is. See docs/attempts.md.
+anew, the longer the more of it there is. See records/attempts.md.
 """
 
 from typing import NamedTuple

@@ -1,8 +1,8 @@
-"""The table of docs/compilers.md: kernels by two compilers, for one architecture.
+"""The table of records/compilers.md: kernels by two compilers, for one architecture.
 
     nbep compile --arch sm_90 --json A.json
     NBEP_COMPILER=mlir nbep compile --arch sm_90 --json B.json
-    python docs/compare_compilers.py A.json B.json
+    python tools/compare_compilers.py A.json B.json
 
 Only orders that numba-cuda's code has, too, get into B.json: the second command refuses other kernels. A kernel that
 one of them lacks is left out.
