@@ -1,7 +1,6 @@
 """`nbep check`: run a scenario under many seeds, strategies and memory models; break kernels by name.
 
-Read in this order: scenario, scenarios/; runs, search, every, debug; faults, steps, catalogue,
-table; then command.
+Read in this order: scenario, scenarios/; runs, search, every; faults, catalogue; then command.
 """
 
 from nbep.check.catalogue import fault_of, faults_of

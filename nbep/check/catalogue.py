@@ -14,6 +14,7 @@ from typing import Any, cast
 from nbep.check.faults import (
     CONSTANT,
     FIRST,
+    LOOPS,
     NOTHING,
     ONCE,
     ONE_LESS,
@@ -25,9 +26,6 @@ from nbep.check.faults import (
     UNORDERED,
     UNTIL_READ,
     Fault,
-)
-from nbep.check.steps import (
-    LOOPS,
     calls_of,
     cell_of,
     coherent_loads_of,

@@ -8,13 +8,13 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
 from nbep.check.catalogue import UnknownName, faults_of, kernels_named, own_faults
-from nbep.check.debug import debug
 from nbep.check.every import check_all, run_schedule
 from nbep.check.faults import Fault
 from nbep.check.runs import (
@@ -25,10 +25,12 @@ from nbep.check.runs import (
     Finding,
     Run,
     World,
+    debug,
     faults_in,
     in_turns,
     option_of,
     perform,
+    planned,
 )
 from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario, scenarios
 from nbep.check.search import first_finding, named, smallest, workers
@@ -81,8 +83,6 @@ def _main(
         print_scenarios(console, options.json)
         return NOTHING_FOUND
     if options.faults is not None:
-        from nbep.check.table import check_faults
-
         if rest or options.scenario:
             parser.error(f"--faults takes one file: {' '.join([*rest, options.scenario or ''])} is too much")
         return check_faults(console, options.faults, options.seeds or FAULT_SEEDS, options.jobs, options.json)
@@ -333,3 +333,75 @@ def parameters_of(
         parser.error(f"--ranks: got {values.ranks}; must be at least 1")
     given = {name: getattr(values, name) for name in scenario.parameters}
     return tuple((name, value) for name, value in given.items() if value not in (None, scenario.parameters[name]))
+
+
+# --faults: break each step of the kernels of a file in turn
+
+
+FEW_TASKS = 16  # are for one process
+MOST_CALLS = 12_000_000  # primitive calls after which no further seed is begun
+LENGTH = 10_000  # primitive calls of a usual run, for preemptions
+
+
+class Task(NamedTuple):
+    """A fault, and the runs that lead to it: for each seed all of them."""
+
+    fault: str
+    bases: tuple[Run, ...]
+    num_seeds: int
+
+
+class Row(NamedTuple):
+    """What has found a fault; kind is "" if nothing has.
+
+    num_seeds: how many it took, or were tried
+    run: that has found it
+    """
+
+    fault: str
+    kind: str
+    num_seeds: int
+    run: Run | None
+
+    @property
+    def found(self) -> str:
+        if self.run is not None:
+            seeds = "1 seed" if self.num_seeds == 1 else f"{self.num_seeds} seeds"
+            return f"{self.kind} ({self.run.memory_model}), {seeds}"
+        return f"NOTHING in {self.num_seeds} seeds: a hole"
+
+
+def check_fault(task: Task) -> Row:
+    """Break one step and run until something is found."""
+    calls, seen = 0, World()
+    for seed in range(task.num_seeds):
+        if calls > MOST_CALLS:
+            return Row(task.fault, "", seed, None)
+        for base in task.bases:
+            for run in planned(replace(base, faults=(task.fault,)), [seed], STRATEGIES, SEARCHED, LENGTH):
+                finding = perform(run, None, seen)
+                calls += seen.calls
+                if finding is not None and finding.kind != ERROR:
+                    return Row(task.fault, finding.kind, seed + 1, run)
+    return Row(task.fault, "", task.num_seeds, None)
+
+
+def fault_json(row: Row) -> dict[str, Any]:
+    command = None if row.run is None else row.run.command
+    return {"fault": row.fault, "kind": row.kind, "num_seeds": row.num_seeds, "command": command}
+
+
+def check_faults(console: Console, file: Path, num_seeds: int, jobs: int, json: Path | None = None) -> int:
+    """Print what finds each fault. Exit status: 1 if there is a hole."""
+    tasks = [Task(fault.name, (Run(str(file)),), num_seeds) for fault in faults_of(load_module(file))]
+    width = max((len(task.fault) for task in tasks), default=0)
+    rows = []
+    with progress("faults", len(tasks)) as advance, workers(min(jobs, -(-len(tasks) // FEW_TASKS))) as each:
+        for row in each(check_fault, tasks):
+            rows.append(row)
+            console.print(f"{row.fault:{width}}  {row.found}")
+            advance()
+    write_json(json, [fault_json(row) for row in rows])
+    found = sum(bool(row.kind) for row in rows)
+    console.print(f"{len(rows)} faults: {found} found, {len(rows) - found} not found.")
+    return 1 if found < len(rows) else 0

@@ -6,6 +6,7 @@ docs/every_schedule.md says what "all" means, and what it rests on.
 from __future__ import annotations
 
 import gc
+import json
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -16,16 +17,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from nbep.check.debug import debug
-from nbep.check.runs import ERROR, WRONG, Finding, Run, option_of, perform
+from nbep.check.runs import ERROR, WRONG, Finding, Run, debug, option_of, perform
 from nbep.check.scenario import ScenarioError, load_scenario
-from nbep.check.schedule_file import FILE, read_schedule, write_schedule
 from nbep.check.search import LOOK_ON, made_smaller
 from nbep.device.terminal import progress, write_json
 from nbep.emulator.schedule.every import Choice, Every, OutOfTime, Redundant, Tree
 from nbep.emulator.schedule.every_loops import Endless
 from nbep.emulator.schedule.every_step import Access, Replay, Who
 from nbep.emulator.schedule.scheduler import few_collections
+from nbep.emulator.schedule.strategies import Strategy
 
 Found = TypeVar("Found")
 NOTHING_FOUND, FOUND, NOT_ALL = 0, 1, 3
@@ -304,3 +304,45 @@ def fewest_preemptions(
                 end -= length
         length //= 2
     return first, best
+
+
+# A schedule in a file: what --schedule needs to make a run again
+
+
+FILE = "schedule.json"
+
+
+def write_schedule(run: Run, replay: Replay, file: Path) -> None:
+    """What a run depends on: the scenario, the memory model, and what was chosen."""
+    of_run = {"scenario": run.scenario, "parameters": dict(run.parameters), "faults": run.faults}
+    file.write_text(json.dumps({**of_run, "memory_model": run.memory_model, **replay._asdict()}) + "\n")
+
+
+def read_schedule(file: Path) -> tuple[Run, Strategy]:
+    """The run of a file, and its strategy.
+
+    Raises: ScenarioError if it is none
+    """
+    try:
+        value = json.loads(file.read_text())
+        parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
+        model = value["memory_model"]
+        tree = tree_in(value, model == "delayed")
+        run = Run(value["scenario"], parameters, 0, "uniform", model, tuple(value["faults"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
+    return run, Every(tree)
+
+
+def tree_in(value: Any, is_weak: bool = False) -> Tree:
+    """A run of who went on at each choice, as a file says it, with the events that were choices, and all else."""
+    events = ((str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"])
+    decided = [[int(number) for number in made] for made in value["decided"]]
+    tree = Tree(map(name, value["picks"]), events, decided, is_weak=is_weak, finds_races=True)
+    tree.begin()
+    return tree
+
+
+def name(who: Any) -> Who:
+    """A thread, as a file has it."""
+    return int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])

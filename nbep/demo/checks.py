@@ -14,8 +14,7 @@ import numpy as np
 from nbep import reference
 from nbep.demo.decode import Batch
 from nbep.demo.layer import AfterExperts, Model, Result, Settings, options_of
-from nbep.workloads.arrays import Report
-from nbep.workloads.cases import Case
+from nbep.workloads.cases import Case, Report
 from nbep.workloads.intranode import Expected, dispatch_input
 from nbep.workloads.low_latency import check_combined, check_dispatched, expected_dispatch
 

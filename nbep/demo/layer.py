@@ -15,8 +15,7 @@ import numpy as np
 import nbep
 from nbep import reference
 from nbep.host.ranks.comm import InProcessComm
-from nbep.workloads.arrays import to_numpy, to_target
-from nbep.workloads.cases import Case
+from nbep.workloads.cases import Case, to_numpy, to_target
 from nbep.workloads.intranode import Options, Outcome, dispatch_arguments, outcome_of
 
 PHASES = ("layout", "dispatch", "experts", "combine", "done")

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from nbep.check.every import next_run
-from nbep.check.schedule_file import tree_in
+from nbep.check.every import next_run, tree_in
 from nbep.emulator.schedule.every import Every, Tree
 from nbep.emulator.schedule.every_loops import Endless
 from nbep.emulator.schedule.every_step import Replay

@@ -6,7 +6,6 @@ Arrays: x [num_tokens, hidden] bf16; topk_idx [num_tokens, num_topk] int64, -1 =
 [num_tokens, num_topk] float32.
 """
 
-from nbep.reference.accuracy import calc_diff
 from nbep.reference.elastic import ElasticDispatched, elastic_combine, elastic_dispatch
 from nbep.reference.fp8 import (
     AMAX_FLOOR,
@@ -14,6 +13,7 @@ from nbep.reference.fp8 import (
     COLUMNS_PER_SCALE,
     E4M3,
     E4M3_MAX,
+    calc_diff,
     pack_ue8m0,
     per_token_cast_back,
     per_token_cast_to_fp8,

@@ -11,7 +11,7 @@ import nbep
 from nbep.check.scenario import Scenario
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import PushSizes, buffer_bytes, messages_bytes, network_push, smem_bytes
-from nbep.workloads.arrays import Report
+from nbep.workloads.cases import Report
 
 # bytes: of a message, a multiple of 16. messages: of each warp. nic: through the software NIC. log2_chunk: of the bytes
 # for which there is a key; a message has an entry for each that it touches.

@@ -11,8 +11,7 @@ import nbep
 from nbep import reference
 from nbep.device.cards import SM80, SM90
 from nbep.workloads import intranode
-from nbep.workloads.arrays import Report
-from nbep.workloads.cases import Case
+from nbep.workloads.cases import Case, Report
 from nbep.workloads.intranode import (
     FACTORS,
     Expected,

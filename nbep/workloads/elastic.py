@@ -13,8 +13,7 @@ import numpy as np
 
 import nbep
 from nbep import reference
-from nbep.workloads.arrays import Report, assert_kind, to_numpy, to_target
-from nbep.workloads.cases import Case
+from nbep.workloads.cases import Case, Report, assert_kind, to_numpy, to_target
 from nbep.workloads.internode import NIC
 from nbep.workloads.intranode import Options as IntranodeOptions
 from nbep.workloads.intranode import biases, dispatch_input, expert_output

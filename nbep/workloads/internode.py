@@ -14,8 +14,7 @@ import nbep
 from nbep import reference
 from nbep.host.internode.rings import combine_rings, dispatch_rings
 from nbep.workloads import intranode
-from nbep.workloads.arrays import Report
-from nbep.workloads.cases import Case
+from nbep.workloads.cases import Case, Report
 from nbep.workloads.intranode import FACTORS, Outcome, check_layout, with_channels
 
 # Two channels, chunks of two tokens. Rings are smaller than most traffic: of four slots between nodes, and of eight

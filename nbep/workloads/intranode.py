@@ -16,8 +16,7 @@ import nbep
 from nbep import reference
 from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
-from nbep.workloads.arrays import Report, assert_kind, to_numpy, to_target
-from nbep.workloads.cases import Case, routes_of
+from nbep.workloads.cases import Case, Report, assert_kind, routes_of, to_numpy, to_target
 
 # What the experts of each rank multiply by. 1, -2, tiny, 1 cancel: another order, or rounding in between, shows.
 # All are powers of two but the tiny ones, so that nothing else is rounded.

@@ -21,9 +21,7 @@ from nbep.device.cards import SM90, ComputeCapability
 from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.low_latency.size import quarter_bytes_needed
-from nbep.workloads import arrays
-from nbep.workloads.arrays import Report, assert_kind, assign, to_numpy, to_target
-from nbep.workloads.cases import Case
+from nbep.workloads.cases import Case, Report, assert_kind, assign, to_numpy, to_target, used
 
 # What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
 FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
@@ -303,7 +301,7 @@ def check_combined(report: Report, case: Case, options: Options, rank: int, want
     if outcome.combined_x is None:
         return
     got = outcome.combined_x
-    if options.use_logfmt and not arrays.used().is_exact:
+    if options.use_logfmt and not used().is_exact:
         assert (got.shape, got.dtype) == (want.shape, want.dtype), report.where
         assert reference.calc_diff(got, want) < LOGFMT_ON_A_GPU, report.where
         return

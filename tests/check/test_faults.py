@@ -8,8 +8,7 @@ import pytest
 import nbep
 from nbep.check import broken, edited, fault_of, faults_of
 from nbep.check.catalogue import UnknownName, own_faults, own_kernels, reached_from
-from nbep.check.faults import looking_once, weakened
-from nbep.check.steps import LOOPS, calls_of, function_tree, is_wait
+from nbep.check.faults import LOOPS, calls_of, function_tree, is_wait, looking_once, weakened
 from nbep.device import primitives
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode import combine

@@ -9,8 +9,8 @@ from fault_table import Line, line_of, lines_in, tasks_of, text_of
 from table import FOUND, LINES, faults_of_mode, in_parts, is_found
 
 from nbep.check.catalogue import own_faults
+from nbep.check.command import Row, Task, check_fault
 from nbep.check.runs import Run
-from nbep.check.table import Row, Task, check_fault
 
 PAGE = Path(__file__).resolve().parents[2] / "records" / "faults.md"
 

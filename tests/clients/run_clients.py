@@ -149,7 +149,7 @@ def main() -> None:
     os.environ["NBEP_TARGET"] = "emulator"
 
     import nbep.deep_ep
-    from nbep.deep_ep.cpu_as_cuda import cpu_as_cuda
+    from nbep.deep_ep.run_tests import cpu_as_cuda
 
     nbep.deep_ep.install()
     torch.distributed.init_process_group("gloo")

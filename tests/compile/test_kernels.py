@@ -12,14 +12,13 @@ from parts import both_parts
 from processes import LIMIT_S, once_per_run
 
 from nbep.device.cards import CARDS, SM90, has_bulk_copies
-from nbep.device.compile import arch_name, load_kernels, parse_arch, with_variants
+from nbep.device.compile import arch_name, load_kernels, loads_in_flight, parse_arch, with_variants
 from nbep.device.jit import FUNCTIONS_BY_TYPE, PRIMITIVES
 from nbep.device.kernels.intranode.combine import MAX_RANKS
 from nbep.device.kernels.intranode.dispatch import dispatch_smem_bytes
 from nbep.device.kernels.low_latency import combine as low_latency_combine
 from nbep.device.kernels.low_latency import dispatch as low_latency_dispatch
 from nbep.device.layout.low_latency_host import shape_of
-from nbep.device.machine_code import loads_in_flight
 from nbep.device.protocols.copies import UNROLL
 
 KERNELS = with_variants(load_kernels().values())

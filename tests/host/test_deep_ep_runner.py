@@ -125,7 +125,7 @@ def test_a_test_that_is_not_there_is_named(tmp_path):
 
 
 def test_torch_is_as_before_behind_it():
-    from nbep.deep_ep.cpu_as_cuda import _replaced, cpu_as_cuda
+    from nbep.deep_ep.run_tests import _replaced, cpu_as_cuda
 
     before = [getattr(owner, name) for owner, name, _ in _replaced()]
     with cpu_as_cuda():
@@ -133,4 +133,4 @@ def test_torch_is_as_before_behind_it():
         assert made.device.type == "cpu"
         assert torch.cuda.get_device_properties("cuda").multi_processor_count == 132
     assert [getattr(owner, name) for owner, name, _ in _replaced()] == before
-    assert "nbep.deep_ep.cpu_as_cuda" in sys.modules
+    assert "nbep.deep_ep.run_tests" in sys.modules

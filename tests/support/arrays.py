@@ -15,7 +15,7 @@ import numpy as np
 from target import TARGET
 
 from nbep.host.target.cuda.arrays import numpy_dtype
-from nbep.workloads import arrays as workload_arrays
+from nbep.workloads.cases import use
 
 LIBRARY = os.environ.get("NBEP_TEST_ARRAYS", "numpy" if TARGET == "emulator" else "torch")
 DEVICE = "cpu" if TARGET == "emulator" else "cuda"
@@ -243,7 +243,7 @@ class OfTarget:
     assert_kind = staticmethod(assert_kind)
 
 
-workload_arrays.use(OfTarget())
+use(OfTarget())
 
 
 def _library() -> Any:

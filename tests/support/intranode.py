@@ -7,7 +7,7 @@ from arrays import LIBRARY, assert_kind, to_target
 from cases import Case
 from target import spawn
 
-from nbep.workloads.arrays import Report
+from nbep.workloads.cases import Report
 from nbep.workloads.intranode import (
     CONFIG,
     DEFAULTS,

@@ -6,8 +6,8 @@ import pytest
 from fault_table import Line, lines_in
 
 from nbep.check.catalogue import own_faults
+from nbep.check.command import Task, check_fault
 from nbep.check.runs import Run
-from nbep.check.table import Task, check_fault
 from nbep.scenarios import SCENARIOS
 
 LINES = lines_in((Path(__file__).resolve().parents[2] / "records" / "faults.md").read_text())
