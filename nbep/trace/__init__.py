@@ -23,7 +23,7 @@
 What knows nbep's kernels is a view, nbep.views: what roles threads have, what tokens are, and the pictures of rings,
 halves and hops, which are methods of a Trace, too.
 
-Read in this order: events, view, recorder, queues, readings; then table, slot_picture, space_time, queue_picture;
+Read in this order: events, view, recorder, queues, readings; then table, slot_picture, space_time;
 stories, page, perfetto; touches stands alone.
 """
 
@@ -162,6 +162,6 @@ class Trace(Recorder):
         Raises:
             ValueError: if the trace has no entries of that queue
         """
-        from nbep.trace.queue_picture import queue_picture
+        from nbep.trace.slot_picture import queue_picture
 
         return queue_picture(self, rank, peer, queue)

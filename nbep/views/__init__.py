@@ -4,8 +4,7 @@
     nbep.spawn(main, 2, tracer=trace)
     trace.plot_rings()                 # nbep.views.plot_rings(trace)
 
-Read in this order: intranode, low_latency, internode; ring_fills, slots; ring_picture, channel_picture,
-halves_picture, hops_picture; token_path, story.
+Read in this order: intranode, low_latency, internode; ring_fills; pictures; token_path, story.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def plot_rings(trace: Recorder, kernel: str | None = None, *, ranks: Collection[
     Args:   ranks: panels for these alone
     Raises: ValueError if no kernel with rings ran
     """
-    from nbep.views.ring_picture import ring_picture
+    from nbep.views.pictures import ring_picture
 
     return ring_picture(trace, kernel, ranks)
 
@@ -60,7 +59,7 @@ def plot_channel(
     Args:   kernel: "dispatch" or "combine"; call: which one, if there were several
     Raises: ValueError if the trace has no such ring
     """
-    from nbep.views.channel_picture import channel_picture
+    from nbep.views.pictures import channel_picture
 
     return channel_picture(trace, src, dst, channel, kernel, call)
 
@@ -79,7 +78,7 @@ def plot_call(
             follow: words that the names of cells must hold to keep their colour: ["local expert 0", "src 1"]
     Raises: ValueError if the trace has no such call
     """
-    from nbep.views.channel_picture import call_picture
+    from nbep.views.pictures import call_picture
 
     return call_picture(trace, kernel, call, ranks, follow)
 
@@ -89,7 +88,7 @@ def plot_halves(trace: Recorder) -> Picture:
 
     Raises: ValueError if the trace has no low-latency call
     """
-    from nbep.views.halves_picture import halves_picture
+    from nbep.views.pictures import halves_picture
 
     return halves_picture(trace)
 
@@ -122,7 +121,7 @@ def plot_hops(
             token: its rank and its index there; a thick line follows it
     Raises: ValueError if the trace has no such way
     """
-    from nbep.views.hops_picture import hops_picture
+    from nbep.views.pictures import hops_picture
 
     return hops_picture(trace, src, dst, channel, kernel, call, token)
 
@@ -133,7 +132,7 @@ def _begin() -> Callable[[Any], LaunchView | None]:
 
 
 def _slots(trace: Recorder) -> Iterable[Slots]:
-    from nbep.views.slots import slots_of
+    from nbep.views.ring_fills import slots_of
 
     return slots_of(trace)
 

@@ -10,7 +10,7 @@ from traced_runs import EACH_MODE, hanging_run, traced_run
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx
 from nbep.emulator import World
 from nbep.trace import Trace
-from nbep.trace.page.data import all_stories
+from nbep.trace.page import all_stories
 from nbep.trace.readings import readings
 from nbep.trace.stories import line_of_role
 

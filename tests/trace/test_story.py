@@ -9,7 +9,7 @@ import nbep
 from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32
 from nbep.emulator import World
 from nbep.trace import Trace
-from nbep.trace.page.data import all_stories
+from nbep.trace.page import all_stories
 from nbep.trace.stories import HANGS, MOST_STEPS
 from nbep.views.token_path import Scene
 
