@@ -27,5 +27,10 @@ def register(what: str, place: str) -> None:
 
 def registered(what: str) -> list[Any]:
     """All objects under a name, in the order in which they came."""
-    pairs = (place.split(":") for place in _places.get(what, ()))
-    return [getattr(import_module(module), name) for module, name in pairs]
+    return [object_at(place) for place in _places.get(what, ())]
+
+
+def object_at(place: str) -> Any:
+    """The object at "module:name", imported now."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

@@ -33,6 +33,7 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from nbep.registry import object_at
 from nbep.trace.events import Cell, Event, Launch
 from nbep.trace.queues import queue_table
 from nbep.trace.recorder import Recorder
@@ -67,7 +68,7 @@ class Trace(Recorder):
         """A picture or a table that a view adds, as `plot_rings`."""
         for view in views():
             if name in view.pictures:
-                return partial(view.pictures[name], self)
+                return partial(object_at(view.pictures[name]), self)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:

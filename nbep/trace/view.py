@@ -84,7 +84,7 @@ class View:
     private   allocations that their own kernels alone use: their cells have names in reports, and no place in a trace
     payload   names of cells that are tokens and what goes with them; of those in `first` the first bytes are recorded
     slots, stories, counters  of a trace: for its page, and for Perfetto
-    pictures  further methods of `nbep.trace.Trace`
+    pictures  further methods of `nbep.trace.Trace`: where they are, as "module:name"; imported when they are called
     """
 
     begin: Callable[[], Callable[[Any], LaunchView | None]]
@@ -95,7 +95,7 @@ class View:
     slots: Callable[[Recorder], Iterable[Slots]] = lambda trace: ()
     stories: Callable[[Recorder], Iterable[Story]] = lambda trace: ()
     counters: Callable[[Recorder], Iterable[Counter]] = lambda trace: ()
-    pictures: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    pictures: Mapping[str, str] = field(default_factory=dict)
 
 
 @cache

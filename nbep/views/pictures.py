@@ -40,26 +40,30 @@ LEFT = (
 ROW_GAP = 0.35  # between rows, in heights of a full ring
 
 
-def ring_picture(trace: Recorder, kernel: str | None, only: Collection[int] | None) -> Picture:
-    """The fill of every ring over time. only: of these ranks"""
-    rings = [ring for ring in ring_fills(trace, kernel) if only is None or ring.rank in only]
+def plot_rings(trace: Recorder, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
+    """How full every ring is over time: a panel for each receiving rank, a row for each (channel, source).
+
+    Args:   ranks: panels for these alone
+    Raises: ValueError if no kernel with rings ran
+    """
+    rings = [ring for ring in ring_fills(trace, kernel) if ranks is None or ring.rank in ranks]
     if not rings:
         what = "of a kernel with rings" if kernel is None else f"of `{kernel}` with rings"
         raise ValueError(f"kernel, ranks: the trace has no launch {what}")
-    ranks = sorted({ring.rank for ring in rings})
-    rows = {rank: sorted({_row(ring) for ring in rings if ring.rank == rank}) for rank in ranks}
+    shown = sorted({ring.rank for ring in rings})
+    rows = {rank: sorted({_row(ring) for ring in rings if ring.rank == rank}) for rank in shown}
     num_rows = max(map(len, rows.values()))
-    num_columns = min(len(ranks), 2)
-    num_lines = -(-len(ranks) // num_columns)
+    num_columns = min(len(shown), 2)
+    num_lines = -(-len(shown) // num_columns)
     row_height = max(0.16, min(0.3, 1.8 / num_rows))
     picture = Picture(5.2 * num_columns + 0.6, 0.7 + num_lines * (0.75 + row_height * num_rows))
     grid = picture.subplots(num_lines, num_columns, sharex=True, squeeze=False)
-    for axes, rank in zip(grid.flat, ranks, strict=False):
+    for axes, rank in zip(grid.flat, shown, strict=False):
         launches = [launch for launch in trace.launches if launch.rank == rank and notes_of(launch).shape is not None]
         if kernel is not None:
             launches = [launch for launch in launches if launch.kernel == kernel]
         _draw_rank(axes, rank, rows[rank], [ring for ring in rings if ring.rank == rank], launches, trace.last_step)
-    for axes in grid.flat[len(ranks) :]:
+    for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
     for axes in grid[-1]:
         count_steps(axes)
@@ -120,8 +124,14 @@ CALL_ROLES = ("sender", "counter", "receiver")  # of the low-latency kernels, fr
 CALL_CELLS = ("counts", "arrivals", "credits", "message", "row", *OUTPUTS)
 
 
-def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: str, call: int) -> Picture:
-    """What the two ends of one ring do, and the ring's fill below."""
+def plot_channel(
+    trace: Recorder, src: int = 0, dst: int = 1, channel: int = 0, kernel: str = "dispatch", *, call: int = 0
+) -> Picture:
+    """The two ends of one ring: tails and heads from store to sight, waits, and the fill.
+
+    Args:   kernel: "dispatch" or "combine"; call: which one, if there were several
+    Raises: ValueError if the trace has no such ring
+    """
     ring = next(
         (
             ring
@@ -167,12 +177,19 @@ def channel_picture(trace: Recorder, src: int, dst: int, channel: int, kernel: s
     return picture
 
 
-def call_picture(
-    trace: Recorder, kernel: str, call: int, only: Collection[int] | None, follow: Sequence[str] = ()
+def plot_call(
+    trace: Recorder,
+    kernel: str = "low_latency_dispatch",
+    *,
+    call: int = 0,
+    ranks: Collection[int] | None = None,
+    follow: Sequence[str] = (),
 ) -> Picture:
-    """What the roles of one low-latency call do: a lane for each role of each rank.
+    """One low-latency call: what its roles put and tell each other, and where they wait. A lane for each role.
 
-    follow: words in the names of the cells that keep their colour; the others are grey. None given: all keep it
+    Args:   ranks: what these do alone, where there are many
+            follow: words that the names of cells must hold to keep their colour: ["local expert 0", "src 1"]
+    Raises: ValueError if the trace has no such call
     """
     launches = [launch for launch in trace.launches if launch.phases and (launch.kernel, launch.call) == (kernel, call)]
     if not launches:
@@ -183,7 +200,7 @@ def call_picture(
         if (event.kernel, event.call) == (kernel, call)
         and (event.cell.name in CALL_CELLS or event.what == "hang")
         and event.role in CALL_ROLES
-        and (only is None or event.rank in only)
+        and (ranks is None or event.rank in ranks)
     ]
     there = {(event.rank, event.role) for event in events}
     lanes = [(rank, role) for rank in range(trace.num_ranks) for role in CALL_ROLES if (rank, role) in there]
@@ -264,10 +281,22 @@ class Way(NamedTuple):
     rings: list[tuple[str, int, int, int]]  # level, owner, who fills it, and RingFill.node
 
 
-def hops_picture(
-    trace: Recorder, src: int, dst: int, channel: int, kernel: str, call: int, token: tuple[int, int] | None
+def plot_hops(
+    trace: Recorder,
+    src: int = 0,
+    dst: int = 3,
+    channel: int = 0,
+    kernel: str = "internode_dispatch",
+    *,
+    call: int = 0,
+    token: tuple[int, int] | None = None,
 ) -> Picture:
-    """The lanes of the roles, and below them how full the rings of both hops are."""
+    """Between nodes: the roles on the way from one rank to another on one timeline, and the fill of both rings.
+
+    Args:   kernel: "internode_dispatch" or "internode_combine"; call: which one, if there were several
+            token: its rank and its index there; a thick line follows it
+    Raises: ValueError if the trace has no such way
+    """
     launch = next((each for each in trace.launches if (each.kernel, each.call) == (kernel, call)), None)
     if launch is None or kernel not in (DISPATCH, COMBINE):
         raise ValueError(f"kernel, call: the trace has no {kernel} number {call} between nodes")
@@ -412,8 +441,11 @@ HEIGHT = 0.3
 SHORT = "low_latency_"
 
 
-def halves_picture(trace: Recorder) -> Picture:
-    """One panel for each rank, a lane for each half and one for other kernels."""
+def plot_halves(trace: Recorder) -> Picture:
+    """Low-latency calls over time: which half each takes, when it sends and receives, and what else the rank does.
+
+    Raises: ValueError if the trace has no low-latency call
+    """
     calls = [launch for launch in trace.launches if launch.phases]
     if not calls:
         raise ValueError("trace: it has no low-latency call")

@@ -100,7 +100,7 @@ Change = tuple[int, str, int]  # step, "head" or "tail", and what it is since th
 
 
 def ring_fills(trace: Recorder, kernel: str | None = None) -> list[RingFill]:
-    """All rings of all launches that have rings, by rank, launch, level, channel and source."""
+    """The fill of every ring during every launch that has rings, or during those of one kernel."""
     changes = ring_changes(trace)
     rings = []
     for launch in sorted(trace.launches, key=lambda launch: (launch.rank, launch.begin)):
@@ -202,8 +202,8 @@ def _ring_fill(
     )
 
 
-def ring_table(trace: Recorder, kernel: str | None, width: int) -> Text:
-    """One line for each ring: how often its cells were published, and how full it was over its launch."""
+def ring_table(trace: Recorder, kernel: str | None = None, *, width: int = 40) -> Text:
+    """Rings as text, a line each: publishes, peak, and the fill over the launch in `width` characters."""
     rings = ring_fills(trace, kernel)
     has_levels = any(ring.level for ring in rings)
     level = ("level",) if has_levels else ()

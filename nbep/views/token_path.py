@@ -13,6 +13,7 @@ from typing import NamedTuple
 from nbep.trace.events import Cell, Event, Launch, Token
 from nbep.trace.recorder import Recorder
 from nbep.trace.stories import Station
+from nbep.trace.table import Text, event_table
 from nbep.views.internode import COMBINE, DISPATCH
 from nbep.views.internode import DISPATCH as BETWEEN_NODES
 from nbep.views.intranode import OUTPUTS
@@ -25,6 +26,15 @@ from nbep.views.ring_fills import Place, notes_of, ranks_of_node, ring_changes, 
 #
 # The notes in a slot say in dispatch whose token it is, and where it goes. All else follows from the order: recv_x is
 # sorted by source rank and token, and the token with index i of a ring is the (i // num_slots)-th that fills its slot.
+
+
+def journey_table(trace: Recorder, rank: int = 0, token: int = 0, *, call: int = 0) -> Text:
+    """The way of one token between nodes, a line for each slot and row that it fills: dispatch, then combine.
+
+    Args:   call: which dispatch, and which combine
+    Raises: ValueError if the trace has no such dispatch, or the token goes nowhere
+    """
+    return event_table(journey(trace, rank, token, call), None)
 
 
 def journey(trace: Recorder, rank: int, token: int, call: int) -> list[Event]:
