@@ -28,9 +28,13 @@ from fault_reasons import reason_for  # noqa: E402
 from nbep.check.catalogue import faults_of, faults_of_function, kernels_named, own_faults, own_kernels  # noqa: E402
 from nbep.check.command import Row, Task, check_fault, default_jobs, positive  # noqa: E402  # noqa: E402
 from nbep.check.faults import Fault, edited  # noqa: E402
-from nbep.check.runs import Run, option_of, perform  # noqa: E402
+from nbep.check.runs import (  # noqa: E402
+    Run,
+    option_of,
+    perform,
+    workers,  # noqa: E402
+)
 from nbep.check.scenario import scenarios  # noqa: E402
-from nbep.check.search import workers  # noqa: E402
 
 HEAD = "| step that is broken | what finds it | model | seeds | in the run |\n| --- | --- | --- | --- | --- |\n"
 NOTHING = "nothing"

@@ -22,8 +22,13 @@ from fault_table import Line, lines_in, noting  # noqa: E402
 from nbep.check.catalogue import fault_of  # noqa: E402
 from nbep.check.command import default_jobs  # noqa: E402
 from nbep.check.every import one  # noqa: E402
-from nbep.check.runs import ERROR, Run, option_of, perform  # noqa: E402
-from nbep.check.search import workers  # noqa: E402
+from nbep.check.runs import (  # noqa: E402
+    ERROR,
+    Run,
+    option_of,
+    perform,
+    workers,  # noqa: E402
+)
 from nbep.emulator.schedule.every import Tree  # noqa: E402
 
 BOTH_WAYS = {"tokens": 2, "topk": 2, "experts": 1, "blocks": 1}

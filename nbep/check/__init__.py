@@ -1,6 +1,6 @@
 """`nbep check`: run a scenario under many seeds, strategies and memory models; break kernels by name.
 
-Read in this order: scenario, scenarios/; runs, search, every; faults, catalogue; then command.
+Read in this order: scenario, scenarios/; runs, every; faults, catalogue; then command.
 """
 
 from nbep.check.catalogue import fault_of, faults_of

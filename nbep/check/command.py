@@ -27,13 +27,16 @@ from nbep.check.runs import (
     World,
     debug,
     faults_in,
+    first_finding,
     in_turns,
+    named,
     option_of,
     perform,
     planned,
+    smallest,
+    workers,
 )
 from nbep.check.scenario import Scenario, ScenarioError, load_module, load_scenario, scenarios
-from nbep.check.search import first_finding, named, smallest, workers
 from nbep.device.terminal import STDOUT, add_json, console_for, progress, write_json
 from nbep.emulator.schedule.strategies import strategy_of
 

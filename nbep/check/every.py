@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from rich.console import Console
 
-from nbep.check.runs import ERROR, WRONG, Finding, Run, debug, option_of, perform
+from nbep.check.runs import ERROR, LOOK_ON, WRONG, Finding, Run, debug, made_smaller, option_of, perform
 from nbep.check.scenario import ScenarioError, load_scenario
-from nbep.check.search import LOOK_ON, made_smaller
 from nbep.device.terminal import progress, write_json
 from nbep.emulator.schedule.every import Choice, Every, OutOfTime, Redundant, Tree
 from nbep.emulator.schedule.every_loops import Endless

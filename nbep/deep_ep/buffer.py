@@ -18,8 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.deep_ep.calls import refuse_forks, taken_as_deep_ep
-from nbep.deep_ep.streams import torch_stream
+from nbep.deep_ep.calls import refuse_forks, taken_as_deep_ep, torch_stream
 from nbep.host.buffer import Buffer as NbepBuffer
 from nbep.host.node import Node
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
@@ -86,3 +87,11 @@ def widened(topk_idx: Any, previous_event: Any) -> tuple[Any, Any]:
     if previous is not None:
         previous_event = EventOverlap(EventHandle(checks=previous.checks))
     return topk_idx, previous_event
+
+
+def torch_stream(stream: Any) -> Any:
+    """The stream; for torch one of its own class, which record_stream takes."""
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(stream, "cuda_stream"):
+        return stream
+    return torch.cuda.ExternalStream(stream.cuda_stream, device=stream.ordinal)

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.deep_ep.calls import is_int32, widened
-from nbep.deep_ep.streams import torch_stream
+from nbep.deep_ep.calls import is_int32, torch_stream, widened
 from nbep.host.elastic.buffer import ElasticBuffer as NbepElasticBuffer
 from nbep.host.events import EventOverlap
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from nbep.reference.fp8 import BF16, pack_ue8m0, per_token_cast_to_fp8
-from nbep.reference.logfmt import through_logfmt
+from nbep.reference.fp8 import BF16, pack_ue8m0, per_token_cast_to_fp8, through_logfmt
 
 
 @dataclass

@@ -23,7 +23,7 @@
 What knows nbep's kernels is a view, nbep.views: what roles threads have, what tokens are, and the pictures of rings,
 halves and hops, which are methods of a Trace, too.
 
-Read in this order: events, view, recorder, queues, readings; then table, slot_picture, space_time;
+Read in this order: events, view, recorder, queues; then table, slot_picture, space_time;
 stories, page, perfetto; touches stands alone.
 """
 

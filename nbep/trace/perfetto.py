@@ -17,8 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbep.trace.events import Event, Line
-from nbep.trace.readings import readings
+from nbep.trace.events import Event, Line, readings
 from nbep.trace.recorder import Recorder
 from nbep.trace.table import describe, who
 from nbep.trace.view import views

@@ -14,8 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from nbep.trace.events import Event, Launch
-from nbep.trace.readings import STORES, readings
+from nbep.trace.events import STORES, Event, Launch, readings
 from nbep.trace.recorder import Recorder
 from nbep.trace.style import (
     FAINT,

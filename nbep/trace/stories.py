@@ -11,8 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from nbep.trace.events import Event, Line
-from nbep.trace.readings import readings
+from nbep.trace.events import Event, Line, readings
 from nbep.trace.recorder import Recorder
 
 MOST_STEPS = 10

@@ -18,7 +18,7 @@ from nbep.registry import registered
 from nbep.trace.events import Cell, Token
 
 if TYPE_CHECKING:
-    from nbep.trace.page.slots import Slots
+    from nbep.trace.page import Slots
     from nbep.trace.recorder import Recorder
     from nbep.trace.stories import Story
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nbep.trace.events import Cell, Event, Launch
-from nbep.trace.page.slots import EMPTY, FILLING, FULL, Slots
-from nbep.trace.page.slots import Change as SlotChange
+from nbep.trace.page import EMPTY, FILLING, FULL, Slots
+from nbep.trace.page import Change as SlotChange
 from nbep.trace.recorder import Recorder
 from nbep.trace.table import Text, align
 from nbep.views.internode import COMBINE
@@ -243,7 +243,7 @@ def sparkline(ring: RingFill, width: int) -> str:
     return "".join(BARS[-(-fill * (len(BARS) - 1) // ring.capacity)] for fill in highest)
 
 
-# What is in the slots of rings and of halves over time, for the page of a trace: see trace.page.slots
+# What is in the slots of rings and of halves over time, for the page of a trace: see trace.page
 
 
 def slots_of(trace: Recorder) -> Iterator[Slots]:

@@ -4,7 +4,7 @@ import pytest
 
 from nbep.check.catalogue import own_kernels, reached_from
 from nbep.device.kernels.intranode.combine import combine_smem_bytes
-from nbep.device.kernels.shared_cells import shared_cells
+from nbep.device.kernels.library import shared_cells
 
 pytestmark = pytest.mark.emulator_only("a GPU has no reports")
 

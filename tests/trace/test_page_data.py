@@ -14,8 +14,7 @@ import nbep
 from nbep.device.primitives import bar_sync, thread_idx
 from nbep.emulator import World
 from nbep.trace import Trace
-from nbep.trace.page import KINDS, page_data, page_html
-from nbep.trace.page.slots import EMPTY, FILLING, FULL, all_slots
+from nbep.trace.page import EMPTY, FILLING, FULL, KINDS, all_slots, page_data, page_html
 
 WITH_RINGS = both_parts(["intranode"], thorough=["internode", "ibgda"])
 

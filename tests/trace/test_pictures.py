@@ -9,8 +9,7 @@ from traced_runs import hanging_run, hanging_run_between_nodes, traced_run
 
 import nbep
 from nbep.notebook import boxes
-from nbep.trace.events import Cell, Event
-from nbep.trace.readings import readings
+from nbep.trace.events import Cell, Event, readings
 from nbep.trace.space_time import arrows_of
 from nbep.trace.style import FAINT, RANK_COLORS, STUCK_COLOR, TAIL_COLOR, WAIT_COLOR
 from nbep.trace.touches import Touches

@@ -1,6 +1,6 @@
 """The page of a trace: one HTML file that needs nothing else, neither a network nor a server.
 
-here       the run as JSON: events in columns           slots.py   rings, halves and queues, slot by slot
+here       the run as JSON: events in columns; rings, halves and queues, slot by slot
 page.html  the parts of the page                        page.css   how they look
 run.js     what can be asked of the data                rows.js    ranks, roles and warps
 timeline.js, slots.js, now.js    draw, on canvases, what is there at a step        main.js   keys, pointer, slider
@@ -13,17 +13,16 @@ import html
 import inspect
 import json
 import linecache
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 from importlib.resources import files
 from itertools import islice
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbep.emulator.machine.names import NIC_NUMBERS
-from nbep.trace.events import Event
-from nbep.trace.page.slots import all_slots
-from nbep.trace.readings import readings
+from nbep.trace.events import Event, readings
+from nbep.trace.queues import EntryLife, all_lives
 from nbep.trace.recorder import Recorder
 from nbep.trace.stories import Story, as_json, line_of_role, stories_of_values, value_of
 from nbep.trace.view import views
@@ -179,3 +178,62 @@ def _source(file: str, begin: int, function: str) -> dict[str, Any]:
     path = Path(file)
     name = str(path.relative_to(PARENT)) if path.is_relative_to(PARENT) else path.name
     return {"file": name, "function": function, "begin": begin, "text": "".join(block).rstrip("\n")}
+
+
+# What is in slots over time: rings, the halves of the low-latency mode, and send queues.
+#
+# ring    a slot is being filled, then a tail publishes it, then a head gives it back
+# half    a message or a row is there, until the launch ends that receives its call
+# queue   an entry is reserved, then the doorbell rings for it, then it is done
+
+
+EMPTY, FILLING, FULL = range(3)
+Change = tuple[int, int, int, str]  # step, slot, state, and what is in the slot
+
+
+class Slots(NamedTuple):
+    """A row of slots, and what happens to them. source: the rank that fills them."""
+
+    kind: str  # "ring", "half" or "queue"
+    rank: int  # in whose memory they are
+    title: str
+    source: int
+    kernel: str
+    call: int
+    begin: int
+    end: int
+    count: int  # type: ignore[assignment]  # hides the method of tuples, which is not called
+    changes: list[Change]
+
+
+def all_slots(trace: Recorder) -> list[Slots]:
+    """Everything in a run that has slots, in the order in which it is shown."""
+    return [*(slots for view in views() for slots in view.slots(trace)), *_queues(trace)]
+
+
+def _queues(trace: Recorder) -> Iterator[Slots]:
+    for (rank, peer, queue), lives in sorted(all_lives(trace).items()):
+        count = _most_at_once(lives)
+        changes: list[Change] = []
+        for life in lives:
+            text = f"entry {life.number}"
+            for step, state in ((life.reserved, FILLING), (life.rung, FULL), (life.done, EMPTY)):
+                if step is not None:
+                    changes.append((step, life.number % count, state, text))
+        changes.sort(key=lambda change: change[0])
+        title = f"send queue {queue} to rank {peer}"
+        yield Slots("queue", rank, title, rank, "", 0, changes[0][0], trace.last_step, count, changes)
+
+
+def _most_at_once(lives: list[EntryLife]) -> int:
+    """So many entries, from the first that is not done to the last that is reserved, that each has a place."""
+    most, first = 1, 0
+    for life in lives:
+        while first < life.number and _is_before(lives[first].done, life.reserved):
+            first += 1
+        most = max(most, life.number + 1 - first)
+    return most
+
+
+def _is_before(done: int | None, reserved: int | None) -> bool:
+    return done is not None and reserved is not None and done < reserved
