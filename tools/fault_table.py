@@ -32,7 +32,7 @@ from nbep.check.runs import (  # noqa: E402
     Run,
     option_of,
     perform,
-    workers,  # noqa: E402
+    workers,
 )
 from nbep.check.scenario import scenarios  # noqa: E402
 

@@ -27,7 +27,7 @@ from nbep.check.runs import (  # noqa: E402
     Run,
     option_of,
     perform,
-    workers,  # noqa: E402
+    workers,
 )
 from nbep.emulator.schedule.every import Tree  # noqa: E402
 

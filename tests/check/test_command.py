@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from processes import LIMIT_S
 
-from nbep.check import Run, debug, main, perform, search
+from nbep.check import Run, main, perform
 from nbep.check.command import NOT_COMPARED, shapes_of
-from nbep.check.runs import MODELS, SEARCHED, STRATEGIES, World, in_turns, planned
+from nbep.check.runs import MODELS, SEARCHED, STRATEGIES, World, debug, in_turns, planned, smallest
 from nbep.check.scenario import load_scenario
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
@@ -197,7 +197,7 @@ def test_a_search_takes_turns_with_the_shapes_of_its_scenario():
 def test_preemptions_become_fewer():
     finding = perform(Run("intranode.combine", (), 0, "few_preemptions:3:9000", "checked", (TAIL,)))
     assert finding.kind == "race"
-    small = search.smallest(finding, map).run
+    small = smallest(finding, map).run
     assert small.strategy == "uniform"
     assert small.values["tokens"] == 1
     assert small.values["ranks"] == 2
@@ -254,7 +254,7 @@ def test_the_debugger_stops_in_a_thread_that_waits_if_all_do(program, monkeypatc
         lines.append(linecache.getline(trace.tb_frame.f_code.co_filename, trace.tb_lineno).strip())
 
     monkeypatch.setattr("pdb.post_mortem", look)
-    assert debug.debug(Run(program("max")))  # no rank raises the flag
+    assert debug(Run(program("max")))  # no rank raises the flag
     assert lines == ["wait_expired(1 << 62)"]
 
 

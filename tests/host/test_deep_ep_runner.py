@@ -1,11 +1,10 @@
-"""`python -m nbep.deep_ep.run_tests`, with small programs in the place of DeepEP's tests."""
-
-import sys
+"""`python tools/deep_ep_tests.py`, with small programs in the place of DeepEP's tests."""
 
 import pytest
 from processes import run_python
 
 torch = pytest.importorskip("torch")
+import deep_ep_tests  # noqa: E402
 
 BESIDE = """
 import torch
@@ -96,7 +95,7 @@ if __name__ == "__main__":
 
 
 def run(*arguments, must_fail=False):
-    return run_python("-m", "nbep.deep_ep.run_tests", *map(str, arguments), must_fail=must_fail)
+    return run_python(deep_ep_tests.__file__, *map(str, arguments), must_fail=must_fail)
 
 
 def test_a_program_of_v1_runs_as_it_is_and_a_rank_that_fails_is_named(tmp_path):
@@ -125,12 +124,9 @@ def test_a_test_that_is_not_there_is_named(tmp_path):
 
 
 def test_torch_is_as_before_behind_it():
-    from nbep.deep_ep.run_tests import _replaced, cpu_as_cuda
-
-    before = [getattr(owner, name) for owner, name, _ in _replaced()]
-    with cpu_as_cuda():
+    before = [getattr(owner, name) for owner, name, _ in deep_ep_tests._replaced()]
+    with deep_ep_tests.cpu_as_cuda():
         made = torch.ones(2, device="cuda:1").to("cuda").cuda()
         assert made.device.type == "cpu"
         assert torch.cuda.get_device_properties("cuda").multi_processor_count == 132
-    assert [getattr(owner, name) for owner, name, _ in _replaced()] == before
-    assert "nbep.deep_ep.run_tests" in sys.modules
+    assert [getattr(owner, name) for owner, name, _ in deep_ep_tests._replaced()] == before

@@ -1,7 +1,7 @@
 """DeepEP's own tests, as they are, without a GPU: for who has its sources.
 
-    python -m nbep.deep_ep.run_tests ~/DeepEP/tests/elastic/test_ep.py --num-processes 2 --num-tokens 8 --hidden 512
-    python -m nbep.deep_ep.run_tests ~/DeepEP-1.2.1/tests/test_intranode.py --num-processes 2 --num-tokens 8
+    python tools/deep_ep_tests.py ~/DeepEP/tests/elastic/test_ep.py --num-processes 2 --num-tokens 8 --hidden 512
+    python tools/deep_ep_tests.py ~/DeepEP-1.2.1/tests/test_intranode.py --num-processes 2 --num-tokens 8
 
 The test is run as a program; what stands behind its path are its own arguments. Its processes are forked, its tensors
 are the CPU's, and its kernels run on the emulator: take few tokens and a small hidden size. What it measures is run
