@@ -184,7 +184,7 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
     """(kind, step in words, what comes in its place) for each way to break a call."""
     if step in (by_name := _steps_by_name()):
         kind, instead = by_name[step]
-        if instead == UNORDERED and not (call.args and _is_true(call.args[-1])):
+        if instead == UNORDERED and not (call.args and ast.unparse(call.args[-1]) == "True"):
             return
         if instead == NOTHING and not is_statement:
             return
@@ -210,21 +210,14 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
             what = "fence" if "fence" in step else f"{HALVES[order]} of {cell()}"
             yield "scope", f"scope of the {what}", SMALLER[scope]
     elif order == "relaxed":
-        if step.startswith(("st_", "atom_exch")) and _is_a_head(call):
+        # A store to a head says how far its reader is; a constant says something else.
+        is_head = step.startswith(("st_", "atom_exch")) and "head" in ast.unparse(call.args[0])
+        if is_head and not ast.unparse(call.args[1]).isupper():
             yield "head", f"value of {cell()}", ONE_MORE
         if scope in SMALLER:
             yield "scope", f"scope of {cell()}", SMALLER[scope]
     if step.startswith("st_") and order not in HALVES and is_zero(call.args[1]):
         yield "reset", f"reset of {cell()}", NOTHING
-
-
-def _is_a_head(call: ast.Call) -> bool:
-    """Whether a reader says how far it is; a constant says something else."""
-    return "head" in ast.unparse(call.args[0]) and not ast.unparse(call.args[1]).isupper()
-
-
-def _is_true(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is True
 
 
 @cache

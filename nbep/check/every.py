@@ -91,7 +91,9 @@ def check_all(
         if failing.smaller:
             console.print(failing.smaller)
         console.print(f"\n{finding.message}\n")
-        console.print(f"See it again, with --pdb in the debugger at the step that fails:\n  {command_of(FILE)}")
+        console.print(
+            f"See it again, with --pdb in the debugger at the step that fails:\n  nbep check --schedule {FILE}"
+        )
         return FOUND
     write_json(to, {**summary, "found": None, "share": tree.share, **({"endless": endless} if endless else {})})
     redundant = f"{tree.redundant} more runs were given up as repetitions"
@@ -184,10 +186,6 @@ def next_run(tree: Tree, attempt: Callable[[Every], Found | None]) -> Found | No
     if found is None:
         tree.end()
     return found
-
-
-def command_of(file: str) -> str:
-    return f"nbep check --schedule {file}"
 
 
 def run_schedule(console: Console, file: Path, with_pdb: bool, to: Path | None) -> int:

@@ -236,16 +236,14 @@ def looking_once(function: FunctionType) -> FunctionType:
         if isinstance(node, ast.While):
             found = [test for test in node.body if isinstance(test, ast.If)]
             (found[0] if found else node).test = ast.Constant(bool(found))
-            for said in (one for one in node.body if isinstance(one, ast.Assign) and _is_call_of(one.value, "holds")):
+            for said in (
+                one for one in node.body if isinstance(one, ast.Assign) and ast.unparse(one.value).startswith("holds(")
+            ):
                 said.value = ast.Constant(True)  # the loop of all waits returns it
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and is_wait(node.func.id):
             node.func.id = weakened_name(node.func.id, "once")
     _provide(tree, function.__globals__)
     return FunctionType(_code_of(tree, function), function.__globals__, function.__name__, function.__defaults__)
-
-
-def _is_call_of(node: ast.expr, name: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
 
 
 def _code_of(tree: ast.FunctionDef, function: FunctionType) -> CodeType:

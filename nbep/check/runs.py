@@ -406,7 +406,7 @@ Smaller = Callable[[Run], Run | None]
 
 def _parts(run: Run) -> Iterator[list[Smaller]]:
     """For each thing of which there can be less: how to get less of it, the largest steps first."""
-    yield [_uniform, _one_preemption_less]
+    yield [lambda run: None if run.strategy == "uniform" else replace(run, strategy="uniform"), _one_preemption_less]
     scenario = load_scenario(run.scenario)
     for name, value in run.values.items():
         least = scenario.least.get(name, 1)
@@ -415,10 +415,6 @@ def _parts(run: Run) -> Iterator[list[Smaller]]:
                 partial(_with_value, name, smaller)
                 for smaller in dict.fromkeys((least, (least + value) // 2, value - 1))
             ]
-
-
-def _uniform(run: Run) -> Run | None:
-    return None if run.strategy == "uniform" else replace(run, strategy="uniform")
 
 
 def _one_preemption_less(run: Run) -> Run | None:

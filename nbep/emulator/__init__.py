@@ -21,8 +21,8 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
     reports/   what a stopped run says; `world` knows which of them has the words for a fact
         faults          why an access failed; `unwritten` who would have stored there; `collectives` who is missing
         race            who did not order what: `chains` and `race_cause` find the end that is too weak,
-                        `missing_wait` a wait that is missing, `tail_too_high` a signal that says too much; `causes`
-                        has the sentences
+                        `missing_wait` a wait that is missing, or a signal that says too much; `causes` has the
+                        sentences
         deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
                         `hang_cause` finds the wait that holds up the others, `hang_words` says so,
                         `stores` knows who stored where

@@ -156,14 +156,15 @@ class Reading:
             found = set()
             for order in permutations(writes):
                 if not any((b, a) in self.causality for a, b in combinations(order, 2)):
-                    related = {pair for pair in combinations(order, 2) if self._is_related(*pair)}
+                    related = {
+                        pair
+                        for pair in combinations(order, 2)
+                        if self.is_morally_strong(*pair) or pair in self.causality
+                    }
                     found.add(frozenset((a, b) for a, after in closure(related).items() for b in after))
             orders.append(found)
         for chosen in product(*orders):
             yield frozenset().union(*chosen)
-
-    def _is_related(self, a: Event, b: Event) -> bool:
-        return self.is_morally_strong(a, b) or (a, b) in self.causality
 
 
 class Execution:

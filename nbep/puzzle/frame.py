@@ -56,10 +56,6 @@ class Clue:
         return cell in self.report
 
 
-def no_advice(clue: Clue) -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Puzzle:
     """Attributes:
@@ -102,7 +98,7 @@ class Puzzle:
     shows: str = ""
     ring: tuple[str, ...] = ()
     num_slots: int = 0
-    advice: Callable[[Clue], str] = no_advice
+    advice: Callable[[Clue], str] = lambda clue: ""
     hints: tuple[str, ...] = ()
     learned: str = ""
     others: str = ""

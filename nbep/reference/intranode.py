@@ -131,10 +131,6 @@ def _localise_topk(topk_idx: np.ndarray, topk_weights: np.ndarray, rank: int, ex
     return local_idx, local_weights
 
 
-def _align(count: int, alignment: int) -> int:
-    return -(-count // alignment) * alignment
-
-
 def _pad_rows(rows: list, like: np.ndarray, num_rows: int, fill) -> np.ndarray:
     """Rows under each other in an array of num_rows rows; those past the end hold fill."""
     out = np.full((num_rows, *like.shape[1:]), fill, like.dtype)
@@ -199,7 +195,7 @@ def dispatch(
                 recv_topk_idx=recv_topk_idx,
                 recv_topk_weights=recv_topk_weights,
                 num_recv_tokens_per_expert_list=[
-                    _align(int(count), expert_alignment)
+                    -(-int(count) // expert_alignment) * expert_alignment
                     for count in counts[rank * experts_per_rank : (rank + 1) * experts_per_rank]
                     if not num_worst_tokens
                 ],

@@ -72,7 +72,7 @@ class _Progress:
             return
         if name in ("doorbell", "completion"):  # 16 bits of it
             last = numbers[-1][1] if numbers else 0
-            past = last + _signed_16(past - last)
+            past = last + ((past - last + 0x8000 & 0xFFFF) - 0x8000)
         if name == "completion" and opcode_of(event.value) == REQ_ERR:
             self.refused = past - 1
         numbers.append((event.step, past))
@@ -81,7 +81,11 @@ class _Progress:
         num_entries = max(past for _, past in self.past["RESERVED"])
         return [
             EntryLife._make(
-                (number, *(_step_past(numbers, number) for numbers in self.past.values()), number == self.refused)
+                (
+                    number,
+                    *(next((step for step, past in numbers if past > number), None) for numbers in self.past.values()),
+                    number == self.refused,
+                )
             )
             for number in range(num_entries)
         ]
@@ -96,21 +100,8 @@ def queue_table(trace: Recorder, rank: int, peer: int, queue: int) -> Text:
     return align(rows, ">>>><")
 
 
-def _step_past(progress: list[tuple[int, int]], number: int) -> int | None:
-    """The first step at which a number was past that of an entry."""
-    return next((step for step, past in progress if past > number), None)
-
-
-def _signed_16(difference: int) -> int:
-    return (difference + 0x8000 & 0xFFFF) - 0x8000
-
-
 def _counted(event: Event) -> int | None:
     return event.value
-
-
-def _rung(event: Event) -> int | None:
-    return byteswap_u32(event.value & 0xFFFFFFFF) >> 8 & 0xFFFF
 
 
 def _done(event: Event) -> int | None:
@@ -121,6 +112,6 @@ def _done(event: Event) -> int | None:
 NUMBERS: dict[str, Callable[[Any], int | None]] = {
     "RESERVED": _counted,
     "READY": _counted,
-    "doorbell": _rung,
+    "doorbell": lambda event: byteswap_u32(event.value & 0xFFFFFFFF) >> 8 & 0xFFFF,
     "completion": _done,
 }

@@ -128,18 +128,15 @@ def slot_picture(trace: Recorder, dst: int, channel: int, kernel: str | None, ca
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(begin - 0.02 * (end - begin), end + 0.02 * (end - begin))
     count_steps(axes)
+    any_lost = any(stay.is_lost for src, events in rings.items() for stay in stays(events, src, sizes[src], end))
     axes.set_title(
         "Numbers: the rows in the order of their ring. Light: being written. Dark: announced by the tail. "
-        "Grey bar: waits." + (" Red: written over too early." if _any_lost(rings, sizes, end) else ""),
+        "Grey bar: waits." + (" Red: written over too early." if any_lost else ""),
         fontsize=SMALL,
         color=INK,
         loc="left",
     )
     return picture
-
-
-def _any_lost(rings: dict[int, list[Event]], sizes: dict[int, int], end: int) -> bool:
-    return any(stay.is_lost for src, events in rings.items() for stay in stays(events, src, sizes[src], end))
 
 
 def _draw_waits(axes: Axes, waits: list[Event], lane: int, end: int) -> None:

@@ -31,9 +31,6 @@ from nbep.views.intranode import OUTPUTS
 from nbep.views.ring_fills import RingFill, notes_of, ring_fills
 from nbep.views.token_path import journey
 
-# The picture of all rings: one panel for each rank, one row for each ring that ends there
-
-
 LEFT = (
     "A ring of combine may end above zero: all is received then, no sender waits for another head, so none is stored."
 )
@@ -88,12 +85,6 @@ def _row(ring: RingFill) -> Row:
     return ring.level, ring.channel, ring.node, ring.src
 
 
-def _label(row: Row) -> str:
-    level, channel, node, src = row
-    whose = f", for node {node}" if node >= 0 else ""
-    return f"{level} from rank {src}, channel {channel}{whose}".strip()
-
-
 def _draw_rank(
     axes: Axes, rank: int, rows: list[Row], rings: list[RingFill], launches: list[Launch], last_step: int
 ) -> None:
@@ -115,7 +106,8 @@ def _draw_rank(
         axes.fill_between(ring.steps, y, heights, step="post", color=color, alpha=0.35, linewidth=0, zorder=1)
         axes.step(ring.steps, heights, where="post", color=color, linewidth=0.9, zorder=3)
     axes.set_yticks([y + 0.5 for y in base.values()])
-    axes.set_yticklabels([_label(row) for row in rows], fontsize=TINY)
+    texts = (f"{level} from rank {src}, channel {channel}, for node {node}" for level, channel, node, src in rows)
+    axes.set_yticklabels([text.removesuffix(", for node -1").strip() for text in texts], fontsize=TINY)
     axes.set_ylim(-0.2, top + 0.2)
     axes.set_title(f"rank {rank} receives", fontsize=SMALL + 1, color=INK, loc="left", pad=12)
 
@@ -421,7 +413,7 @@ def _draw_token(
     axes.plot(steps, heights, color=TOKEN_COLOR, linewidth=2.2, alpha=0.75, marker="s", markersize=5, zorder=6)
 
 
-# The picture of the two halves: which call is under way in each, and what the rank's other kernels do meanwhile.
+# The two halves:
 #
 # half 0   |send|- - - - - - |recv|   o          |send|      o  a peer gives its credit: the half may be filled again
 # half 1            |send|- - - - - - - - |recv|
@@ -474,8 +466,8 @@ def _draw_halves(axes: Axes, trace: Recorder, rank: int, top: int) -> None:
         y = top - launch.half if launch.phases else 0
         color = PHASE_COLORS.get(launch.phases, OTHERS_COLOR)
         if launch.phases == "send":
-            received = _received(launches, launch)
-            until = trace.last_step if received is None else received.begin
+            received = "receive", launch.kernel, launch.call
+            until = next((a.begin for a in launches if (a.phases, a.kernel, a.call) == received), trace.last_step)
             axes.broken_barh([(end, max(until - end, 1))], (y - HEIGHT / 2, HEIGHT), color=UNDER_WAY_COLOR, linewidth=0)
         axes.broken_barh([(launch.begin, max(end - launch.begin, 1))], (y - HEIGHT / 2, HEIGHT), color=color)
         if launch.phases not in ("receive", "free"):
@@ -492,14 +484,6 @@ def _draw_halves(axes: Axes, trace: Recorder, rank: int, top: int) -> None:
         if event.cell.owner == rank and event.rank != rank and event.order == "release":
             half = int(event.cell.text.partition("half ")[2].partition(",")[0])
             axes.plot([event.step], [top - half], marker="o", markersize=4, color=HEAD_COLOR, linewidth=0, zorder=4)
-
-
-def _received(launches: list[Launch], sent: Launch) -> Launch | None:
-    """The launch that receives what another one has sent."""
-    return next(
-        (a for a in launches if a.phases == "receive" and (a.kernel, a.call) == (sent.kernel, sent.call)),
-        None,
-    )
 
 
 def _legend(picture: Picture, phases: set[str]) -> None:

@@ -214,7 +214,7 @@ def ring_table(trace: Recorder, kernel: str | None = None, *, width: int = 40) -
         (
             ring.rank,
             ring.kernel if ring.call == 0 else f"{ring.kernel} {ring.call}",
-            *(_level(ring) if has_levels else ()),
+            *((ring.level + (f", for node {ring.node}" if ring.node >= 0 else ""),) if has_levels else ()),
             ring.channel,
             ring.src,
             ring.num_tokens,
@@ -227,10 +227,6 @@ def ring_table(trace: Recorder, kernel: str | None = None, *, width: int = 40) -
         for ring in rings
     ]
     return align(rows, ("><<" if has_levels else "><") + ">>>>>>><")
-
-
-def _level(ring: RingFill) -> tuple[str]:
-    return (ring.level if ring.node < 0 else f"{ring.level}, for node {ring.node}",)
 
 
 def sparkline(ring: RingFill, width: int) -> str:

@@ -28,7 +28,8 @@ def all_stories(trace: Recorder) -> list[Story]:
     stories = [_tell(scene, token, call, kernel) for kernel in BACK for token, call in scene.tokens(kernel)]
     chosen = sorted(stories, key=lambda story: (-_reach(story), -len(story.steps), story.steps[0].step))[:MOST_STORIES]
     for story in chosen:
-        story.steps = _shortened(story.steps)
+        order = sorted(range(len(story.steps)), key=lambda i: (-story.steps[i].weight, i))  # the lightest are left out
+        story.steps = [story.steps[i] for i in sorted(order[:MOST_STEPS])]
     return chosen
 
 
@@ -36,12 +37,6 @@ def _reach(story: Story) -> int:
     """How many ranks it visits; where a run hangs, whether it stops on its way counts most."""
     is_stopped = story.steps[-1].title == HANGS and len(story.stations) < LEAST_STATIONS
     return len({station.rank for station in story.stations}) + MOST_STEPS * is_stopped
-
-
-def _shortened(steps: list[Step]) -> list[Step]:
-    """At most so many steps: those with the least weight are left out."""
-    order = sorted(range(len(steps)), key=lambda i: (-steps[i].weight, i))
-    return [steps[i] for i in sorted(order[:MOST_STEPS])]
 
 
 # --- steps and their captions ---------------------------------------------------------------------------------------

@@ -184,15 +184,12 @@ class CheckedHost(Cpu):
             if min(access.reach, earlier.reach) < REACH or is_partial(access, earlier):
                 raise self.world.error_of(HostRace(allocation, access, earlier))
             if earlier.verb == "store" and access.verb == "load" and observes:
-                self._observe(earlier)
+                # So have those kernels that it queues from now on.
+                earlier.observed_by += (Signalled(self.owner, Epoch(self._signal())),)
 
     def _cannot_know(self, earlier: Access) -> bool:
         known = self.knowledge.stores if earlier.verb == "store" else self.knowledge.loads
         return earlier.is_beyond(known) and all(one.is_beyond(known) for one in earlier.observations())
-
-    def _observe(self, store: Access) -> None:
-        """It has read the value of a strong store, and so have those kernels that it queues from now on."""
-        store.observed_by += (Signalled(self.owner, Epoch(self._signal())),)
 
     def _signal(self) -> int:
         """What it does now is known to all that it queues or stores from now on."""

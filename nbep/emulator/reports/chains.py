@@ -222,7 +222,7 @@ class Search:
             elif reach < needed:
                 flaws.append(Flaw("store scope", allocation, store, load, needed=needed))
                 cost += FLAW
-            if self.is_data(allocation, store):
+            if store is self.source or (store.site, store.verb) == (self.source.site, self.source.verb):
                 cost += SAME_DATA
             way = way.by(*flaws, cost=cost)._replace(links=(*way.links, Link(allocation, store, load)))
             if load.reach < needed:
@@ -233,10 +233,6 @@ class Search:
                 self.heard.setdefault(key_of(owner), []).append((needed, way))
                 cost = FLAW + ATOMIC * load.is_atomic
                 self.improve(key_of(owner), way.by(Flaw("load too weak", allocation, store, load), cost=cost))
-
-    def is_data(self, allocation: Allocation, store: Access) -> bool:
-        """Whether a store to a cell is one to the bytes in question, or their like."""
-        return store is self.source or (store.site == self.source.site and store.verb == self.source.verb)
 
     def fence(self, owner: Owner, reach: int, site: Site | None) -> None:
         key = key_of(owner)

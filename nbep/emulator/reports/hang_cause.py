@@ -89,7 +89,8 @@ class Waits:
             return self._of_rank(group, peer, writer)
         if writer is not None and is_atomic(writer[2]):  # others may be yet to add to it
             seen_by = self.ranks_that_see(allocation)
-            others = [g for g in self._elsewhere(group) if not allocation.number or of_rank(g) in seen_by]
+            others = [g for g in self.groups if g.chain[:1] != group.chain[:1] and not self._misses(g, group)]
+            others = [g for g in others if not allocation.number or of_rank(g) in seen_by]
             return Awaited(group.rank if is_private else None, others)
         if writer is not None and thread not in group.threads:
             source = rank_of(writer[0])
@@ -147,10 +148,6 @@ class Waits:
         if not isinstance(allocation, Allocation) or not allocation.number or allocation.freed:
             return False
         return self.world.num_ranks > 1 and len(self.ranks_that_see(allocation)) == 1
-
-    def _elsewhere(self, group: Group) -> list[Group]:
-        """Groups that have not come to where this one waits."""
-        return [g for g in self.groups if g.chain[:1] != group.chain[:1] and not self._misses(g, group)]
 
     def _misses(self, group: Group, other: Group) -> bool:
         """Whether a group waits at a barrier or a collective for threads of another one."""

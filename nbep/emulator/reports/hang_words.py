@@ -154,7 +154,7 @@ def _stores(waits: Waits, group: Group, cell: Cell, awaited: Awaited) -> list[st
     running = {(_rank(launch), launch.name) for launch in waits.world.launches}
     still_runs = any(rank == awaited.rank for rank, _ in running)
     for other in others[:_MOST_NEAR]:
-        if still_runs and _launch_of(allocation.writers[other]) not in running:
+        if still_runs and (rank_of((by := allocation.writers[other])[0]), kernel_of(by[0])) not in running:
             continue  # of a kernel before
         value = _value(allocation, other, kind)
         lines.append(f"Next to it, {allocation.cell(other)} is {value}, stored by {_by(allocation.writers[other])}")
@@ -244,10 +244,6 @@ def _value(allocation: Allocation, offset: int, kind: str) -> Any:
         return allocation.read(offset, kind)
     except (IndexError, ValueError, TypeError):  # of another size, at the end
         return "not aligned"
-
-
-def _launch_of(writer: Writer) -> tuple[int, str]:
-    return rank_of(writer[0]), kernel_of(writer[0])
 
 
 def _by(writer: Writer) -> str:

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
 
 from ..machine.names import name_of
 from ..machine.orders import RELEASES, SCOPES
-from ..models.history import ProxyFenced, Stored, Waited
+from ..models.history import Stored
 from ..models.knowledge import NOT_WAITED, NOT_YET, Access, Owner, distance
 from .causes import Cause, Link
 from .chains import ATOMIC, FLAW, LEFT_OUT, Flaw, Race, Search, Way, last_heard, signals_seen
-from .missing_wait import wait_missing
-from .tail_too_high import has_old_signal, loaded_again
-from .waiting_siblings import who_is_behind
+from .missing_wait import (
+    copy_not_waited,
+    has_old_signal,
+    loaded_again,
+    meeting_of,
+    on,
+    proxy_fence,
+    telling,
+    wait_missing,
+    which_of,
+    who_is_behind,
+)
 
 BETWEEN = {1: "threads of a block", 2: "blocks of a rank", 3: "ranks"}
 SCOPE_OF = {reach: name for name, reach in SCOPES.items()}
@@ -24,54 +35,119 @@ NOT_MET = LEFT_OUT + ATOMIC
 POSSIBLE = LEFT_OUT + FLAW
 HOPS = 200
 BY_ATOMIC = FLAW + ATOMIC - HOPS  # chains by atomics that acquire nothing are believed if there is no other signal
-_OF = {"atomic": "on", "load": "of", "store": "to"}
 MOST_SIGNALS = 16  # those that are looked at, the last first
 
 Causes = tuple[Cause, ...]
 
 
+class Facts:
+    """What is known of a race, each found out when a rule asks for it.
+
+    way: the cheapest chain from the first access to the second; cost: of its flaws; what they are: see `Flaw`
+    """
+
+    def __init__(self, race: Race):
+        self.race, self.earlier, self.access = race, race.earlier, race.access
+
+    @cached_property
+    def way(self) -> Way | None:
+        search = Search(self.earlier)
+        search.follow(self.race.since(self.earlier))
+        return search.result(self.race.thread.owner)
+
+    @cached_property
+    def cost(self) -> int:
+        return self.way.cost - HOPS if self.way is not None and self.way.flaws else sys.maxsize
+
+    @cached_property
+    def whats(self) -> set[str]:
+        return set() if self.way is None else {flaw.what for flaw in self.way.flaws}
+
+    @cached_property
+    def is_overwritten(self) -> bool:
+        return _is_overwritten(self.race)
+
+    def chain(self, most: int, holds: bool = True) -> Causes:
+        """The flaws of the chain, if there is one, they cost so little, and it is the one that was meant."""
+        return _of_chain(self.race, self.way) if self.way is not None and holds and self.cost <= most else ()
+
+
+Rule = Callable[[Facts], Cause | Causes | None]
+
+
+def _no_wait(facts: Facts) -> Cause | None:
+    has_chain = facts.way is not None and len(facts.way.flaws) <= 1
+    return None if has_chain else wait_missing(facts.race.world, facts.earlier, facts.access)
+
+
+def _doubtful_signal(facts: Facts) -> Cause | None:
+    is_doubtful = facts.whats & {"vote", "after"} or BY_ATOMIC <= facts.cost < sys.maxsize
+    return _signal_of_another(facts.race) if is_doubtful and not facts.is_overwritten else None
+
+
+def _copy_alone(facts: Facts) -> Cause | Causes | None:
+    if facts.earlier.number != NOT_WAITED or facts.is_overwritten:
+        return None
+    if causes := facts.chain(NOT_MET + FLAW, facts.whats == {"copy", "before"}):
+        return causes
+    return None if has_old_signal(facts.race) else copy_not_waited(facts.race)
+
+
+def _not_met_first(facts: Facts) -> Causes:
+    ends, way = facts.whats & {"before", "after"}, facts.way
+    is_of_end = way is not None and ends == {"before"} and not _tells_of_other(facts.race, way)
+    return facts.chain(NOT_MET, not facts.is_overwritten or is_of_end)
+
+
+# The first rule that finds something is right. Each stands beside an example of the mistake that it is for.
+RULES: tuple[tuple[str, Rule], ...] = (
+    (
+        "the CPU polls a flag that a kernel stores with weak order",
+        lambda facts: _under_way(facts.race) if facts.earlier.owner.is_cpu and facts.earlier.reach else None,
+    ),
+    (
+        "a tail says one row more than was stored: a slot is read again, then filled",
+        lambda facts: loaded_again(facts.race),
+    ),
+    (
+        "a row is stored to shared memory and copied from there in bulk, with no proxy fence between",
+        lambda facts: (
+            proxy_fence(facts.race, facts.way)
+            if facts.earlier.verb == "store" and not facts.race.thread.is_new(facts.earlier)
+            else None
+        ),
+    ),
+    ("a kernel signals all ranks, and returns without waiting for their signals", _no_wait),
+    ("a lane votes that its flag is up, and another lane, which has not polled, reads the row", _doubtful_signal),
+    (
+        "a flag is stored with relaxed order behind the data, or loaded so before them",
+        lambda facts: facts.chain(BOTH_ENDS, not facts.whats & {"before", "after"}),
+    ),
+    ("a bulk copy to a peer is signalled before anybody has waited for it", _copy_alone),
+    (
+        "two blocks store to a word with volatile order, whose scope is a block",
+        lambda facts: _scope(facts.race) if facts.earlier.reach and facts.access.reach else None,
+    ),
+    ("a flag that others poll is set with a weak store", lambda facts: _weak(facts.race)),
+    ("32 lanes store a row, lane 0 raises its flag, and no syncwarp is between", _not_met_first),
+    (
+        "a reader of a ring is a round late: its slot is filled again",
+        lambda facts: _overwritten(facts.race) if facts.is_overwritten else None,
+    ),
+    (
+        "the flag of another block is taken for that of the one that stores",
+        lambda facts: _signal_of_another(facts.race),
+    ),
+    ("two warps have not met, and one end of the signal is relaxed, too", lambda facts: facts.chain(POSSIBLE)),
+    ("nobody waits for anything", lambda facts: _nothing(facts.race)),
+)
+
+
 def find_causes(race: Race) -> Causes:
     """What is wrong: one thing, or all flaws of a chain."""
-    thread, _, access, earlier = race
-    if earlier.owner.is_cpu and earlier.reach:
-        return (_under_way(race),)
-    search = Search(earlier)
-    search.follow(race.since(earlier))
-    way = search.result(thread.owner)
-    if again := loaded_again(race):
-        return (again,)
-    if earlier.verb == "store" and not thread.is_new(earlier):
-        return (_proxy(race, way),)
-    if (way is None or len(way.flaws) > 1) and (missing := wait_missing(race.world, earlier, access)):
-        return (missing,)
-    cost = way.cost - HOPS if way is not None and way.flaws else sys.maxsize
-    whats = set() if way is None else {flaw.what for flaw in way.flaws}
-    ends = whats & {"before", "after"}
-    is_overwritten = _is_overwritten(race)
-    is_doubtful = way is not None and (whats & {"vote", "after"} or BY_ATOMIC <= cost < sys.maxsize)
-    if is_doubtful and not is_overwritten and (cause := _signal_of_another(race)):
-        return (cause,)
-    if way is not None and not ends and cost <= BOTH_ENDS:
-        return _of_chain(race, way)
-    if earlier.number == NOT_WAITED and not is_overwritten:
-        if way is not None and whats == {"copy", "before"} and cost <= NOT_MET + FLAW:
-            return _of_chain(race, way)
-        if not has_old_signal(race):
-            return (_copy(race),)
-    if earlier.reach and access.reach:
-        return (_scope(race),)
-    if weak := _weak(race):
-        return (weak,)
-    is_first = not is_overwritten or (way is not None and ends == {"before"} and not _tells_of_other(race, way))
-    if way is not None and cost <= NOT_MET and is_first:
-        return _of_chain(race, way)
-    if is_overwritten:
-        return (_overwritten(race),)
-    if cause := _signal_of_another(race):
-        return (cause,)
-    if way is not None and cost <= POSSIBLE:
-        return _of_chain(race, way)
-    return (_nothing(race),)
+    facts = Facts(race)
+    found = next(found for _, rule in RULES if (found := rule(facts)))
+    return (found,) if isinstance(found, Cause) else found
 
 
 # --- a chain with flaws -----------------------------------------------------------------------------------------
@@ -87,7 +163,7 @@ def _of_chain(race: Race, way: Way) -> Causes:
         if is_pair and flaws[0].load is flaw.load:
             causes.append(_both_ends(race, flaws.pop(0)))
         elif flaw.what == "copy":
-            causes.append(_copy(race, way.links[0] if way.links else None))
+            causes.append(copy_not_waited(race, way.links[0] if way.links else None))
         elif flaw.what == "vote":
             cell = (way.links[-1].cell,) if way.links else (race.cell,)
             causes.append(race.cause("shuffle passes on" if way.links else "shuffle", *cell, name=flaw.name))
@@ -129,16 +205,6 @@ def _between(needed: int) -> str:
     return f"between {BETWEEN.get(needed, '')} it takes {SCOPE_OF.get(needed)}"
 
 
-def _which(a: Owner, b: Owner) -> str:
-    """What the second of two threads of a block is for the first."""
-    return "lane" if abs(a.clock) == abs(b.clock) else "warp"
-
-
-def _meeting(a: Owner, b: Owner) -> str:
-    """What is missing between the two."""
-    return "syncwarp" if _which(a, b) == "lane" else "barrier or syncwarp"
-
-
 def _not_met(race: Race, end: str, way: Way) -> Cause:
     """Threads of a block that have not met."""
     mine, theirs = race.thread.owner, race.earlier.owner
@@ -155,7 +221,7 @@ def _not_met(race: Race, end: str, way: Way) -> Cause:
     if end == "before":
         return _by_another(race, race.earlier, way.links[0])
     last = way.links[-1]
-    return race.cause(f"heard by another {_which(last.load.owner, mine)}", last.cell)
+    return race.cause(f"heard by another {which_of(last.load.owner, mine)}", last.cell)
 
 
 def _next_release(race: Race) -> Stored | None:
@@ -186,52 +252,6 @@ def _signal_of_mate(race: Race) -> Link | None:
             if race.has_reached(link.store, thread.owner, race.history.now):
                 return link
     return None
-
-
-# --- the copy engine ----------------------------------------------------------------------------------------------
-
-
-def _proxy(race: Race, way: Way | None) -> Cause:
-    owner = race.thread.owner
-    links = way.links if way is not None else ()
-    cells = (race.cell, links[-1].cell) if links else (race.cell,)
-    knows = f"has learned from {links[-1].cell}" if links else "knows"
-    known = "has stored itself" if race.earlier.owner is owner else knows
-    if not any(isinstance(event, ProxyFenced) and event.owner is owner for event in race.since(race.earlier)):
-        return race.cause("no proxy fence", *cells, lines=links, known=known)
-    unmet = ""
-    if links and links[-1].load.owner is not owner:
-        meeting = _meeting(links[-1].load.owner, owner)
-        unmet = f", no {meeting} makes it wait for the thread that has loaded that"
-    return race.cause("early proxy fence", *cells, lines=links, known=known, unmet=unmet)
-
-
-def _copy(race: Race, link: Link | None = None) -> Cause:
-    """A bulk copy that no thread has waited for."""
-    is_load = race.earlier.verb == "load"
-    done = "reads" if is_load else "writes"
-    if (race.allocation is race.thread.shared) is not is_load:
-        return _copy_to_mbarrier(race, done)
-    where = f" before the {_telling(link)}" if link is not None else ""
-    if link is None and race.earlier.owner.thread_idx != race.thread.thread_idx:
-        where = " in the thread that has started it"
-    cells = (race.cell,) if link is None else (race.cell, link.cell)
-    return race.cause(f"copy {done}", *cells, where=where)
-
-
-def _copy_to_mbarrier(race: Race, done: str) -> Cause:
-    """Who has waited on the mbarrier of a bulk copy that is not there yet."""
-    block, copy = race.thread.block, race.earlier
-    issued = [one for mate in block.threads for one in mate.issued]
-    under_way = (mbarrier for *accesses, mbarrier in issued if copy in accesses)
-    there = (mbarrier for mbarrier in block.mbarriers.values() if copy in (*mbarrier.copies, *mbarrier.done))
-    mbarrier = next(under_way, None) or next(there, None)
-    if mbarrier is None:
-        return race.cause("copy, mbarrier", race.cell, "the mbarrier", done=done)
-    waits = [e for e in race.since(copy) if isinstance(e, Waited) and e.address == mbarrier.address]
-    is_early = any(wait.owner is race.thread.owner for wait in waits)
-    name = f"the mbarrier at shared byte {mbarrier.address}"
-    return race.cause("copy, phase" if is_early else "copy, mbarrier", race.cell, name, done=done)
 
 
 # --- no chain ---------------------------------------------------------------------------------------------------
@@ -278,7 +298,7 @@ def _scope(race: Race) -> Cause:
     return race.cause(
         f"racing {verbs.pop()}'s scope" if len(verbs) == 1 else "both racing scopes",
         race.cell,
-        ends=" and ".join(f"the scope of {which} {_on(access, race.cell)}" for which, access in small),
+        ends=" and ".join(f"the scope of {which} {on(access, race.cell)}" for which, access in small),
         are="is" if len(small) == 1 else "are",
         scopes=" and ".join(access.scope for _, access in small),
         between=_between(needed),
@@ -295,7 +315,7 @@ def _weak(race: Race) -> Cause | None:
         return None
     meeting = ""
     if earlier.owner.block == access.owner.block:
-        meeting = f"; nor is there a {_meeting(earlier.owner, access.owner)} between the two"
+        meeting = f"; nor is there a {meeting_of(earlier.owner, access.owner)} between the two"
     return race.cause(
         f"weak {weak.verb}",
         race.cell,
@@ -389,8 +409,8 @@ def _signal_too_soon(race: Race, hearing: Hearing) -> Cause | None:
 def _by_another(race: Race, act: Access, link: Link) -> Cause:
     """A thread of another one's block speaks for it, and does not wait for it."""
     which = f"{'this' if act is race.access else 'the'} {act.noun}"
-    kind = f"another {_which(link.store.owner, act.owner)} signals"
-    return race.cause(kind, link.cell, lines=(link,), which=which, telling=_telling(link))
+    kind = f"another {which_of(link.store.owner, act.owner)} signals"
+    return race.cause(kind, link.cell, lines=(link,), which=which, telling=telling(link))
 
 
 def _has_loaded_what_was_published(race: Race) -> bool:
@@ -423,7 +443,7 @@ def _nothing(race: Race) -> Cause:
             return race.cause("two stores", race.cell)
         return _such_as(race, "two stores, not waited")
     if link is not None and earlier.order == "bulk" and link.store.owner is earlier.owner:
-        return _copy(race, link)._replace(lines=(link,))
+        return copy_not_waited(race, link)._replace(lines=(link,))
     if link is not None:
         cells, its_signal = [race.cell, link.cell], ""
         if (release := _next_release(race)) is not None:
@@ -477,13 +497,3 @@ def _load_not_published(race: Race) -> Cause:
     if link.store.owner is not earlier.owner and not race.has_reached(link.store, earlier.owner, earlier.time):
         return _by_another(race, earlier, link)
     return race.cause("unread, heard", race.cell, link.cell, lines=(link,))
-
-
-def _on(access: Access, cell: str) -> str:
-    """`store to CELL`"""
-    return f"{access.noun} {_OF[access.noun]} {cell}"
-
-
-def _telling(link: Link) -> str:
-    """What publishes all that was done before, as `store to CELL`."""
-    return _on(link.store, link.cell)
