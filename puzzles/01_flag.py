@@ -75,14 +75,6 @@ PUZZLE = Puzzle(
     cells={"data": DATA, "flag": FLAG},
     shows="flag",
     advice=advice,
-    hints=(
-        "`send` needs two stores, and `receive` two loads: one in the loop, one behind it.",
-        "The number goes first. Which of the four needs a release, and which an acquire?",
-        (
-            "The flag is stored with st_release_sys_s32 and polled with ld_acquire_sys_s32; weak accesses are "
-            "enough for the number."
-        ),
-    ),
     learned=(
         "a release makes what its thread stored before visible to the thread whose acquire reads the released value."
     ),

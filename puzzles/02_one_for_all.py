@@ -90,14 +90,6 @@ PUZZLE = Puzzle(
     cells={"data": DATA, "flag": FLAG},
     shows="flag",
     advice=advice,
-    hints=(
-        "Which lane stores what? What must be true of all 32 lanes when lane 0 raises the flag?",
-        (
-            "In `send`: all lanes store, all lanes meet, lane 0 raises the flag. In `receive` the same steps come"
-            " in reverse."
-        ),
-        "The lanes meet at syncwarp(FULL_MASK), before the release of the flag and after the wait for it.",
-    ),
     learned="one lane can speak for its warp if all lanes meet, at a syncwarp, between their stores and its release.",
     others=(
         "in `receive` every lane may wait for the flag itself. Then no syncwarp is needed there, and 32 lanes poll."

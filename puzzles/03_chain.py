@@ -70,10 +70,6 @@ PUZZLE = Puzzle(
     cells={"data": DATA, "flag_first": FIRST, "flag_second": SECOND},
     shows="flag_",
     advice=advice,
-    hints=(
-        "pass_on reads one cell and writes another one. Rank 1 does not touch `data`.",
-        "What it reads must be acquired, so that what it writes can release more than its own number.",
-    ),
     learned="order is transitive: who acquires from a rank that has acquired, sees what the first rank released.",
     others="relaxed accesses do with one fence_acq_rel_sys() between the loop and the store.",
 )

@@ -78,14 +78,6 @@ PUZZLE = Puzzle(
     block=64,
     cells={"total": TOTAL, "arrivals": ARRIVALS},
     advice=advice,
-    hints=(
-        "Which atomic adds to the total, and who adds to `arrivals`? An atomic returns the value before it.",
-        "All threads of a block must have added before its thread 0 arrives.",
-        (
-            "The atomic on `arrivals` is one with acq_rel order: it publishes what this block added, and sees the"
-            " others' sums."
-        ),
-    ),
     learned=(
         "an atomic with acq_rel order both publishes and observes, and so the last block to arrive sees all sums."
     ),

@@ -70,14 +70,6 @@ PUZZLE = Puzzle(
     cells={"arrived": ARRIVED, "data": DATA},
     shows="arrived",
     advice=advice,
-    hints=(
-        "Three steps: this block meets, tells each rank, waits for all ranks. And then?",
-        (
-            "Each rank adds 1 to the cell `arrived` of every rank, its own among them, and waits until its own is"
-            " num_ranks."
-        ),
-        ("The block meets at syncthreads() at the beginning and at the end; the atomic is a release with scope sys."),
-    ),
     learned="a barrier between GPUs is an atomic to each peer, a wait, and a syncthreads on both sides of them.",
     others="one thread may tell all ranks, or thread r tells rank r; the second is faster where there are many.",
     runs=4,

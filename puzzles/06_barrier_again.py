@@ -71,10 +71,6 @@ PUZZLE = Puzzle(
     cells={"arrived": ARRIVED, "data": DATA},
     shows="arrived",
     advice=advice,
-    hints=(
-        "The cell is never set back. By how much does each barrier make it grow?",
-        "Barrier 0 is complete at num_ranks, barrier 1 at 2 * num_ranks. At how much is barrier `turn`?",
-    ),
     learned="a counter that only grows needs no reset: the number to wait for grows with it.",
     others=(
         "notebook 01 has a barrier whose cells return to 0: each rank adds to its own cell and takes away from "

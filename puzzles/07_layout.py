@@ -75,11 +75,6 @@ PUZZLE = Puzzle(
     num_ranks=1,
     sizes=(NUM_TOKENS,),
     advice=advice,
-    hints=(
-        "Find out first which ranks the token goes to, then count each of them once.",
-        "One bit for each rank: bits |= 1 << rank. A bit that is set twice is set once.",
-        "Load the experts with ld_nc_s64(experts + 8 * k), skip -1, and count with atom_add_relaxed_gpu_s32.",
-    ),
     learned="counts are of ranks, not of experts: a token with two experts on one rank is sent once.",
     others="a loop over ranks outside and experts inside needs no bits; it loads each expert NUM_RANKS times.",
     runs=4,

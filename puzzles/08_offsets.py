@@ -70,11 +70,6 @@ PUZZLE = Puzzle(
     answer=answer,
     num_ranks=1,
     advice=advice,
-    hints=(
-        "After the turn with delta 1 each lane has the sum of 2 values, after delta 2 of 4.",
-        "Lanes with lane < delta take part in the shuffle and do not add.",
-        "At the end each lane has the sum with its own value. Take that away.",
-    ),
     learned=(
         "a warp adds up in five shuffles, and every lane takes part in each of them, whether it uses the value or not."
     ),

@@ -82,10 +82,6 @@ PUZZLE = Puzzle(
     cells={"cell": CELLS},
     shows="cell + 4",
     advice=advice,
-    hints=(
-        '0 means "not here yet". Which number can stand for a count of 0?',
-        "Send -count - 1 or count + 1, and undo it behind the loop.",
-    ),
     learned=(
         "one word can be its own flag if no value that is sent looks like the value before. No release is needed then."
     ),

@@ -128,14 +128,6 @@ PUZZLE = Puzzle(
     num_slots=NUM_SLOTS,
     remark=remark,
     advice=advice,
-    hints=(
-        "Two counters: the tail says how many rows are there, the head how many have been read.",
-        (
-            "`send` waits for the head, stores, meets, moves the tail. `receive` waits for the tail, loads, "
-            "meets, moves the head."
-        ),
-        "Row i - 4 has been read when the head is i - 3, and row i is there when the tail is i + 1.",
-    ),
     learned=(
         "a ring is two counters, one for each side. Neither is ever set back, and the slot is the number modulo "
         "the slots."

@@ -51,10 +51,6 @@ PUZZLE = Puzzle(
     num_ranks=1,
     sizes=(VECTORS,),
     advice=advice,
-    hints=(
-        "Lane i takes vectors i, i + 32, i + 64, as long as there is one.",
-        "A while loop whose index grows by 32; vector i begins 16 * i bytes behind the first.",
-    ),
     learned="neighbouring lanes take neighbouring vectors, and each access moves 16 bytes.",
     others="a loop over turns with an `if` inside does the same.",
     runs=3,

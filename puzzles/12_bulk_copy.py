@@ -105,11 +105,6 @@ PUZZLE = Puzzle(
     num_ranks=1,
     smem_bytes=STAGE_BYTES + 8,
     advice=advice,
-    hints=(
-        "Each step of the list is one or two lines.",
-        "Poll `full` in a while loop, add, pass the proxy fence, meet at syncwarp(FULL_MASK).",
-        "tma_store_1d(out, stage, num_bytes), tma_store_commit(), tma_store_wait_all().",
-    ),
     learned=(
         "the copy engine is another agent: an mbarrier says that its bytes are there, a proxy fence shows it yours."
     ),

@@ -90,11 +90,6 @@ PUZZLE = Puzzle(
     num_ranks=1,
     sizes=(GROUPS,),
     advice=advice,
-    hints=(
-        "The maximum needs the same five turns as a sum: exchange, and keep the larger one.",
-        "Write f32_max(value, shfl_xor_f32(FULL_MASK, value, bit)) for the bits 16, 8, 4, 2 and 1.",
-        "First make amax at least f32(1e-4), then return 448 / amax and amax / 448, divided with f32_div_rn.",
-    ),
     learned="a warp finds a common maximum in five exchanges; one scale serves 128 numbers.",
     others="the bits may come in any order: a maximum has no rounding. A sum would.",
     runs=3,

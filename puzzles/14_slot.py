@@ -89,11 +89,6 @@ PUZZLE = Puzzle(
     cells={"next": NEXT, "count": COUNT, "slots": SLOTS},
     shows="count",
     advice=advice,
-    hints=(
-        "One lane takes a slot for all, all lanes store, one lane counts.",
-        "Lane 0 has the number of the slot from an atomic; shfl_idx_s32(FULL_MASK, slot, 0) gives it to all.",
-        "The lanes meet at a syncwarp before lane 0 adds to `count`, with release and scope sys.",
-    ),
     learned=(
         "slots that are taken in any order need no ring: an atomic gives numbers, a count says when all are there."
     ),

@@ -103,11 +103,6 @@ PUZZLE = Puzzle(
     },
     shows="count",
     advice=advice,
-    hints=(
-        "Before a call writes into a half, the call that used it before must be done: call n - 2.",
-        "The receiver sets `count` back before it gives the credit, and gives the credit as a release.",
-        ("`send_call` waits for n - 1 credits and stores at half + DATA; all lanes meet before one speaks for them."),
-    ),
     learned="two halves let a call begin while the one before it is still read; a credit says that a half is free.",
     others="the credit may be a store of the number of calls that are done, in place of an atomic.",
     runs=5,

@@ -88,11 +88,6 @@ PUZZLE = Puzzle(
     num_ranks=1,
     sizes=(TOKENS,),
     advice=advice,
-    hints=(
-        "Three indices: skip -1, load the word of this lane, and add both numbers in float32.",
-        "The word is at rows + ROW_BYTES * index + 4 * lane; the weight at weights + 4 * k.",
-        "Begin with f32(0) twice, and call f32x2_to_bf16x2 once, behind the loop.",
-    ),
     learned="a sum is rounded once and in a fixed order, so each run gives the same bits.",
     others="the loop may be written out three times: the compiler unrolls it anyway.",
     runs=2,

@@ -171,11 +171,6 @@ PUZZLE = Puzzle(
     cells={"count": COUNT, "tail": TAIL, "head": HEAD, "slots": SLOTS},
     shows="tail",
     advice=advice,
-    hints=(
-        "Puzzle 9 announces, puzzle 8 finds where rows begin, puzzle 10 is the ring.",
-        ("first is the sum of the counts of the ranks before src. Every lane may wait for the counts on its own."),
-        "In the ring, n takes the place of i, and slot_of gives the slot.",
-    ),
     learned="dispatch is a count, an offset and a ring for each pair of ranks.",
     others=(
         "one lane may read the counts and share them with a shuffle. The real kernel moves its tail once for a "

@@ -85,11 +85,6 @@ PUZZLE = Puzzle(
     cells={"reserved": RESERVED, "ready": READY, "entries": QUEUE},
     shows="ready",
     advice=advice,
-    hints=(
-        "Four steps: take a ticket, write the entry, wait for your turn, give the turn to the next one.",
-        "The ticket is what an atomic on `reserved` returns. Your turn has come when `ready` is your ticket.",
-        "Poll `ready` with an acquire and store ticket + 1 with a release, both of scope gpu. Puzzle 1 has the loop.",
-    ),
     learned="an atomic gives each thread its own place; waiting for the turn publishes the places in order.",
     others="a lock around all four steps is right, too; but then the entries are written one after the other.",
     runs=6,

@@ -99,11 +99,6 @@ PUZZLE = Puzzle(
     cells={"record": RECORD, "doorbell": DOORBELL, "entries": QUEUE},
     shows="doorbell",
     advice=advice,
-    hints=(
-        "Three steps, in the order in which the NIC may look: entry, record, doorbell.",
-        "Who may see the record, and what must it find then? The same question for the doorbell.",
-        "All lanes store, all meet, lane 0 releases n + 1 into the record and then n + 1 into the doorbell.",
-    ),
     learned="each cell that another agent may look at on its own needs its own release.",
     others="two relaxed stores do, each behind a fence_acq_rel_sys(). A real NIC has its doorbell in a register.",
     runs=5,

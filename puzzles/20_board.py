@@ -128,11 +128,6 @@ PUZZLE = Puzzle(
     ring=("tail", "head"),
     num_slots=NUM_SLOTS,
     advice=advice,
-    hints=(
-        "The tail may not be ahead of any warp. Which number of the three is that?",
-        "`note`: the lanes meet, then one of them writes num_rows. `least_progress`: a loop and min().",
-        "Write with atom_exch_release_cta_shared_s32(cell, num_rows), read with ld_acquire_cta_shared_s32.",
-    ),
     learned="one thread can speak for many warps: it publishes the least of what they have released to it.",
     others="relaxed accesses of the board do, with fence_acq_rel_cta() before the write and behind the loads.",
     runs=3,

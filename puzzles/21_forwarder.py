@@ -111,11 +111,6 @@ PUZZLE = Puzzle(
     cells={"tail": TAIL, "head": HEAD, "slots": SLOTS},
     shows="tail",
     advice=advice,
-    hints=(
-        "Two waits, a copy, a meeting, two stores. Which cell does each of them use?",
-        "Wait for tail_in as a receiver does, and for head_out as a sender does.",
-        "Copy at + 4 * lane, meet at syncwarp(FULL_MASK), and lane 0 releases n + 1 into tail_out and into head_in.",
-    ),
     learned="a forwarder is receiver and sender at once, and frees a slot when it has filled the next one.",
     others="the two waits may change places. The real forwarder reads each slot once and writes it to several rings.",
     runs=3,

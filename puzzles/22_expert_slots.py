@@ -144,11 +144,6 @@ PUZZLE = Puzzle(
     answer=answer,
     num_ranks=1,
     advice=advice,
-    hints=(
-        "Round the count up to a multiple of ALIGNMENT, and hand that to exclusive_sum.",
-        "shfl_idx_s32(FULL_MASK, start, e) gives a lane the value of lane e; for a lane without a token take e = 0.",
-        "popc_u32(mask & ((1 << lane) - 1)) is how many lanes below are in the mask.",
-    ),
     learned=(
         "the place of every row follows from counts alone: no token waits for another one, and the padding costs no "
         "pass over the rows."

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from nbep.host.buffer import Buffer
+from nbep.host import buffer
 from nbep.host.config import Config
 from nbep.host.events import EventHandle
 
 __all__ = ["Config", "EventHandle", "get_low_latency_rdma_size_hint", "is_sm90_compiled"]
 
-get_low_latency_rdma_size_hint = Buffer.get_low_latency_rdma_size_hint
-is_sm90_compiled = Buffer.is_sm90_compiled
+get_low_latency_rdma_size_hint = buffer.Buffer.get_low_latency_rdma_size_hint
+is_sm90_compiled = buffer.Buffer.is_sm90_compiled
 
 
 def topk_idx_dtype() -> Any:

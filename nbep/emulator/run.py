@@ -58,7 +58,7 @@ class Run(Scheduler):
         num_ranks: ranks, each with an address space of its own
         seed: chooses the interleaving
         memory_model: "sc": a store is visible to all at once; "delayed", "checked": see the modules of these names
-        on_deadlock: "raise", or "expire" to let the kernels' own time-outs run
+        on_deadlock: "raise", or "expire" to let waits time out that report a fault then
         strategy: how the interleaving is chosen: see `schedule.strategies`
         on_failure: is called with the first error, while all threads still stand where they were
         local_rank: None: all ranks live in this process; r: only rank r does: see `ProcessWorld`

@@ -37,7 +37,8 @@ def spawn(
         memory_model: "sc": stores are seen at once; "delayed": as late as their order allows, and loads early;
             "checked": at once, and two accesses to the same bytes, one of them a store, that nothing orders are an
             error
-        on_deadlock: "raise", or "expire": waits that nothing can end time out, as on a GPU
+        on_deadlock: "raise", or "expire": waits that nothing can end time out, as on a GPU; "raise" lets only those
+            time out that go on without a fault then
         tracer: sees every access to memory; see nbep.emulator
         strategy: how the emulator chooses who runs next: "uniform", "few_preemptions", "starved" or "late"; see
             nbep.emulator.schedule.strategies

@@ -84,7 +84,7 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
         except ValueError as error:
             parser.error(str(error))
     if options.hint is not None:
-        print("\n".join(hints(puzzle, options.hint)))
+        print("\n".join(hints(file, options.hint)))
         return 0
     if options.solution:
         with puzzle.filled(solution_of(file)):
@@ -92,10 +92,11 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
     return _run(puzzle, file, options)
 
 
-def hints(puzzle: Puzzle, number: int) -> list[str]:
-    """The first hints, and how to get the next one."""
-    shown = [f"Hint {i}: {hint}" for i, hint in enumerate(puzzle.hints[:number], 1)]
-    left = len(puzzle.hints) - len(shown)
+def hints(path: Path, number: int) -> list[str]:
+    """The first hints and how to get the next one. They stand beside the solution, from the vaguest to the plainest."""
+    every = solution_of(path)["HINTS"]
+    shown = [f"Hint {i}: {hint}" for i, hint in enumerate(every[:number], 1)]
+    left = len(every) - len(shown)
     more = (
         f"--hint {len(shown) + 1} shows one more." if left else "That was the last one; --solution runs the solution."
     )

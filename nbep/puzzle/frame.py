@@ -72,7 +72,6 @@ class Puzzle:
     shows       the cell that the picture is about; "": which threads read and write which elements
     ring        cells of a ring with `num_slots` slots, whose picture has them: ("tail", "head"); rank 0 sends
     advice      advice(clue): a sentence or two for a reader who is stuck there
-    hints       from the vaguest to the plainest; --hint shows the first, --hint 2 the first two
     learned     what a reader who has solved it knows
     others      what other solutions do differently
     remark      remark(puzzle): what could be better in a solution that is right
@@ -99,7 +98,6 @@ class Puzzle:
     ring: tuple[str, ...] = ()
     num_slots: int = 0
     advice: Callable[[Clue], str] = lambda clue: ""
-    hints: tuple[str, ...] = ()
     learned: str = ""
     others: str = ""
     remark: Callable[[Puzzle], str] = lambda puzzle: ""

@@ -24,3 +24,13 @@ def receive(data, flag, bounds):
         if give_up(bounds, deadline):
             break
     return ld_weak_s32(data)
+
+
+HINTS = (
+    "`send` needs two stores, and `receive` two loads: one in the loop, one behind it.",
+    "The number goes first. Which of the four needs a release, and which an acquire?",
+    (
+        "The flag is stored with st_release_sys_s32 and polled with ld_acquire_sys_s32; weak accesses are "
+        "enough for the number."
+    ),
+)

@@ -17,3 +17,13 @@ def receive(data, flag, lane, bounds):
         wait_at_least(flag, 1, bounds)
     syncwarp(FULL_MASK)
     return ld_weak_s32(data + 4 * lane)
+
+
+HINTS = (
+    "Which lane stores what? What must be true of all 32 lanes when lane 0 raises the flag?",
+    (
+        "In `send`: all lanes store, all lanes meet, lane 0 raises the flag. In `receive` the same steps come"
+        " in reverse."
+    ),
+    "The lanes meet at syncwarp(FULL_MASK), before the release of the flag and after the wait for it.",
+)

@@ -10,3 +10,9 @@ def pass_on(first, second, bounds):
         if give_up(bounds, deadline):
             return
     st_release_sys_s32(second, 1)
+
+
+HINTS = (
+    "pass_on reads one cell and writes another one. Rank 1 does not touch `data`.",
+    "What it reads must be acquired, so that what it writes can release more than its own number.",
+)

@@ -17,3 +17,13 @@ def add_and_arrive(value, total, arrivals):
     if thread_idx() != 0:
         return False
     return atom_add_acq_rel_gpu_s32(arrivals, 1) == grid_dim() - 1
+
+
+HINTS = (
+    "Which atomic adds to the total, and who adds to `arrivals`? An atomic returns the value before it.",
+    "All threads of a block must have added before its thread 0 arrives.",
+    (
+        "The atomic on `arrivals` is one with acq_rel order: it publishes what this block added, and sees the"
+        " others' sums."
+    ),
+)

@@ -13,3 +13,10 @@ def barrier(peers, bounds):
     if thread_idx() == 0:
         wait_at_least(buffer_of(peers, peers.rank) + ARRIVED, peers.num_ranks, bounds)
     syncthreads()
+
+
+HINTS = (
+    "Three steps: this block meets, tells each rank, waits for all ranks. And then?",
+    ("Each rank adds 1 to the cell `arrived` of every rank, its own among them, and waits until its own is num_ranks."),
+    ("The block meets at syncthreads() at the beginning and at the end; the atomic is a release with scope sys."),
+)

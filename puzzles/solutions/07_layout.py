@@ -16,3 +16,10 @@ def count_token(experts, per_rank, in_rank):
         if bits >> rank & 1:
             st_weak_s32(in_rank + 4 * rank, 1)
             atom_add_relaxed_gpu_s32(per_rank + 4 * rank, 1)
+
+
+HINTS = (
+    "Find out first which ranks the token goes to, then count each of them once.",
+    "One bit for each rank: bits |= 1 << rank. A bit that is set twice is set once.",
+    "Load the experts with ld_nc_s64(experts + 8 * k), skip -1, and count with atom_add_relaxed_gpu_s32.",
+)

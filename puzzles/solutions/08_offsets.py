@@ -13,3 +13,10 @@ def exclusive_sum(value, lane):
             total += below
         delta *= 2
     return total - value
+
+
+HINTS = (
+    "After the turn with delta 1 each lane has the sum of 2 values, after delta 2 of 4.",
+    "Lanes with lane < delta take part in the shuffle and do not add.",
+    "At the end each lane has the sum with its own value. Take that away.",
+)

@@ -15,3 +15,9 @@ def await_count(cell, bounds):
         if give_up(bounds, deadline):
             break
     return -ld_relaxed_sys_s32(cell) - 1
+
+
+HINTS = (
+    '0 means "not here yet". Which number can stand for a count of 0?',
+    "Send -count - 1 or count + 1, and undo it behind the loop.",
+)

@@ -22,3 +22,13 @@ def receive(slot, tail, head, i, lane, bounds):
     if lane == 0:
         st_release_sys_s32(head, i + 1)
     return value
+
+
+HINTS = (
+    "Two counters: the tail says how many rows are there, the head how many have been read.",
+    (
+        "`send` waits for the head, stores, meets, moves the tail. `receive` waits for the tail, loads, "
+        "meets, moves the head."
+    ),
+    "Row i - 4 has been read when the head is i - 3, and row i is there when the tail is i + 1.",
+)

@@ -28,3 +28,10 @@ def store(out, stage, num_bytes):
     tma_store_1d(out, stage, num_bytes)
     tma_store_commit()
     tma_store_wait_all()
+
+
+HINTS = (
+    "Each step of the list is one or two lines.",
+    "Poll `full` in a while loop, add, pass the proxy fence, meet at syncwarp(FULL_MASK).",
+    "tma_store_1d(out, stage, num_bytes), tma_store_commit(), tma_store_wait_all().",
+)

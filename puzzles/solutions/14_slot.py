@@ -23,3 +23,10 @@ def put_row(value, slots, next_slot, count, lane):
     syncwarp(FULL_MASK)
     if lane == 0:
         atom_add_release_sys_s32(count, 1)
+
+
+HINTS = (
+    "One lane takes a slot for all, all lanes store, one lane counts.",
+    "Lane 0 has the number of the slot from an atomic; shfl_idx_s32(FULL_MASK, slot, 0) gives it to all.",
+    "The lanes meet at a syncwarp before lane 0 adds to `count`, with release and scope sys.",
+)

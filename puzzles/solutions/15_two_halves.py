@@ -20,3 +20,10 @@ def end_call(half, credit, lane):
     if lane == 0:
         st_weak_s32(half + COUNT, 0)
         atom_add_release_sys_s32(credit, 1)
+
+
+HINTS = (
+    "Before a call writes into a half, the call that used it before must be done: call n - 2.",
+    "The receiver sets `count` back before it gives the credit, and gives the credit as a release.",
+    ("`send_call` waits for n - 1 credits and stores at half + DATA; all lanes meet before one speaks for them."),
+)

@@ -25,3 +25,10 @@ def combine_word(rows, indices, weights, lane):
             low = f32_add_rn(low, f32_mul_rn(weight, a))
             high = f32_add_rn(high, f32_mul_rn(weight, b))
     return f32x2_to_bf16x2(low, high)
+
+
+HINTS = (
+    "Three indices: skip -1, load the word of this lane, and add both numbers in float32.",
+    "The word is at rows + ROW_BYTES * index + 4 * lane; the weight at weights + 4 * k.",
+    "Begin with f32(0) twice, and call f32x2_to_bf16x2 once, behind the loop.",
+)

@@ -78,3 +78,10 @@ def receive_tokens(out, peers, bounds, src, lane):
         syncwarp(FULL_MASK)
         if lane == 0:
             st_release_sys_s32(head, n + 1)
+
+
+HINTS = (
+    "Puzzle 9 announces, puzzle 8 finds where rows begin, puzzle 10 is the ring.",
+    ("first is the sum of the counts of the ranks before src. Every lane may wait for the counts on its own."),
+    "In the ring, n takes the place of i, and slot_of gives the slot.",
+)

@@ -20,3 +20,10 @@ def post(value, entries, reserved, ready, bounds):
         if give_up(bounds, deadline):
             return
     st_release_gpu_s32(ready, ticket + 1)
+
+
+HINTS = (
+    "Four steps: take a ticket, write the entry, wait for your turn, give the turn to the next one.",
+    "The ticket is what an atomic on `reserved` returns. Your turn has come when `ready` is your ticket.",
+    "Poll `ready` with an acquire and store ticket + 1 with a release, both of scope gpu. Puzzle 1 has the loop.",
+)

@@ -10,3 +10,10 @@ def post(value, entry, record, doorbell, n, lane):
     if lane == 0:
         st_release_sys_s32(record, n + 1)
         st_release_sys_s32(doorbell, n + 1)
+
+
+HINTS = (
+    "Three steps, in the order in which the NIC may look: entry, record, doorbell.",
+    "Who may see the record, and what must it find then? The same question for the doorbell.",
+    "All lanes store, all meet, lane 0 releases n + 1 into the record and then n + 1 into the doorbell.",
+)

@@ -16,3 +16,10 @@ def least_progress(board, num_warps):
     for warp in range(1, num_warps):
         least = min(least, ld_acquire_cta_shared_s32(board + 4 * warp))
     return least
+
+
+HINTS = (
+    "The tail may not be ahead of any warp. Which number of the three is that?",
+    "`note`: the lanes meet, then one of them writes num_rows. `least_progress`: a loop and min().",
+    "Write with atom_exch_release_cta_shared_s32(cell, num_rows), read with ld_acquire_cta_shared_s32.",
+)

@@ -14,3 +14,10 @@ def forward(slot_in, slot_out, tail_in, head_in, tail_out, head_out, n, lane, bo
     if lane == 0:
         st_release_sys_s32(tail_out, n + 1)
         st_release_sys_s32(head_in, n + 1)
+
+
+HINTS = (
+    "Two waits, a copy, a meeting, two stores. Which cell does each of them use?",
+    "Wait for tail_in as a receiver does, and for head_out as a sender does.",
+    "Copy at + 4 * lane, meet at syncwarp(FULL_MASK), and lane 0 releases n + 1 into tail_out and into head_in.",
+)

@@ -29,3 +29,10 @@ def find_row(expert, start, lane):
     same = match_any_s32(FULL_MASK, expert)
     below = popc_u32(same & ((1 << lane) - 1))
     return begin + below if expert >= 0 else -1
+
+
+HINTS = (
+    "Round the count up to a multiple of ALIGNMENT, and hand that to exclusive_sum.",
+    "shfl_idx_s32(FULL_MASK, start, e) gives a lane the value of lane e; for a lane without a token take e = 0.",
+    "popc_u32(mask & ((1 << lane) - 1)) is how many lanes below are in the mask.",
+)

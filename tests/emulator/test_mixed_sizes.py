@@ -5,11 +5,12 @@ overlap completely"), "Limitations on Mixed-size Data-Races" ("The axioms in the
 if a PTX program contains one or more mixed-size data-races")
 """
 
+from contextlib import nullcontext
 from itertools import product
 
 import numpy as np
 import pytest
-from every_schedule import run_all
+from every_schedule import run_all, run_threads
 
 from nbep.emulator import DataRace, World, current_thread
 
@@ -113,6 +114,24 @@ def test_an_atomic_observes_none_of_another_size(orders):
         assert {end(sizes, seed=seed) for seed in SEEDS} == expected
         _, found = run_all(lambda strategy, sizes=sizes: end(sizes, strategy))
         assert found == expected
+
+
+@pytest.mark.parametrize(("scopes", "sizes", "is_race"), [
+    (("gpu", "gpu"), ("s32", "s32"), False),
+    (("cta", "cta"), ("s32", "s32"), True),
+    (("cta", "gpu"), ("s32", "s32"), True),
+    (("gpu", "gpu"), ("s32", "s64"), True),
+])  # fmt: skip
+@pytest.mark.parametrize("op", ["store", "add"])
+def test_strong_accesses_of_two_blocks_race_unless_scopes_and_sizes_agree(scopes, sizes, is_race, op):
+    def thread(t, number, cells):
+        if op == "store":
+            t.store(cells[0], sizes[number], 1, "relaxed", scopes[number])
+        else:
+            t.atomic(op, cells[0], sizes[number], 1, "relaxed", scopes[number])
+
+    with pytest.raises(DataRace) if is_race else nullcontext():
+        run_all(lambda strategy: run_threads(2, 1, thread, strategy))
 
 
 def test_a_host_polls_words_with_the_size_that_kernels_store():

@@ -209,9 +209,9 @@ def test_turns_of_a_poll_are_not_counted():
 
 
 def test_who_acquires_and_does_not_look_knows_nothing():
-    """No seed finds it: there the load comes behind the store, and has acquired."""
+    """No seed finds it: there the load comes behind the store, and has acquired. An atomic has, too, with `--all`."""
 
-    def program(strategy):
+    def program(strategy, acquire=lambda t, flag: t.load(flag, "s32", "acquire", "sys")):
         def thread(t, number, cells):
             data, flag, other = cells
             if number == 0:
@@ -221,7 +221,7 @@ def test_who_acquires_and_does_not_look_knows_nothing():
             else:
                 while t.load(other, "s32", "relaxed", "sys") == 0:
                     t.spin(NEVER_NS)
-                t.load(flag, "s32", "acquire", "sys")
+                acquire(t, flag)
                 t.load(data, "s32", "weak", "sys")
 
         return run_threads(2, 3, thread, strategy)
@@ -229,6 +229,10 @@ def test_who_acquires_and_does_not_look_knows_nothing():
     with pytest.raises(DataRace):
         run_all(program)
     program("uniform")
+    for operation in ("add", "exch"):
+        run_all(
+            lambda strategy, op=operation: program(strategy, lambda t, f: t.atomic(op, f, "s32", 1, "acquire", "sys"))
+        )
 
 
 def test_hosts_share_python_variables_in_one_order_alone():

@@ -43,6 +43,7 @@ def test_names_are_deepeps():
     assert deep_ep.EventOverlap is EventOverlap is nbep.EventOverlap
     assert deep_ep.Config is deep_ep_cpp.Config is nbep.Config
     assert deep_ep_cpp.is_sm90_compiled()
+    assert not hasattr(deep_ep_cpp, "Buffer")  # the page says that it is not there
     sizes = 16, 128, 2, 4
     assert deep_ep_cpp.get_low_latency_rdma_size_hint(*sizes) == deep_ep.Buffer.get_low_latency_rdma_size_hint(*sizes)
     assert check_nvlink_connections(None) is None

@@ -67,7 +67,7 @@ def run_late(options: Options, seed: int, late: Callable, other: Callable, is_ti
             return None
         return other(trips)
 
-    return spawn(main, 3, seed=seed, on_deadlock="expire")
+    return spawn(main, 3, seed=seed)
 
 
 def dispatch(trip: Trip) -> None:
@@ -131,7 +131,7 @@ def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options
         comm.runtime.wait_until(lambda: LATE in done, lambda: "the late rank, to send")
         return trip.whole()
 
-    results = spawn(main, 3, on_deadlock="expire")
+    results = spawn(main, 3)
     for rank in OTHERS:
         check_survivor(case, options, rank, results[rank], [LATE], [LATE])
 
@@ -168,7 +168,7 @@ def test_a_rank_that_comes_late_to_a_clean_is_waited_for_in_the_next_one(options
         return Trip(buffer, case, options).whole()
 
     for seed in seeds:
-        check(case, options, spawn(main, 3, args=([],), seed=seed, on_deadlock="expire"), f"schedule {seed}")
+        check(case, options, spawn(main, 3, args=([],), seed=seed), f"schedule {seed}")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_after_masks_are_taken_off_all_ranks_are_in_step_again(options, last_ran
             done.append(comm.rank)
         return [Trip(buffer, again, options).whole() for _ in range(2)]
 
-    results = spawn(main, 3, args=([],), on_deadlock="expire")
+    results = spawn(main, 3, args=([],))
     for trip in range(2):
         check(again, options, [outcomes[trip] for outcomes in results], f"trip {trip}")
 
@@ -219,7 +219,7 @@ def test_a_replayed_graph_after_masks_were_taken_off_is_refused():
         with pytest.raises(ValueError, match=r"got a replay of a CUDA graph on rank \d after masks were taken off"):
             Trip(buffer, case, Options()).whole()
 
-    spawn(main, 3, on_deadlock="expire")
+    spawn(main, 3)
 
 
 def test_tokens_of_an_expert_whose_count_was_given_up_have_no_rows(monkeypatch):

@@ -21,6 +21,11 @@ def test_it_fits_on_a_screen_and_a_half():
     assert len(README.splitlines()) <= 70
 
 
+def test_the_report_that_it_shows_is_that_of_a_page_that_is_run():
+    (shown,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+    assert shown in (ROOT / "docs" / "numba_cuda.md").read_text()
+
+
 def test_setup_is_two_lines():
     run, test = block("setup").splitlines()
     assert run.endswith("nbep demo")

@@ -7,7 +7,7 @@ import pytest
 
 from nbep.device import primitives as p
 from nbep.device.jit import PRIMITIVES
-from nbep.emulator import Trap, World
+from nbep.emulator import DeadlockError, Trap, World
 
 DTYPES = {
     "u8": (np.uint8, 1), "s32": (np.int32, 1), "u32": (np.uint32, 1), "s64": (np.int64, 1), "f32": (np.float32, 1),
@@ -268,18 +268,40 @@ def test_wait_ends_when_the_cell_changes(seed):
     assert cells.tolist() == [3, 1]
 
 
-def test_wait_for_what_never_comes_expires():
-    cells = np.zeros(2, np.int32)
+def test_a_wait_times_out_where_nothing_else_can_go_on_unless_that_is_a_fault():
+    """Time passes to the earliest deadline. A loop that only waits anew, or that waits for years, is a deadlock."""
 
-    def kernel(cells):
-        deadline = p.deadline_after(1000)
-        while p.ld_volatile_s32(cells) == 0:
+    def bounded(cells):
+        deadline = p.deadline_after(1000 * (1 + p.thread_idx()))
+        while p.ld_volatile_s32(cells + 4 * p.thread_idx()) == 0:
             if p.wait_expired(deadline):
-                p.st_weak_s32(cells + 4, 1)
+                p.st_relaxed_gpu_s32(cells + 4, 2 + p.thread_idx())  # the second thread waits for it
                 return
 
-    launch(kernel, [cells], on_deadlock="expire")
-    assert cells.tolist() == [0, 1]
+    def reporting(cells):
+        deadline = p.deadline_after(500)
+        p.fault_due(deadline, 1)
+        while p.ld_volatile_s32(cells + 8) == 0 and not p.wait_expired(deadline):
+            pass
+
+    def bounded_behind_a_fault(cells):
+        return reporting(cells) if p.thread_idx() == 1 else bounded(cells)
+
+    def anew(cells):
+        while p.ld_volatile_s32(cells) == 0:
+            p.wait_expired(p.deadline_after(1000))
+
+    def without_end(cells):
+        while p.ld_volatile_s32(cells) == 0:
+            p.wait_expired(1 << 60)
+
+    cells = np.zeros(4, np.int32)
+    launch(bounded, [cells], block=2)
+    assert cells.tolist() == [0, 2, 0, 0]
+    for kernel in (reporting, bounded_behind_a_fault, anew, without_end):
+        with pytest.raises(DeadlockError):
+            launch(kernel, [np.zeros(4, np.int32)], block=2)
+    launch(bounded_behind_a_fault, [np.zeros(4, np.int32)], block=2, on_deadlock="expire")
 
 
 def test_trap_stops_the_run():

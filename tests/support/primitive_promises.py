@@ -95,6 +95,7 @@ OTHERS = {
     "clock64": Promise(("mov.u64", "%clock64")),
     "wait_expired": Promise(("%globaltimer", "setp.gt.s64")),
     "trap": Promise(("trap;",)),
+    "fault_due": Promise(()),
     "fault_reported": Promise(()),
     "serving": Promise(()),
     "smem_base": Promise(("nbep_dynamic_shared",)),

@@ -16,7 +16,15 @@ from nbep.emulator.machine.access import AccessingThread
 LOST, EXPIRED, DEAD = "lost", "expired", "dead"
 ANY_RANK = -1
 # Functions on the way from a look at a deadline to the kernel that say nothing of who waits, and for what.
-BETWEEN = {"wait_expired", "wait_until", "wait_or_report", "wait_expired_together", "has_stalled", "chosen"}
+BETWEEN = {
+    "wait_expired",
+    "wait_until",
+    "wait_for_peer",
+    "wait_or_report",
+    "wait_expired_together",
+    "has_stalled",
+    "chosen",
+}
 
 
 @dataclass(frozen=True)

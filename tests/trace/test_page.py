@@ -320,7 +320,7 @@ def test_the_page_opens_on_a_story_whose_steps_are_turned(open_page, mode):
     assert page.locator("#story-number").inner_text().startswith(f"{len(story.steps) - 1} of")
 
 
-def test_explore_opens_the_whole_page_at_the_step_of_the_story(open_page):
+def test_explore_opens_the_page_at_what_the_story_has_told(open_page):
     trace = traced_run("intranode")
     story = all_stories(trace)[0]
     page = open_page(trace, part="")
@@ -328,6 +328,14 @@ def test_explore_opens_the_whole_page_at_the_step_of_the_story(open_page):
     page.locator("#explore").click()
     assert page.locator("#story").is_hidden()
     assert settled(page).locator("#slider").input_value() == str(story.steps[1].step)
+    times = [step.step for step in story.steps]
+    begin, end = page.evaluate("[page.timeline.from, page.timeline.to]")
+    assert begin <= min(times) <= max(times) <= end, "what the story tells is in sight"
+    assert end - begin <= 1.1 * max(max(times) - min(times), 20), "and no more than that"
+    told = {station.rank for station in story.stations}
+    assert not told & set(page.evaluate("[...page.rows.closedRanks]")), "its ranks are open"
+    page.keyboard.press("0")
+    assert page.evaluate("page.timeline.to") > trace.last_step
     assert page.locator(".signs").is_visible(), "the legend stands on the page"
     page.locator("#tell").click()
     assert page.locator("#story-number").inner_text().startswith("2 of")

@@ -63,6 +63,15 @@ def fault_reported():
     current_thread().world.has_failed = True
 
 
+@primitive("", None, ("s64", "s64"), effect="pure")
+def fault_due(deadline, report):
+    """This thread reports a fault if the deadline passes; if report is 0, it goes on without one. On a GPU: nothing.
+
+    So the emulator can tell a deadlock from a wait that is to time out.
+    """
+    current_thread().fault_deadline = int(deadline) if report else None
+
+
 @primitive("prefetch.global.L2 [$0];", None, "s64")
 def prefetch_l2(address):
     """What lies there may be read soon: a hint, which reads nothing. On the emulator: nothing."""
@@ -91,7 +100,9 @@ def wait_expired(deadline_ns):
 
     The emulator parks the thread here until a cell that it polled since the last call changes.
     """
-    return current_thread().spin(deadline_ns)
+    thread = current_thread()
+    thread.may_time_out = deadline_ns != thread.fault_deadline
+    return thread.spin(deadline_ns)
 
 
 @primitive("", "u32", emit="dynamic_shared", effect="pure")

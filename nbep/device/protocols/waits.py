@@ -64,7 +64,7 @@ class Bounds(NamedTuple):
 
     timeout_ns: I64  # longest time that one wait may take
     claim: Sym  # s32 in the rank's own memory, 0 until the first wait fails
-    report: Sym  # the words of `FaultReport`, in memory that the host can read while kernels run
+    report: Sym  # the words of `FaultReport`, which the host can read while kernels run; 0: to time out is no fault
 
 
 class FaultReport(NamedTuple):
@@ -98,7 +98,9 @@ def start_wait(bounds):
     """Deadline of a wait that did not succeed at once: now + timeout, or past if a wait of this rank failed before."""
     if has_timed_out(bounds):
         return ptx.deadline_after(0) - 1
-    return ptx.deadline_after(bounds.timeout_ns)
+    deadline = ptx.deadline_after(bounds.timeout_ns)
+    ptx.fault_due(deadline, bounds.report)
+    return deadline
 
 
 @device_function

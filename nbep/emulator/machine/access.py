@@ -62,7 +62,8 @@ class AccessingThread(Base):
     __slots__ = (
         "rank", "block_idx", "thread_idx", "lane", "warp", "grid_dim", "block_dim",
         "world", "block", "warp_state", "segments", "shared", "runnable", "park",
-        "left", "polled", "waits_for", "deadline", "expired", "waited_once", "has_looked_again",
+        "left", "polled", "waits_for", "deadline", "fault_deadline", "may_time_out", "num_time_outs", "expired",
+        "waited_once", "has_looked_again",
         "exited", "empty_spins", "has_news", "bulk", "fenced", "reluctance", "serving",
         "carrier", "switch", "__weakref__",
     )  # fmt: skip
@@ -89,6 +90,9 @@ class AccessingThread(Base):
         self.polled: dict[tuple[Allocation, int], Cell] = {}
         self.waits_for: Any = None
         self.deadline = 0
+        self.fault_deadline: int | None = None  # the deadline of a wait that reports a fault if it times out
+        self.may_time_out = False  # its wait ends at its deadline where nothing else can go on: that is no fault
+        self.num_time_outs = 0  # of such waits since a cell changed that it waited for
         self.expired = False
         self.waited_once = False
         self.has_looked_again = False  # since a cell changed that it waited for; see the scheduler
@@ -442,4 +446,5 @@ def wake_watchers(allocation: Allocation, granule: int) -> None:
         for thread in list(threads):
             if thread.changed(thread.waits_for):
                 thread.has_looked_again = False
+                thread.num_time_outs = 0
                 thread.unwatch()

@@ -4,9 +4,10 @@ Runnable are kernel threads and host functions alike.  A picked thread runs for 
 it parks; parked threads are in no list and cost nothing.  Launch starts and bulk copies are *asynchronous
 operations*: they happen at some later step.  Hosts wait for predicates, which the hub looks at now and then.
 
-When nothing is runnable, no predicate holds and no operation is pending, the run is dead: the loop says so at once, or
-(`on_deadlock="expire"`) lets time pass to the earliest deadline of a spinning thread or a host.  It is dead, too, when
-all that run poll and poll, while no thread stores or looks at the time.
+When nothing is runnable, no predicate holds and no operation is pending, time passes to the earliest deadline of a
+spinning thread or a host, if that thread goes on without a fault then, or `on_deadlock="expire"` lets faults happen.
+Else the run is dead, and the loop says so at once.  It is dead, too, when all that run poll and poll, while no thread
+stores or looks at the time.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ Describe = str | Callable[[], str]
 
 _TICK = 64  # steps between two looks at the waiting hosts
 _NUM_QUANTA = 4096  # quanta drawn at a time
+_MOST_TIME_OUTS = 1000  # of one thread, after which a loop that waits again and again is endless
+_FAR_NS = 10**14  # a deadline as far away as a day is to mean that there is none
 _COLLECT_AFTER = 50_000  # new objects that Python's garbage collector waits for
 
 
@@ -331,7 +334,7 @@ class Scheduler:
         """Nothing is runnable: an operation, time, or a deadlock."""
         if self.operations:
             self._operate()
-        elif self.on_deadlock == "expire" and self._expire():
+        elif not self.strategy.chooses_hosts and self._expire():  # a tree of schedules knows no clock
             pass
         elif not self._look_again():
             raise self._deadlock(describe)
@@ -395,17 +398,22 @@ class Scheduler:
     def _expire(self) -> bool:
         """Let time pass to the earliest deadline of those that wait, and wake the threads that have reached it.
 
-        The loop finds the hosts.
+        The loop finds the hosts. With `on_deadlock="raise"` only a thread that has a way on without a fault times out.
         """
         deadlines = [thread.deadline for thread in self.polling] + [host.deadline for host in self.waiting_hosts]
         earliest = min([*deadlines, self._deadline])
-        if earliest == NEVER:
+        due = [thread for thread in self.polling if thread.deadline <= earliest]
+        if self.on_deadlock == "raise":
+            due = [thread for thread in due if thread.may_time_out and thread.num_time_outs < _MOST_TIME_OUTS]
+            if not due or earliest - self.host_now > _FAR_NS:
+                return False
+        elif earliest == NEVER:
             return False
         self._skipped_ns = max(self._skipped_ns, earliest - self.calls + 1)
-        for thread in list(self.polling):
-            if thread.deadline <= earliest:
-                thread.expired = True
-                thread.unwatch()
+        for thread in due:
+            thread.num_time_outs += 1
+            thread.expired = True
+            thread.unwatch()
         return True
 
     def _abort(self) -> None:

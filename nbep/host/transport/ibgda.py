@@ -22,10 +22,9 @@ from nbep.device.network.ibgda.completion import (
     COMPLETION_BYTES,
     INVALID,
     NONE_YET,
-    REQ_ERR,
     STATUS_WORD,
+    has_ended,
     index_of,
-    is_done,
     opcode_of,
 )
 from nbep.device.network.ibgda.entry import ENTRY_BYTES
@@ -338,7 +337,7 @@ class IbgdaTransport(Transport):
             words = self._layout.words_of(number)
             num_rung = int(swap(self._queues.read(words + RECORD_AT, 1, np.uint32))[0])
             status = int(self._queues.read(words + STATUS_WORD, 1, np.int32)[0])
-            if opcode_of(status) != REQ_ERR and not is_done(status, num_rung - 1):
+            if not has_ended(status, num_rung - 1):
                 return number // self._options.num_qps
         return None
 

@@ -49,9 +49,16 @@ class Tale {
   explore() {
     this.section.hidden = true;
     document.body.classList.remove("tells");
-    if (this.story) this.page.goTo(this.story.steps[this.number].step);
-    this.page.timeline.showAll();
-    this.page.later();
+    if (!this.story) return this.page.showAll();
+    // The steps that it tells, and the ranks that they are on; the others are closed.
+    const { steps, stations } = this.story;
+    const told = new Set(stations.map(({ rank }) => rank));
+    const { rows, timeline } = this.page;
+    rows.closedRanks = new Set(this.run.threads.map(([rank]) => rank).filter((rank) => !told.has(rank)));
+    rows.build();
+    const times = steps.map(({ step }) => step);
+    timeline.show(Math.min(...times), Math.max(...times));
+    return this.page.goTo(steps[this.number].step);
   }
 
   goTo(number) {

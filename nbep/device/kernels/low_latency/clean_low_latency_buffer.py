@@ -25,9 +25,9 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import Workspace, slot_words
 from nbep.device.kernels.low_latency.calls import empty_word
 from nbep.device.kernels.low_latency.coordinator import JOURNAL_WORDS
-from nbep.device.kernels.parts.arrivals import Expected, empty_cell, is_masked, leave_out
+from nbep.device.kernels.parts.arrivals import Expected, empty_cell, is_masked, leave_out, wait_for_peer
 from nbep.device.network.seam import Network, amo_add, own_ptr
-from nbep.device.protocols.waits import Bounds, Waiter, site, wait_until
+from nbep.device.protocols.waits import Bounds, Waiter, site
 from nbep.device.types import I64
 
 LOW_LATENCY_BARRIER = site(15, "clean_low_latency_buffer", "barrier_signal", "the peer's arrival at the barrier")
@@ -60,7 +60,7 @@ def wait_peer(signal, wanted, bounds, mask, peer):
     """Wait until a peer has come to a barrier of `barrier_network`, by its number, or is masked."""
     expected = Expected(mask, peer, wanted)
     load = ptx.ld_acquire_sys_s32  # PAIR network-amo
-    value, ended = wait_until(load, signal, has_met, expected, bounds, ptx.wait_expired)
+    value, ended = wait_for_peer(load, signal, has_met, expected, bounds)
     if not ended:
         leave_out(bounds, expected, Waiter(LOW_LATENCY_BARRIER, peer, -1), value)
 

@@ -32,7 +32,8 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.network.seam import amo_add, is_message
-from nbep.device.protocols.waits import Waiter, report_fault, site, wait_until
+from nbep.device.protocols.waits import Bounds, Waiter, report_fault, site, wait_until
+from nbep.emulator.machine.source import wait_loop
 
 LOW_LATENCY_CALL = site(37, "low-latency notify", "calls", "the peer's call")
 LOW_LATENCY_CREDIT = site(10, "low-latency sender", "credit", "the peer's half of the buffer to be free again")
@@ -57,6 +58,14 @@ class Expected(NamedTuple):
 def is_masked(mask, rank):
     """Whether this rank goes on without another one. mask is 0 where none may be left out."""
     return mask != 0 and ptx.ld_relaxed_gpu_s32(mask + 4 * rank) != 0
+
+
+@wait_loop
+@device_function
+def wait_for_peer(load, cell, holds, expected, bounds):
+    """As wait_until, with no report to come from a wait that may leave its peer out."""
+    bounds = Bounds(bounds.timeout_ns, bounds.claim, 0 if expected.mask != 0 else bounds.report)
+    return wait_until(load, cell, holds, expected, bounds, ptx.wait_expired)
 
 
 @device_function
@@ -160,7 +169,7 @@ def wait_arrival(cell, bounds, mask, waiter):
     """Wait until a cell is complete; what it holds then, or ABSENT."""
     expected = Expected(mask, waiter.peer, -1)
     load = ptx.ld_acquire_sys_s32  # PAIR network-amo
-    value, ended = wait_until(load, cell, has_arrived, expected, bounds, ptx.wait_expired)
+    value, ended = wait_for_peer(load, cell, has_arrived, expected, bounds)
     return value if ended == CAME else end_arrival(cell, bounds, mask, waiter, value, ended)
 
 
@@ -171,7 +180,7 @@ def wait_number(cell, bounds, mask, waiter):
     The load is relaxed: the number is the message itself, and nothing else is published by it.
     """
     expected = Expected(mask, waiter.peer, -1)
-    value, ended = wait_until(ptx.ld_relaxed_sys_s32, cell, has_number, expected, bounds, ptx.wait_expired)
+    value, ended = wait_for_peer(ptx.ld_relaxed_sys_s32, cell, has_number, expected, bounds)
     return value if ended == CAME else end_arrival(cell, bounds, mask, waiter, value, ended)
 
 
@@ -190,7 +199,7 @@ def wait_credit(cell, uses, bounds, mask, peer, half):
     """Wait until a peer has freed this half more often than this rank has filled it. Returns whether it has."""
     expected = Expected(mask, peer, uses)
     load = ptx.ld_acquire_sys_s32  # PAIR network-amo
-    value, ended = wait_until(load, cell, has_credit, expected, bounds, ptx.wait_expired)
+    value, ended = wait_for_peer(load, cell, has_credit, expected, bounds)
     if ended == 0:
         leave_out(bounds, Expected(mask, peer, uses + 1), Waiter(LOW_LATENCY_CREDIT, peer, half), value)
     return ended == CAME
@@ -216,7 +225,7 @@ def note_wait(stats, cell, bounds, mask, waiter):
     start = ptx.clock64()
     # The load is relaxed: only the time counts. What the cell publishes is read by others. A word may be below -TAG.
     expected = Expected(mask, peer, -LEAST_ABSENT if waiter.site == LOW_LATENCY_CALL else -TAG)
-    value, ended = wait_until(ptx.ld_relaxed_sys_s32, cell, has_ended, expected, bounds, ptx.wait_expired)
+    value, ended = wait_for_peer(ptx.ld_relaxed_sys_s32, cell, has_ended, expected, bounds)
     if not ended:
         leave_out(bounds, Expected(mask, peer, -1), waiter, value)
     ptx.atom_add_relaxed_sys_s64(stats + 8 * peer, ptx.clock64() - start)
