@@ -41,8 +41,7 @@ from nbep.bench.harness.normal_calls import (
     put_inputs,
     token_bytes,
 )
-from nbep.bench.harness.push import Push, Pushes, push_bytes, push_gbps, push_rates, say_push
-from nbep.bench.harness.report import Case, Report, Row
+from nbep.bench.harness.report import Case, Push, Pushes, Report, Row, push_bytes, push_gbps, push_rates, say_push
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.host.ranks.comm import InProcessComm
 from nbep.host.transport.base import TransportName

@@ -31,8 +31,7 @@ from nbep.bench.harness.normal_calls import (
     make_inputs,
     token_bytes,
 )
-from nbep.bench.harness.push import Push, Pushes, push_gbps, push_rates, say_push
-from nbep.bench.harness.report import Case, Report, Row, draw
+from nbep.bench.harness.report import Case, Push, Pushes, Report, Row, draw, push_gbps, push_rates, say_push
 from nbep.workloads.cases import routes_of
 
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128

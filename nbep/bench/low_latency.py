@@ -47,8 +47,7 @@ from nbep.bench.harness.clocks import (
 )
 from nbep.bench.harness.command import Parser, numbers, run, some_of
 from nbep.bench.harness.low_latency_calls import Bytes, Calls, Gap, Variant, bytes_of, make_inputs
-from nbep.bench.harness.push import PUSH_OFFSET, push_call
-from nbep.bench.harness.report import Case, Report, Row, draw
+from nbep.bench.harness.report import PUSH_OFFSET, Case, Report, Row, draw, push_call
 from nbep.device.jit import KERNELS, spec_of
 from nbep.device.kernels.intranode.push import ROW_BYTES, push
 from nbep.device.layout.low_latency import MAX_RANKS

@@ -1,6 +1,6 @@
 """`nbep demo`: a small Mixture-of-Experts layer on emulated ranks, checked against `nbep.reference`.
 
-Read in this order: what is here; layer, or for `--low-latency` decode; checks, report.
+Read in this order: what is here; layer, or for `--low-latency` decode; checks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 import nbep
-from nbep.demo.checks import Check, check_all, check_step
+from nbep.demo.checks import Check, Progress, check_all, check_step, print_checks, print_experts, print_traffic
 from nbep.demo.decode import PHASES as DECODE_PHASES
 from nbep.demo.decode import run_step
 from nbep.demo.layer import CONFIG, PHASES, Model, Settings, make_model, run_layer
-from nbep.demo.report import Progress, print_checks, print_experts, print_traffic
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.terminal import add_json, console_for, write_json
 from nbep.host.config import MAX_TOPK

@@ -1,6 +1,6 @@
 """Puzzles: kernels with a hole, and a check that says in words what is wrong. The puzzles are in the folder puzzles/.
 
-Read in this order: frame, advice, schedules, check, picture, command.
+Read in this order: frame, advice, check, picture, command.
 """
 
 from nbep.puzzle.advice import RELEASES, arguments_of, order_advice, stores_to

@@ -19,8 +19,7 @@ from types import ModuleType
 
 from nbep.device.terminal import STDOUT, add_json, write_json
 from nbep.host.target.resolve import resolve_target
-from nbep.puzzle import schedules
-from nbep.puzzle.check import MODELS, attempt, check, explain
+from nbep.puzzle.check import MINUTES, MODELS, attempt, check, explain, read_schedule, write_schedule
 from nbep.puzzle.frame import Puzzle
 
 PROGRESS = ".progress.json"
@@ -68,7 +67,7 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
     parser.add_argument("--memory-model", choices=MODELS, default="sc", help="of that run")
     parser.add_argument("--schedule", type=Path, metavar="FILE", help="run again the schedule that the check has found")
     parser.add_argument("--runs", type=int, help=f"seeds under each memory model (default: {puzzle.runs})")
-    parser.add_argument("--minutes", type=float, default=schedules.MINUTES, help="for every schedule (default: 2)")
+    parser.add_argument("--minutes", type=float, default=MINUTES, help="for every schedule (default: 2)")
     parser.add_argument("--solution", action="store_true", help="fill the holes from the folder solutions")
     parser.add_argument("--hint", type=int, nargs="?", const=1, metavar="N", help="show the first hint, or N of them")
     parser.add_argument("--no-picture", action="store_true", help="draw no picture of the run")
@@ -80,7 +79,7 @@ def run_file(puzzle: Puzzle, path: str, argv: Sequence[str] | None = None) -> in
     file = Path(path).resolve()
     if options.schedule is not None:
         try:
-            schedules.read(options.schedule)
+            read_schedule(options.schedule)
         except ValueError as error:
             parser.error(str(error))
     if options.hint is not None:
@@ -120,7 +119,7 @@ def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
         solved, kind, seed, model = verdict.solved, verdict.kind, verdict.seed, verdict.memory_model
         if verdict.replay is not None:
             schedule = file.parent / "pictures" / f"{file.stem}.schedule.json"
-            schedules.write(verdict.replay, schedule)
+            write_schedule(verdict.replay, schedule)
     if kind == "hole":
         print("For a hint: --hint.")
     if kind in ("hole", "unknown") or options.target == "cuda":
@@ -139,7 +138,7 @@ def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
 
 def _once(puzzle: Puzzle, seed: int, memory_model: str, schedule: Path | None) -> tuple[bool, str, int, str]:
     """One run, and what is to be said of it."""
-    clue = attempt(puzzle, seed, memory_model, strategy="uniform" if schedule is None else schedules.read(schedule))
+    clue = attempt(puzzle, seed, memory_model, strategy="uniform" if schedule is None else read_schedule(schedule))
     print("This run is right." if clue is None else explain(clue))
     return clue is None, clue.kind if clue else "", seed, memory_model
 

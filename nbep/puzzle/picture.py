@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from nbep.puzzle import check
+from nbep.puzzle.check import read_schedule
 from nbep.puzzle.frame import Clue, Puzzle
-from nbep.puzzle.schedules import read
 from nbep.trace import Trace
 from nbep.trace.events import Event
 from nbep.trace.space_time import SHOWN_CELLS, Lanes, draw_lanes, show_steps, title
@@ -24,7 +24,7 @@ def draw(puzzle: Puzzle, seed: int, memory_model: str, schedule: Path | None = N
         puzzle = puzzle.made_smaller()
 
     def attempt(seed: int, tracer: Trace | Touches) -> Clue | None:
-        strategy = "uniform" if schedule is None else read(schedule)
+        strategy = "uniform" if schedule is None else read_schedule(schedule)
         return check.attempt(puzzle, seed, memory_model, tracer, strategy)
 
     if puzzle.ring:

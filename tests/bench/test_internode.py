@@ -12,7 +12,7 @@ import nbep
 from nbep.bench import internode
 from nbep.bench.harness import command, normal_calls
 from nbep.bench.harness.normal_calls import WORKS, choose_experts, token_bytes
-from nbep.bench.harness.push import Push
+from nbep.bench.harness.report import Push
 from nbep.bench.internode import Carried, Routes, allowed_us, expected_rows, make_tokens, network, num_wrong_rows
 
 SHAPE = ["--tokens", "2", "--hidden", "128", "--topk", "3", "--experts", "8", "--nvl-slots", "8", "--rdma-slots", "8"]

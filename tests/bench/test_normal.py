@@ -10,10 +10,10 @@ from bench_fakes import NumpyArrays
 
 import nbep
 from nbep.bench import elastic, intranode
-from nbep.bench.harness import normal_calls, push
+from nbep.bench.harness import normal_calls, report
 from nbep.bench.harness.clocks import HostTime
 from nbep.bench.harness.normal_calls import WORKS, choose_experts
-from nbep.bench.harness.push import Push
+from nbep.bench.harness.report import Push
 
 SHAPE = ["--tokens", "6", "--hidden", "128", "--topk", "2", "--experts", "4", "--repeat", "1"]
 ROW_BYTES = dict(zip(WORKS, (256, 132, 256), strict=True))
@@ -105,19 +105,19 @@ def test_push_copies_a_region_for_each_peer_and_as_many_at_home(monkeypatch):
     torch = SimpleNamespace(cuda=SimpleNamespace(current_stream=lambda: stream), int16=None)
     torch.ones = lambda count, **_: np.ones(count, np.int16)
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(push, "PUSH_ROWS", 1)
-    monkeypatch.setattr(push, "mean_us", lambda clock, call: call() or 1.0)
+    monkeypatch.setattr(report, "PUSH_ROWS", 1)
+    monkeypatch.setattr(report, "mean_us", lambda clock, call: call() or 1.0)
 
     def measure(comm):
-        memory = nbep.SharedMemory.create(comm, push.push_bytes(2))
-        memory.symmetric.write(push.PUSH_OFFSET, np.zeros(2 * push.ROW_BYTES, np.int16))
+        memory = nbep.SharedMemory.create(comm, report.push_bytes(2))
+        memory.symmetric.write(report.PUSH_OFFSET, np.zeros(2 * report.ROW_BYTES, np.int16))
         comm.barrier()
-        rates = push.push_rates(None, memory, [2])
+        rates = report.push_rates(None, memory, [2])
         memory.runtime.current_stream.synchronize()
         comm.barrier()
-        regions = memory.symmetric.read(push.PUSH_OFFSET, 2 * push.ROW_BYTES, "int16").reshape(4, -1)
+        regions = memory.symmetric.read(report.PUSH_OFFSET, 2 * report.ROW_BYTES, "int16").reshape(4, -1)
         memory.close()
         return rates, regions.mean(axis=1).tolist()
 
-    rates = {2: Push(push.ROW_BYTES / 1e3, push.ROW_BYTES / 1e3, 2 * push.ROW_BYTES / 1e3)}
+    rates = {2: Push(report.ROW_BYTES / 1e3, report.ROW_BYTES / 1e3, 2 * report.ROW_BYTES / 1e3)}
     assert nbep.spawn(measure, 2, "emulator") == [(rates, [0, 1, 1, 0]), (rates, [1, 0, 1, 0])]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nbep.bench.harness.push import Push, push_gbps
-from nbep.bench.harness.report import Report, cell, draw
+from nbep.bench.harness.report import Push, Report, cell, draw, push_gbps
 from nbep.device.terminal import STDOUT
 
 ROW = {"work": "dispatch", "us": 12.345, "gbps": None, "graph": False}

@@ -12,8 +12,8 @@ from tables import checks_of
 from nbep import reference
 from nbep.cli import main as nbep_main
 from nbep.demo import main
+from nbep.demo.checks import Progress
 from nbep.demo.layer import PHASES
-from nbep.demo.report import Progress
 from nbep.device.kernels.parts import notes, sums
 from nbep.device.protocols import teams
 

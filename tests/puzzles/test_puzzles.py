@@ -16,7 +16,7 @@ import nbep
 from nbep.device.cards import CARDS
 from nbep.device.compile import arch_name
 from nbep.notebook import edit
-from nbep.puzzle import Clue, check, command, picture, schedules
+from nbep.puzzle import Clue, check, command, picture
 
 HERE = Path(__file__).resolve().parent
 FILES = sorted((HERE.parents[1] / "puzzles").glob("[0-9][0-9]_*.py"))
@@ -56,7 +56,7 @@ SHORT_RUNS = 2  # under each memory model; the thorough part has more
 @pytest.fixture(autouse=True)
 def few_schedules(monkeypatch):
     """`test_schedules` runs all of them."""
-    monkeypatch.setattr(schedules, "RUNS", 3)
+    monkeypatch.setattr(check, "RUNS", 3)
 
 
 each_puzzle = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

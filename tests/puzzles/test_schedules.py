@@ -10,7 +10,7 @@ import pytest
 from parts import both_parts
 
 from nbep.notebook import edit
-from nbep.puzzle import check, command, schedules
+from nbep.puzzle import check, command
 
 pytestmark = pytest.mark.emulator_only("every schedule is one of the emulator")
 
@@ -69,11 +69,11 @@ def test_the_page_says_how_many_puzzles_are_run_in_all_schedules():
     assert left_out == [17]
     page = (FILES[17].parents[1] / "docs" / "every_schedule.md").read_text()
     assert f"{len(FILES) - len(left_out)} of {len(FILES)} in all their schedules" in page
-    assert f"in {schedules.RUNS} runs at most" in page
+    assert f"in {check.RUNS} runs at most" in page
 
 
 def test_a_check_runs_so_many_schedules_at_most(monkeypatch):
-    monkeypatch.setattr(schedules, "RUNS", 5)
+    monkeypatch.setattr(check, "RUNS", 5)
     with solved(TICKETS) as puzzle:
         words = " ".join(check.check(puzzle, runs=1).words.split())
     assert words.startswith("Solved: ")

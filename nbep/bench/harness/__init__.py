@@ -2,7 +2,7 @@
 
 command   the options, what a benchmark needs, and the ranks that it runs on
 clocks    CUDA events, the profiler, CUDA graphs, and the CPU's clock
-push      the kernel that only copies, with which calls are compared
-report    a case and a time make a row; tables, lines, JSON and plots of rows
+report    a case and a time make a row; tables, lines, JSON and plots of rows; the kernel that only copies, with
+          which calls are compared
 normal_calls, low_latency_calls   what is called in these modes
 """

@@ -118,7 +118,7 @@ RULES: tuple[tuple[str, Rule], ...] = (
         ),
     ),
     ("a kernel signals all ranks, and returns without waiting for their signals", _no_wait),
-    ("a lane votes that its flag is up, and another lane, which has not polled, reads the row", _doubtful_signal),
+    ("lanes store a row, and a shuffle stands for the syncwarp before lane 0 raises the flag", _doubtful_signal),
     (
         "a flag is stored with relaxed order behind the data, or loaded so before them",
         lambda facts: facts.chain(BOTH_ENDS, not facts.whats & {"before", "after"}),
@@ -131,11 +131,11 @@ RULES: tuple[tuple[str, Rule], ...] = (
     ("a flag that others poll is set with a weak store", lambda facts: _weak(facts.race)),
     ("32 lanes store a row, lane 0 raises its flag, and no syncwarp is between", _not_met_first),
     (
-        "a reader of a ring is a round late: its slot is filled again",
+        "the head of a ring moves before the slot is loaded, which the sender then fills again",
         lambda facts: _overwritten(facts.race) if facts.is_overwritten else None,
     ),
     (
-        "the flag of another block is taken for that of the one that stores",
+        "a thread counts its block in, and no barrier makes it wait for what other warps store",
         lambda facts: _signal_of_another(facts.race),
     ),
     ("two warps have not met, and one end of the signal is relaxed, too", lambda facts: facts.chain(POSSIBLE)),
