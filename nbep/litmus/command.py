@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 
 from nbep.device.terminal import STDOUT, add_json, progress, write_json
-from nbep.litmus import every, table
+from nbep.litmus import table
 from nbep.litmus.programs import PROGRAMS
 
 
@@ -29,8 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     programs = [program for program in PROGRAMS if not options.shapes or program.shape in options.shapes]
     with progress("litmus tests", len(programs)) as advance:
         if options.all:
-            sets = every.rows_of(programs, advance)
-            as_json, printed = every.as_json(programs, sets), every.lines(programs, sets)
+            sets = table.rows_of(programs, advance, table.set_row)
+            as_json, printed = table.sets_as_json(programs, sets), table.lines_of_sets(programs, sets)
         else:
             rows = table.rows_of(programs, advance)
             as_json, printed = table.as_json(programs, rows), table.lines(programs, rows)
