@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import args, dispatcher, memory, module, session, stubs
+from . import args, children, dispatcher, memory, module, session, stubs
 from .code import KernelTypeError, exec_with_source
 
 # Modules of Numba that work without a GPU, and are taken as they are.
@@ -162,6 +162,7 @@ def install() -> None:
         sys.modules[f"numba.cuda.{name}"] = made
         if "." not in name and name not in ("cg", "stubs"):
             setattr(here, name, made)
+    children.follow()
     here.devicearray = parts["cudadrv.devicearray"]  # type: ignore[attr-defined]
     here.devices = parts["cudadrv.devices"]  # type: ignore[attr-defined]
 
@@ -170,6 +171,7 @@ def uninstall() -> None:
     """Undo `install`."""
     import numba
 
+    children.leave_alone()
     for name in [one for one in sys.modules if one == "numba.cuda" or one.startswith("numba.cuda.")]:
         del sys.modules[name]
     sys.modules.update(_overridden)
