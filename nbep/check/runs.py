@@ -156,7 +156,9 @@ def _run(
     tracer: Any,
 ) -> None:
     if scenario.script is not None:
-        scenario.script(run.seed, run.memory_model, strategy or run.strategy, on_failure, seen, tracer)
+        scenario.script(
+            run.seed, run.memory_model, strategy or run.strategy, on_failure, seen, tracer, values.get("sms")
+        )
         return
     arguments = accepted(scenario.main, values)
 

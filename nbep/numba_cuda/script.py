@@ -98,6 +98,7 @@ def explore(
     on_failure: Callable[[BaseException], object] | None,
     seen: Any,
     tracer: Any = None,
+    num_sms: int | None = None,
 ) -> None:
     """Run it under one schedule. What it prints goes nowhere. seen: takes note of the world; tracer: sees the run"""
     output = sys.stdout
@@ -112,6 +113,7 @@ def explore(
         "memory_model": memory_model,
         "strategy": strategy,
         "tracer": tracer,
+        "num_sms": num_sms,
         "on_failure": loud if on_failure else None,
     }
     try:
