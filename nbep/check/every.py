@@ -6,6 +6,7 @@ docs/every_schedule.md says what "all" means, and what it rests on.
 from __future__ import annotations
 
 import gc
+import sys
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -192,8 +193,13 @@ def command_of(file: str) -> str:
 
 
 def run_schedule(console: Console, file: Path, with_pdb: bool, to: Path | None) -> int:
-    """Run a schedule of a file again. Exit status: 0 nothing was found, 1 something was."""
+    """Say which program a schedule of a file runs, and run it again. Exit status: 0 nothing was found, 1 something."""
     run, strategy = read_schedule(file)
+    path = Path(run.scenario).resolve()
+    print(f"{file} runs {path if path.exists() else run.scenario}", file=sys.stderr, flush=True)
+    for name, number in run.parameters:
+        if name not in load_scenario(run.scenario).parameters or number < (name in ("ranks", "sms")):
+            raise ScenarioError(f"{file}: {run.scenario} cannot run with {option_of(name)} {number}")
     if with_pdb:
         return FOUND if debug(run, strategy) else NOTHING_FOUND
     finding = perform(run, strategy=strategy)

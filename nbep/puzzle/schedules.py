@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nbep.check.every import next_run
-from nbep.check.schedule_file import tree_in
+from nbep.check.schedule_file import BROKEN, tree_in
 from nbep.emulator.schedule.every import Every, Tree
 from nbep.emulator.schedule.every_loops import Endless
 from nbep.emulator.schedule.every_step import Replay
@@ -73,5 +73,5 @@ def read(file: Path) -> Every:
     """
     try:
         return Every(tree_in(json.loads(file.read_text())))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except BROKEN as error:
         raise ValueError(f"{file}: no schedule of a puzzle: {error}") from None
