@@ -144,6 +144,8 @@ def traced(run: Run, file: Path) -> Finding | None:
 
     trace = Trace()
     finding = perform(run, tracer=trace)
+    if finding is not None and trace.error is None:  # after all kernels: results are wrong
+        trace.error = AssertionError(finding.message)
     (trace.to_html if file.suffix == ".html" else trace.to_perfetto)(file)
     return finding
 

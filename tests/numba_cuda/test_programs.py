@@ -135,6 +135,11 @@ def test_check_writes_the_trace_of_a_run(tmp_path, scenario):
     page = (tmp_path / "run.html").read_text()
     assert page.startswith("<!doctype html>")
     assert ("part[22]" in page) is (scenario == "script.py")
+    assert ('"title":"The finding","text":"DataRace stops' in page) is (scenario == "script.py")
+    assert any(event["name"].startswith("DataRace: data race on part[") for event in events) is (
+        scenario == "script.py"
+    )
+    assert "for ever" not in text
     assert called(tmp_path, *run, "run.txt")[0] == 2
     assert called(tmp_path, "nbep", "check", scenario, "--trace", "run.html")[0] == 2
 
