@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from nbep.device.extras import what_is_missing
+
 MODELS = ("checked", "sc", "delayed")
 
 
@@ -21,8 +23,10 @@ def pytest_addoption(parser: Any) -> None:
 def pytest_load_initial_conftests(early_config: Any) -> None:
     """Before any conftest.py imports numba.cuda."""
     if early_config.known_args_namespace.nbep_cuda:
-        from .installing import install
-
+        try:
+            from .installing import install
+        except ModuleNotFoundError as error:
+            raise pytest.UsageError(f"--nbep-cuda: {what_is_missing(error) or error}") from error
         install()
 
 
