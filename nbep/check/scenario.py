@@ -142,7 +142,7 @@ def is_script(path: Path) -> bool:
     imported = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = [getattr(node, "module", None) or "" for node in imported]
     names += [f"{getattr(node, 'module', None) or ''}.{one.name}" for node in imported for one in node.names]
-    return any(name == ".numba.cuda" or name.startswith("numba.cuda") for name in names) or (
+    return any(name == ".numba.cuda" or name.startswith(("numba.cuda", "numba_cuda_mlir")) for name in names) or (
         ".numba" in names and "cuda" in path.read_text()
     )
 

@@ -26,6 +26,8 @@ def what_is_missing(error: ImportError) -> str | None:
     if extra is None or not isinstance(error, ModuleNotFoundError):
         return None
     is_plain = any(Path(frame.f_code.co_filename).parent == PLAIN for frame, _ in walk_tb(error.__traceback__))
+    if package == "numba_cuda_mlir" and is_plain:
+        return str(error)
     return f"{package} is not installed: {NUMBA if package == 'numba' and is_plain else install_line(extra)}"
 
 

@@ -21,6 +21,21 @@ SUBMODULES = (
 _overridden: dict[str, Any] = {}
 
 
+class NotEmulated:
+    """Finds numba-cuda's successor for nbep's own compiler alone: a program that imports it would look for a driver."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        frame = sys._getframe(1) if name == "numba_cuda_mlir" else None
+        while frame is not None:
+            if frame.f_globals.get("__name__") == "nbep.device.compilers.numba_cuda_mlir":
+                return
+            frame = frame.f_back
+        if name == "numba_cuda_mlir":
+            message = "the emulator has no numba_cuda_mlir; its plain kernels are those of `from numba import cuda`"
+            raise ModuleNotFoundError(message, name=name)
+
+
 class Cuda(ModuleType):
     """The module. What it does not have itself is one of Numba's types, or a module of Numba's."""
 
@@ -163,6 +178,7 @@ def install() -> None:
         if "." not in name and name not in ("cg", "stubs"):
             setattr(here, name, made)
     children.follow()
+    sys.meta_path.insert(0, NotEmulated)
     here.devicearray = parts["cudadrv.devicearray"]  # type: ignore[attr-defined]
     here.devices = parts["cudadrv.devices"]  # type: ignore[attr-defined]
 
@@ -172,6 +188,8 @@ def uninstall() -> None:
     import numba
 
     children.leave_alone()
+    if NotEmulated in sys.meta_path:
+        sys.meta_path.remove(NotEmulated)
     for name in [one for one in sys.modules if one == "numba.cuda" or one.startswith("numba.cuda.")]:
         del sys.modules[name]
     sys.modules.update(_overridden)

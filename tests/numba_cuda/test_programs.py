@@ -144,6 +144,18 @@ def test_check_writes_the_trace_of_a_run(tmp_path, scenario):
     assert called(tmp_path, "nbep", "check", scenario, "--trace", "run.html")[0] == 2
 
 
+def test_a_program_of_numba_cudas_successor_hears_what_the_emulator_has(tmp_path):
+    there = "from numba_cuda_mlir import cuda"
+    (tmp_path / "script.py").write_text(RIGHT.replace("from numba import cuda", there))
+    for command in ("run", "check"):
+        status, text = called(tmp_path, "nbep", command, "script.py")
+        said = "the emulator has no numba_cuda_mlir; its plain kernels are those of `from numba import cuda`"
+        assert (status, text) == (1, f"nbep {command}: {said}\n")
+    either = f"try:\n    {there}\nexcept ImportError:\n    from numba import cuda"
+    (tmp_path / "script.py").write_text(RIGHT.replace("from numba import cuda", either))
+    assert called(tmp_path, "nbep", "run", "script.py") == (0, "2016.0\n")
+
+
 def test_check_of_a_right_script_finds_nothing(tmp_path):
     (tmp_path / "script.py").write_text(RIGHT)
     status, text = called(tmp_path, "nbep", "check", "script.py", "--seeds", "4", "--jobs", "1")
