@@ -218,7 +218,7 @@ def _new_device_after() -> Iterator[None]:
 def finishing(forgives: bool = True) -> Iterator[None]:
     """However this ends, what was launched is done first: a finding comes before the end's own error.
 
-    forgives: whether what the main thread has caught is no finding. That of other threads always is one
+    forgives: whether what this thread has caught is no finding. That of other threads always is one
     """
     _findings.clear()
     with children.heard():
@@ -240,7 +240,7 @@ def finishing(forgives: bool = True) -> Iterator[None]:
 def _judge(forgives: bool) -> None:
     finish()
     for error, thread in _findings:
-        if thread is not threading.main_thread() or not forgives:
+        if thread is not threading.current_thread() or not forgives:
             raise error
     error_of_child = children.first()
     if error_of_child is not None:
