@@ -28,6 +28,7 @@ import nbep
 from nbep.bench.harness.clocks import driver_us
 from nbep.bench.harness.command import Parser, numbers, positive, run, some_of
 from nbep.bench.harness.report import Case, Report, Row, draw
+from nbep.device.extras import install_line
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import (
     CELLS_BYTES,
@@ -125,7 +126,7 @@ def why_no_nvshmem(comm: Any) -> str | None:
     if comm is None:
         return "nvshmem takes a process for each GPU: mpirun -n 2 nbep bench network"
     if find_spec("nvshmem") is None:
-        return "nvshmem is not installed: pip install 'nbep[nvshmem]'"
+        return f"nvshmem is not installed: {install_line('nvshmem')}"
     return None
 
 

@@ -44,7 +44,9 @@ NOTHING_FOUND, FOUND, INTERRUPTED = 0, 1, 130
 SEEDS, FAULT_SEEDS = 200, 12  # by default
 NOT_COMPARED = """\
 No result was compared: only races, hangs and faults were looked for. To compare results, add this to the file:
-  def check(results): assert results[1] == ...  # results: what main has returned, by rank"""
+  """
+TO_COMPARE = NOT_COMPARED + "def check(results): assert results[1] == ...  # results: what main has returned, by rank"
+TO_COMPARE_IN_SCRIPT = NOT_COMPARED + "assert (array.copy_to_host() == ...).all()"
 SHORT_RUN = 20_000  # primitive calls; other processes are no help with such runs
 
 
@@ -106,7 +108,7 @@ def _main(
     if options.weak and not options.all:
         parser.error("--weak: takes --all, too; seeds take --memory-model delayed")
     if options.all:
-        note = None if scenario.compares else NOT_COMPARED
+        note = note_of(scenario)
         limits = options.limit, options.minutes
         return check_all(console, base, *limits, options.json, note, options.weak, not options.no_shrink)
     if options.pdb and options.seed is None:
@@ -145,15 +147,24 @@ def traced(run: Run, file: Path) -> Finding | None:
 
     trace = Trace()
     finding = perform(run, tracer=trace)
+    if finding is not None and trace.error is None:  # after all kernels: results are wrong
+        trace.error = AssertionError(finding.message)
     (trace.to_html if file.suffix == ".html" else trace.to_perfetto)(file)
     return finding
 
 
 def nothing_found(console: Console, run: Run, runs: int) -> int:
     console.print(f"{runs} run{'s' * (runs != 1)}: nothing found.")
-    if not load_scenario(run.scenario).compares:
-        console.print(NOT_COMPARED)
+    if note := note_of(load_scenario(run.scenario)):
+        console.print(note)
     return NOTHING_FOUND
+
+
+def note_of(scenario: Scenario) -> str | None:
+    """What to say where nothing is found: how to compare results, if none was compared."""
+    if scenario.compares:
+        return None
+    return TO_COMPARE if scenario.script is None else TO_COMPARE_IN_SCRIPT
 
 
 def as_json(runs: int, found: Finding | None, first: Run) -> dict[str, Any]:
@@ -283,6 +294,7 @@ def parser_of_check() -> argparse.ArgumentParser:
         prog="nbep check",
         description="Run a scenario under many schedules and memory models, and keep the smallest run that fails.",
         epilog=EXAMPLES,
+        allow_abbrev=False,  # --min may be a parameter of a scenario
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO", help="a name, or a file with main(comm)")
@@ -325,15 +337,20 @@ def parameters_of(
     parser: argparse.ArgumentParser, scenario: Scenario, rest: Sequence[str]
 ) -> tuple[tuple[str, int], ...]:
     """The parameters of a scenario that the command line changes; others are refused by the parser."""
-    own = argparse.ArgumentParser(prog=f"nbep check {scenario.name}", add_help=False, usage=argparse.SUPPRESS)
+    prog = f"nbep check {scenario.name}"
+    own = argparse.ArgumentParser(prog=prog, add_help=False, usage=argparse.SUPPRESS, allow_abbrev=False)
     for name in scenario.parameters:
+        if option_of(name) in parser._option_string_actions:
+            parser.error(f"{scenario.name}: main takes {name}, and {option_of(name)} is for nbep check: rename it")
         own.add_argument(option_of(name), type=int, dest=name, default=None)
     values, unknown = own.parse_known_args(rest)
     if unknown:
-        allowed = " ".join(map(option_of, scenario.parameters))
+        allowed = " ".join(map(option_of, scenario.parameters)) or "no numbers of its own"
         parser.error(f"unknown: {' '.join(unknown)}; {scenario.name} takes {allowed}")
-    if values.ranks is not None and values.ranks < 1:
-        parser.error(f"--ranks: got {values.ranks}; must be at least 1")
+    for name in ("ranks", "sms"):
+        number = getattr(values, name, None)
+        if number is not None and number < 1:
+            parser.error(f"--{name}: got {number}; must be at least 1")
     given = {name: getattr(values, name) for name in scenario.parameters}
     return tuple((name, value) for name, value in given.items() if value not in (None, scenario.parameters[name]))
 

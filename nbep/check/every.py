@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import json
+import sys
 import time
 from collections.abc import Callable, Container
 from contextlib import suppress
@@ -189,8 +190,13 @@ def next_run(tree: Tree, attempt: Callable[[Every], Found | None]) -> Found | No
 
 
 def run_schedule(console: Console, file: Path, with_pdb: bool, to: Path | None) -> int:
-    """Run a schedule of a file again. Exit status: 0 nothing was found, 1 something was."""
+    """Say which program a schedule of a file runs, and run it again. Exit status: 0 nothing was found, 1 something."""
     run, strategy = read_schedule(file)
+    path = Path(run.scenario).resolve()
+    print(f"{file} runs {path if path.exists() else run.scenario}", file=sys.stderr, flush=True)
+    for name, number in run.parameters:
+        if name not in load_scenario(run.scenario).parameters or number < (name in ("ranks", "sms")):
+            raise ScenarioError(f"{file}: {run.scenario} cannot run with {option_of(name)} {number}")
     if with_pdb:
         return FOUND if debug(run, strategy) else NOTHING_FOUND
     finding = perform(run, strategy=strategy)
@@ -315,31 +321,47 @@ def write_schedule(run: Run, replay: Replay, file: Path) -> None:
     file.write_text(json.dumps({**of_run, "memory_model": run.memory_model, **replay._asdict()}) + "\n")
 
 
+# How reading a file may fail that is no schedule.
+BROKEN = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
+
 def read_schedule(file: Path) -> tuple[Run, Strategy]:
-    """The run of a file, and its strategy.
+    """The run of a file, and its strategy. Nothing of the run is loaded by then.
 
     Raises: ScenarioError if it is none
     """
     try:
         value = json.loads(file.read_text())
-        parameters = tuple((str(name), int(number)) for name, number in value["parameters"].items())
-        model = value["memory_model"]
+        parameters = tuple((name, number(given)) for name, given in value["parameters"].items())
+        model, scenario = text(value["memory_model"]), text(value["scenario"])
         tree = tree_in(value, model == "delayed")
-        run = Run(value["scenario"], parameters, 0, "uniform", model, tuple(value["faults"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        run = Run(scenario, parameters, 0, "uniform", model, tuple(map(text, value["faults"])))
+    except BROKEN as error:
         raise ScenarioError(f"{file}: no schedule of `nbep check --all`: {error}") from None
     return run, Every(tree)
 
 
 def tree_in(value: Any, is_weak: bool = False) -> Tree:
     """A run of who went on at each choice, as a file says it, with the events that were choices, and all else."""
-    events = ((str(one[0]), int(one[1]), int(one[2]), int(one[3])) for one in value["events"])
-    decided = [[int(number) for number in made] for made in value["decided"]]
-    tree = Tree(map(name, value["picks"]), events, decided, is_weak=is_weak, finds_races=True)
+    events = ((text(one[0]), number(one[1]), number(one[2]), number(one[3])) for one in value["events"])
+    decided = [list(map(number, made)) for made in value["decided"]]
+    tree = Tree(map(thread, value["picks"]), events, decided, is_weak=is_weak, finds_races=True)
     tree.begin()
     return tree
 
 
-def name(who: Any) -> Who:
+def thread(who: Any) -> Who:
     """A thread, as a file has it."""
-    return int(who[0]), str(who[1]), int(who[2]), int(who[3]), int(who[4])
+    return number(who[0]), text(who[1]), number(who[2]), number(who[3]), number(who[4])
+
+
+def number(value: Any) -> int:
+    if type(value) is not int or abs(value) >> 31:
+        raise ValueError(f"{str(value)[:20]} stands where a number of 32 bits must be")
+    return value
+
+
+def text(value: Any) -> str:
+    if not isinstance(value, str) or "\0" in value:
+        raise TypeError(f"{str(value)[:20]} stands where text must be")
+    return value

@@ -20,6 +20,7 @@ from typing import Any
 from nbep.check.catalogue import fault_of, faults_of
 from nbep.check.faults import Fault, broken
 from nbep.check.scenario import Scenario, accepted, load_module, load_scenario
+from nbep.device.extras import what_is_missing
 from nbep.emulator import DataRace, DeadlockError, EmulatorError
 from nbep.emulator.machine.source import kernel_frame
 from nbep.emulator.schedule.strategies import Strategy
@@ -150,6 +151,8 @@ def perform(
         try:
             _run(scenario, run, values, on_failure, seen, strategy, tracer)
         except Exception as error:
+            if isinstance(error, ImportError) and what_is_missing(error):
+                raise  # the command says what to install
             kind = ERROR if isinstance(error, ValueError) and seen.calls == 0 else kind_of(error)  # wrong numbers
             return Finding(run, kind, text_of(error), seen.calls)
     return None
@@ -165,7 +168,9 @@ def _run(
     tracer: Any,
 ) -> None:
     if scenario.script is not None:
-        scenario.script(run.seed, run.memory_model, strategy or run.strategy, on_failure, seen, tracer)
+        scenario.script(
+            run.seed, run.memory_model, strategy or run.strategy, on_failure, seen, tracer, values.get("sms")
+        )
         return
     arguments = accepted(scenario.main, values)
 

@@ -10,7 +10,8 @@ A file of a user's is a scenario, too:
     def check(results, tokens=8): ...  may be there: gets what the ranks have returned, and raises AssertionError if it
                                        is wrong. main may use assert, too
 
-So is a script that imports numba.cuda and has no such main: see nbep/numba_cuda/script.py.
+So is a script that imports numba.cuda and has no such main: see nbep/numba_cuda/script.py. It may say NUM_SMS = 4, and
+compares by assert.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import importlib.util
 import inspect
 import sys
 from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -51,7 +52,7 @@ class Scenario:
     shapes: parameters that seeds take in turn by default: most are small, so that many seeds take little time
     lets_time_pass: waits that nothing can end time out, as on a GPU; else that is a deadlock
     compares: whether it looks at any result: it has a check, or its file an assert
-    script: runs a program for numba.cuda, in place of main
+    script: runs a program for numba.cuda, in place of main, on so many SMs as the parameter "sms" says
     """
 
     name: str
@@ -98,8 +99,36 @@ def script_scenario(path: Path, name: str) -> Scenario:
         script.explore(path, *how)
 
     tree = ast.parse(path.read_text())
+    for node in tree.body:
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name == "check"
+            and [a.arg for a in node.args.args] == ["results"]
+        ):
+            raise ScenarioError(f"{name}: check(results) is for files with main(comm); a script compares with assert")
+    numbers = dict(_constants_in(tree))
+    if "NUM_RANKS" in numbers:
+        raise ScenarioError(f"{name}: NUM_RANKS is for files with main(comm); a script is one program, for one GPU")
+    sms = {"sms": _count(name, "NUM_SMS", numbers["NUM_SMS"])} if "NUM_SMS" in numbers else {}
     about = (ast.get_docstring(tree) or f"the kernels of {name}").partition("\n")[0]
-    return Scenario(name, about, runs, None, {"ranks": 1}, compares=_asserts(tree), script=runs)
+    return Scenario(name, about, runs, None, sms, sms, compares=_asserts(tree), script=runs)
+
+
+def _constants_in(tree: ast.Module) -> Iterator[tuple[str, Any]]:
+    """The variables of a module that are constants, which can be had before it runs."""
+    for node in tree.body:
+        if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
+            continue
+        if not any(isinstance(part, (ast.Name, ast.Call)) for part in ast.walk(node.value)):
+            value = eval(compile(ast.Expression(node.value), "a constant", "eval"))
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from ((getattr(target, "id", ""), value) for target in targets)
+
+
+def _count(file: str, name: str, value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ScenarioError(f"{file}: {name} = {value!r}; must be an integer of at least 1")
+    return value
 
 
 def is_script(path: Path) -> bool:
@@ -113,7 +142,7 @@ def is_script(path: Path) -> bool:
     imported = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
     names = [getattr(node, "module", None) or "" for node in imported]
     names += [f"{getattr(node, 'module', None) or ''}.{one.name}" for node in imported for one in node.names]
-    return any(name == ".numba.cuda" or name.startswith("numba.cuda") for name in names) or (
+    return any(name == ".numba.cuda" or name.startswith(("numba.cuda", "numba_cuda_mlir")) for name in names) or (
         ".numba" in names and "cuda" in path.read_text()
     )
 
@@ -124,6 +153,8 @@ def load_module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():
         raise ScenarioError(f"{path}: no Python file")
+    if is_script(path):
+        raise ScenarioError(f"{path}: a script for numba.cuda; only kernels of nbep.device have faults with names")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     folder = str(path.resolve().parent)
@@ -138,20 +169,23 @@ def scenario_of(module: ModuleType, name: str) -> Scenario:
     main, check = getattr(module, "main", None), getattr(module, "check", None)
     if not callable(main):
         raise ScenarioError(f"{name}: has no function main(comm)")
-    parameters = {"ranks": getattr(module, "NUM_RANKS", 2), **numbers_of(main)}
+    if check is not None and not callable(check):
+        raise ScenarioError(f"{name}: check = {check!r}; must be a function of results, what the ranks have returned")
+    parameters = {"ranks": _count(name, "NUM_RANKS", getattr(module, "NUM_RANKS", 2)), **numbers_of(main)}
     if hasattr(module, "NUM_SMS"):
-        parameters["sms"] = module.NUM_SMS
+        parameters["sms"] = _count(name, "NUM_SMS", module.NUM_SMS)
     about = (inspect.getdoc(module) or "").partition("\n")[0] or f"main of {name}"
     least = {name: parameters[name] for name in ("sms",) if name in parameters}  # fewer are another program
     least["ranks"] = min(2, parameters["ranks"])  # a rank that talks to itself hides what is wrong between two
-    check = check if callable(check) else None
     compares = check is not None or _asserts(ast.parse(inspect.getsource(module)))
     return Scenario(name, about, main, check, parameters, least, compares=compares)
 
 
 def _asserts(tree: ast.Module) -> bool:
-    """Whether a module has an assert statement, or a call of NumPy's assert_... functions, anywhere."""
-    for node in ast.walk(tree):
+    """Whether a module has an assert statement, or a call of NumPy's assert_... functions, where something comes."""
+    used = {"main", *(getattr(node, "id", getattr(node, "attr", "")) for node in ast.walk(tree))}
+    body = [node for node in tree.body if not isinstance(node, ast.FunctionDef) or node.name in used]
+    for node in (node for top in body for node in ast.walk(top)):
         if isinstance(node, ast.Assert):
             return True
         if isinstance(node, ast.Call):

@@ -27,7 +27,7 @@ from .schedule.scheduler import Describe, Scheduler, running_host
 from .schedule.strategies import Strategy
 from .schedule.weak import WeakHost, WeakOrder
 from .schedule.weak_thread import WeakCopyThread
-from .tracing import hooks, traced
+from .tracing import SILENT, hooks, traced
 
 ReadReport = Callable[[Thread, FrameType], Any]
 Calls = Callable[[], list[tuple[int, str]]]
@@ -167,6 +167,11 @@ class Run(Scheduler):
             self.spaces[number] = context.space
             self.gpu_stores[number] = {}
         return context
+
+    def stop(self, error: BaseException) -> None:
+        if self.hooks is not None:
+            self.hooks.on_failure(error)
+            self.hooks = SILENT
 
     def count_block(self) -> int:
         """The number of a new block, which no other block of the run has."""

@@ -11,6 +11,7 @@ A tracer has any of these methods:
     on_meet(thread, name)       it comes to a barrier, "barrier", or to a collective, and may have to wait there
     on_launch(launch)
     on_exit(thread)
+    on_failure(error)           what stops the run; nothing is called afterwards
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ from typing import Any, NamedTuple
 from .machine.source import Site
 from .machine.thread import Thread
 
-HOOKS = ("on_load", "on_store", "on_atomic", "on_copy", "on_park", "on_wake", "on_meet", "on_launch", "on_exit")
+HOOKS = (
+    "on_load",
+    "on_store",
+    "on_atomic",
+    "on_copy",
+    "on_park",
+    "on_wake",
+    "on_meet",
+    "on_launch",
+    "on_exit",
+    "on_failure",
+)
 
 
 class Atomic(NamedTuple):
@@ -31,6 +43,9 @@ class Atomic(NamedTuple):
     op: str
     operand: Any
     old: Any  # what was in the cell
+
+
+SILENT = SimpleNamespace(**{name: lambda *_: None for name in HOOKS})
 
 
 def hooks(tracer: Any) -> SimpleNamespace:

@@ -13,6 +13,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import Any, NoReturn, TypeVar
 
+from nbep.host.target.current import SHARED, is_rank_of_spawn
 from nbep.host.target.torch_modes import mode_is_on, untraced, without_modes
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
@@ -64,4 +65,6 @@ def guarded(verb: Verb, first: Sequence[str] = (), more: Sequence[str] = (), che
 
 
 def _refuse_thread(name: str) -> NoReturn:
+    if is_rank_of_spawn():
+        raise RuntimeError(f"{name}: called while another rank is in a call of this buffer; {SHARED}")
     raise RuntimeError(f"{name}: called while another thread is in a call of this buffer; one thread at a time")

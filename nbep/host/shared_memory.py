@@ -185,9 +185,9 @@ class SharedMemory:
         """others: transports that end with this one; lets_ranks_go: a rank may be masked, see RollCall"""
         self.runtime = runtime
         self.comm = comm
-        self.rank = comm.rank
-        self.num_ranks = comm.size
-        self.num_nvl_peers = num_nvl_peers or comm.size  # ranks of a node
+        self.rank = int(comm.rank)
+        self.num_ranks = int(comm.size)
+        self.num_nvl_peers = num_nvl_peers or self.num_ranks  # ranks of a node
         self.num_bytes = num_bytes
         self.handle_type: HandleType = handle_type
         self.timeout_ms = timeout_ms

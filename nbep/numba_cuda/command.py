@@ -30,8 +30,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:     argv without the program's name; None takes sys.argv
     Raises:   SystemExit as argparse does, and as the program does
     """
-    import sys
-
     parser = parser_of_run()
     options = parser.parse_args(argv)
     if not options.script.is_file():
@@ -43,8 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         with session.options(seed=options.seed, memory_model=options.memory_model, strategy=options.strategy):
             script.run(options.script, options.arguments)
     except (EmulatorError, KernelTypeError) as error:
-        sys.stdout.flush()
-        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-        print(f"{type(error).__name__}: {script.short(str(error))}{notes}", file=sys.stderr)
+        session.tell(error)
         return 1
     return 0

@@ -15,7 +15,8 @@ from nbep.emulator.machine.faults import error_at
 from nbep.emulator.machine.thread import CURRENT, current_thread
 
 from .launch import Run, _extended, in_kernel, prepare
-from .session import current, stream_of
+from .reports import GRID_CELL
+from .session import LOCK, current, stream_of
 from .signatures import _kept, fitted, numba_type, parsed, type_from_numba
 from .types import Arr, Known, Num, Rec, Tup
 from .unit import Unit, type_of
@@ -51,7 +52,8 @@ class Configured:
         self.sharedmem = operator.index(dynamic)
 
     def __call__(self, *args: Any) -> None:
-        self.dispatcher.launch(self, args)
+        with LOCK:
+            self.dispatcher.launch(self, args)
 
 
 class Dispatcher:
@@ -173,7 +175,7 @@ class Dispatcher:
             values = (*values[:count], values[count:])
         is_cooperative = "grid" in unit.uses
         if is_cooperative:
-            run.grid_cell = session.space.allocate(4, "the barrier of the grid", zero=True)
+            run.grid_cell = session.space.allocate(4, GRID_CELL, zero=True)
         stream = configured.stream.real()
         session.order(stream)
         blocks = math.prod(configured.griddim)

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import args, dispatcher, memory, module, session, stubs
+from . import args, children, dispatcher, memory, module, session, stubs
 from .code import KernelTypeError, exec_with_source
 
 # Modules of Numba that work without a GPU, and are taken as they are.
@@ -19,6 +19,21 @@ SUBMODULES = (
     "typing", "misc", "vector_types", "kernels",
 )  # fmt: skip
 _overridden: dict[str, Any] = {}
+
+
+class NotEmulated:
+    """Finds numba-cuda's successor for nbep's own compiler alone: a program that imports it would look for a driver."""
+
+    @staticmethod
+    def find_spec(name: str, *_: Any) -> None:
+        frame = sys._getframe(1) if name == "numba_cuda_mlir" else None
+        while frame is not None:
+            if frame.f_globals.get("__name__") == "nbep.device.compilers.numba_cuda_mlir":
+                return
+            frame = frame.f_back
+        if name == "numba_cuda_mlir":
+            message = "the emulator has no numba_cuda_mlir; its plain kernels are those of `from numba import cuda`"
+            raise ModuleNotFoundError(message, name=name)
 
 
 class Cuda(ModuleType):
@@ -162,6 +177,8 @@ def install() -> None:
         sys.modules[f"numba.cuda.{name}"] = made
         if "." not in name and name not in ("cg", "stubs"):
             setattr(here, name, made)
+    children.follow()
+    sys.meta_path.insert(0, NotEmulated)
     here.devicearray = parts["cudadrv.devicearray"]  # type: ignore[attr-defined]
     here.devices = parts["cudadrv.devices"]  # type: ignore[attr-defined]
 
@@ -170,6 +187,9 @@ def uninstall() -> None:
     """Undo `install`."""
     import numba
 
+    children.leave_alone()
+    if NotEmulated in sys.meta_path:
+        sys.meta_path.remove(NotEmulated)
     for name in [one for one in sys.modules if one == "numba.cuda" or one.startswith("numba.cuda.")]:
         del sys.modules[name]
     sys.modules.update(_overridden)

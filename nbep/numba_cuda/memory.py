@@ -253,13 +253,10 @@ class DeviceNDArray:
         part = self._nd[index]
         if isinstance(part, np.ndarray) and (part.ndim or _has_ellipsis(index)):
             return self._like(part, None if self._flags is None else self._flags[index])
-        there = self._nd[(*_as_tuple(index), Ellipsis)]
-        one = self._like(there, None)
-        result = one.copy_to_host(stream=stream)
-        if self.dtype.names:
-            return DeviceRecord.of(
-                self._memory, there, None if self._flags is None else self._flags[(*_as_tuple(index), ...)]
-            )
+        there = _part(self._nd, index)
+        result = self._like(there, None).copy_to_host(stream=stream)
+        if there.dtype.names:
+            return DeviceRecord.of(self._memory, there, None if self._flags is None else _part(self._flags, index))
         return result[()]
 
     def __setitem__(self, index: Any, value: Any) -> None:
@@ -270,8 +267,8 @@ class DeviceNDArray:
         if isinstance(value, DeviceNDArray):
             value = value.copy_to_host()
         self._memory.host_writes(*self._range)
-        target = self._nd[(*_as_tuple(index), Ellipsis)]
-        given = np.asarray(value, dtype=self.dtype)
+        target = _part(self._nd, index)
+        given = np.asarray(value, dtype=target.dtype)
         if given.ndim > target.ndim:
             raise ValueError(f"Can't assign {given.ndim}-D array to {target.ndim}-D self")
         for wanted, has in zip(reversed(target.shape), reversed(given.shape), strict=False):
@@ -281,7 +278,7 @@ class DeviceNDArray:
             return
         target[...] = given
         if self._flags is not None:
-            mark_written(self._flags[(*_as_tuple(index), Ellipsis)])
+            mark_written(_part(self._flags, index))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -347,6 +344,11 @@ class DeviceRecord(DeviceNDArray):
     """One record in memory of the device."""
 
     is_record = True
+
+
+def _part(nd: np.ndarray, index: Any) -> np.ndarray:
+    """What an index means, or a name of a field, as a view; also of one element."""
+    return nd[index] if isinstance(index, str) else nd[(*_as_tuple(index), Ellipsis)]
 
 
 def mark_written(flags: np.ndarray) -> None:

@@ -31,6 +31,7 @@ BLOCKS = (
 CHANGED = "several threads change it at once: this needs an atomic, such as cuda.atomic.add"
 ASSIGNMENT = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])?=(?!=)")
 AUGMENTED = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])=")
+GRID_CELL = "the barrier of the grid"
 MOST_PLACES = 12  # that the report of a deadlock lists
 BARRIERS = {
     "syncwarp": "cuda.syncwarp()", "match_any": "cuda.match_any_sync()", "match_all": "cuda.match_all_sync()",
@@ -324,6 +325,8 @@ def _waits_for(thread: Any) -> str:
     if hasattr(waits_for, "mask"):
         lanes = ranges(lanes_of(waits_for.missing))
         return f"wait at {BARRIERS.get(waits_for.name, waits_for.name)} for lanes {lanes}"
+    if isinstance(waits_for, list) and any(there.name != GRID_CELL for there, *_ in waits_for):
+        return f"poll {' and '.join(f'{cell(there, at)}, which holds {seen}' for there, at, _, seen in waits_for)}"
     if isinstance(waits_for, list):
         return "wait for the other blocks at grid.sync()"
     return f"wait for {waits_for}"

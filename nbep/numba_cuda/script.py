@@ -2,30 +2,92 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
 import runpy
 import sys
+import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from nbep.emulator import EmulatorError
 
 from . import session
 from .installing import install
 
 
 def run(path: Path, arguments: Sequence[str] = ()) -> None:
-    """Run it as `python path arguments` does, and then what it has not waited for."""
+    """Run it as `python path arguments` does, and what it has not waited for, however it ends."""
     install()
     before = sys.argv[:], sys.path[:]
     sys.argv = [str(path), *arguments]
     sys.path.insert(0, str(path.resolve().parent))
     try:
-        runpy.run_path(str(path), run_name="__main__")
-        session.finish()
+        with session.finishing(forgives=False), _ending(path.resolve().parent):
+            runpy.run_path(str(path), run_name="__main__")
     finally:
         sys.argv[:], sys.path[:] = before
+
+
+class _AtOnce(SystemExit):
+    """What os._exit raises in a script."""
+
+
+@contextlib.contextmanager
+def _ending(folder: Path) -> Iterator[None]:
+    """Do at a program's end what Python does at the end of a process: wait for threads, call functions of atexit.
+
+    Only those that files of its folder register: others may be needed by this process.
+    """
+    process, threads = os.getpid(), set(threading.enumerate())
+    plain = atexit.register, atexit.unregister, os._exit
+    handlers: list[tuple[Callable[..., Any], Any, Any]] = []
+
+    def register(function: Callable[..., Any], *args: Any, **named: Any) -> Callable[..., Any]:
+        file = Path(sys._getframe(1).f_code.co_filename).resolve()
+        if "site-packages" in file.parts or not file.is_relative_to(folder):
+            return plain[0](function, *args, **named)
+        handlers.append((function, args, named))
+        return function
+
+    def unregister(function: Callable[..., Any]) -> None:
+        handlers[:] = [one for one in handlers if one[0] != function]
+        plain[1](function)
+
+    def leave(status: int) -> None:
+        if os.getpid() != process:
+            plain[2](status)
+        raise _AtOnce(status)
+
+    def finish() -> None:
+        for thread in set(threading.enumerate()) - threads:
+            if not thread.daemon:
+                thread.join()
+        while handlers:
+            function, args, named = handlers.pop()
+            try:
+                function(*args, **named)
+            except (EmulatorError, KeyboardInterrupt):
+                raise
+            except BaseException:
+                traceback.print_exc()
+
+    atexit.register, atexit.unregister, os._exit = register, unregister, leave  # type: ignore[assignment]
+    try:
+        yield
+    except (KeyboardInterrupt, EmulatorError, _AtOnce):
+        raise
+    except BaseException:
+        finish()
+        raise
+    else:
+        finish()
+    finally:
+        atexit.register, atexit.unregister, os._exit = plain
 
 
 def explore(
@@ -36,6 +98,7 @@ def explore(
     on_failure: Callable[[BaseException], object] | None,
     seen: Any,
     tracer: Any = None,
+    num_sms: int | None = None,
 ) -> None:
     """Run it under one schedule. What it prints goes nowhere. seen: takes note of the world; tracer: sees the run"""
     output = sys.stdout
@@ -50,6 +113,7 @@ def explore(
         "memory_model": memory_model,
         "strategy": strategy,
         "tracer": tracer,
+        "num_sms": num_sms,
         "on_failure": loud if on_failure else None,
     }
     try:
@@ -66,8 +130,3 @@ def explore(
 def quiet() -> Iterator[None]:
     with contextlib.redirect_stdout(io.StringIO()):
         yield
-
-
-def short(text: str) -> str:
-    """A report without the folder in which the program runs."""
-    return text.replace(f"{os.getcwd()}{os.sep}", "")  # noqa: PTH109

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import sys
+import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -17,6 +21,8 @@ from nbep.emulator import World
 from nbep.emulator.machine import stream as machine
 from nbep.emulator.machine.errors import EmulatorError, Uninitialized
 
+from . import children
+from .code import KernelTypeError
 from .reports import describe, show_source, tell_writer, words_of
 
 OPTIONS: dict[str, Any] = {
@@ -75,6 +81,10 @@ def _named(thread_class: Any) -> Any:
 named: Callable[[Any], Any] = cache(_named)
 
 
+LOCK = threading.RLock()  # threads of the host take turns with the device
+_findings: list[tuple[EmulatorError, threading.Thread]] = []  # what has ended sessions, and who heard of it
+
+
 class Session:
     """One emulated GPU, until a kernel fails on it or the options change."""
 
@@ -88,6 +98,8 @@ class Session:
         self.streams: list[Any] = []
         self.default = self.new_stream("default stream")
         self.launches = 0
+        self.users: set[int] = set()  # threads of the host that have launched or waited
+        self.runner = 0  # the one on which kernels have run last
 
     def new_stream(self, name: str) -> machine.Stream:
         stream = self.rank.create_stream(name)
@@ -116,18 +128,42 @@ class Session:
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
         """What fails here ends the session: the next launch finds a new device."""
-        try:
-            yield
-        except BaseException:
-            if current(create=False) is self:
-                _drop()
-            raise
+        with LOCK:
+            try:
+                self.users.add(threading.get_ident())
+                yield
+            except BaseException as error:
+                if isinstance(error, EmulatorError):
+                    _findings.append((error, threading.current_thread()))
+                    children.note(error)
+                if current(create=False) is self:
+                    _drop()
+                raise
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """This thread of the host waits, and kernels run. They cannot change threads: if several come, all are done."""
+        with LOCK:
+            here = threading.get_ident()
+            if self.world.launches and self.runner != here:
+                raise RuntimeError(
+                    "kernels are under way that another thread of the host has started by waiting for a part of them; "
+                    "call cuda.synchronize() there before this thread waits"
+                )
+            with self.guarded():
+                self.runner = here
+                yield
+                if len(self.users) > 1:
+                    self._finish(self.streams)
 
     def synchronize(self, stream: machine.Stream | None = None) -> None:
-        with self.guarded():
-            for one in self.streams if stream is None else [stream]:
-                if one.is_busy or self.world.memory_model != "sc":
-                    one.synchronize()
+        with self.running():
+            self._finish(self.streams if stream is None else [stream])
+
+    def _finish(self, streams: list[machine.Stream]) -> None:
+        for one in streams:
+            if one.is_busy or self.world.memory_model != "sc":
+                one.synchronize()
 
 
 _current: list[Session] = []
@@ -136,6 +172,11 @@ _latest: list[Any] = []  # the world that was made last, also when its session i
 
 def current(create: bool = True) -> Any:
     """The session that runs now."""
+    with LOCK:
+        return _find(create)
+
+
+def _find(create: bool) -> Any:
     if _current and _current[0].options != OPTIONS:
         finish()
         _drop()
@@ -154,8 +195,9 @@ def _drop() -> None:
 
 
 def reset() -> None:
-    """Forget all that was queued, and all races so far."""
-    _drop()
+    """Finish what is queued; what comes then finds a new device."""
+    with _new_device_after():
+        finish()
 
 
 def finish() -> None:
@@ -164,7 +206,81 @@ def finish() -> None:
         _current[0].synchronize()
 
 
-atexit.register(finish)
+@contextlib.contextmanager
+def _new_device_after() -> Iterator[None]:
+    try:
+        yield
+    finally:
+        _drop()
+
+
+@contextlib.contextmanager
+def finishing(forgives: bool = True) -> Iterator[None]:
+    """However this ends, what was launched is done first: a finding comes before the end's own error.
+
+    forgives: whether what this thread has caught is no finding. That of other threads always is one
+    """
+    _findings.clear()
+    with children.heard():
+        try:
+            yield
+        except (KeyboardInterrupt, EmulatorError):
+            raise
+        except BaseException as own:
+            try:
+                _judge(forgives)
+            except BaseException as found:
+                if isinstance(own, Exception):
+                    found.add_note(f"then the program ended with {type(own).__name__}: {own}")
+                raise
+            raise
+        _judge(forgives)
+
+
+def _judge(forgives: bool) -> None:
+    finish()
+    for error, thread in _findings:
+        if thread is not threading.current_thread() or not forgives:
+            raise error
+    error_of_child = children.first()
+    if error_of_child is not None:
+        raise error_of_child
+
+
+def begin_child() -> None:
+    """This process has just been forked, or has started: what its parent has queued is its parent's."""
+    LOCK._at_fork_reinit()  # type: ignore[attr-defined]
+    _drop()
+    _findings.clear()
+
+
+def tell(error: BaseException) -> None:
+    """Print what ends a program: a report as it is, and an error of the program with its traceback."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    if isinstance(error, (EmulatorError, KernelTypeError)):
+        notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+        print(f"{type(error).__name__}: {short(str(error))}{notes}", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
+
+
+def short(text: str) -> str:
+    """A report without the folder in which the program runs."""
+    return text.replace(f"{os.getcwd()}{os.sep}", "")  # noqa: PTH109
+
+
+def end() -> None:
+    """The process ends. What it has not waited for is done; what is wrong with that is its exit status."""
+    try:
+        finish()
+    except BaseException as error:
+        tell(error)
+        sys.stderr.flush()
+        os._exit(1)
+
+
+atexit.register(end)
 
 
 @contextlib.contextmanager
@@ -186,8 +302,8 @@ def options(**given: Any) -> Iterator[None]:
     before = dict(OPTIONS)
     OPTIONS.update(given)
     try:
-        yield
-        finish()
+        with finishing():
+            yield
     finally:
         _drop()
         OPTIONS.update(before)
@@ -224,19 +340,21 @@ class Stream:
 
     def real(self) -> machine.Stream:
         """The emulator's stream, in the session that runs now."""
-        session = current()
-        if self._session is not session:
-            self._session = session
-            self._stream = session.default if self.is_default else session.new_stream(self.name)
-        return self._stream
+        with LOCK:
+            session = current()
+            if self._session is not session:
+                self._session = session
+                self._stream = session.default if self.is_default else session.new_stream(self.name)
+            return self._stream
 
     def synchronize(self) -> None:
         """Block until all that was queued here is done."""
         stream = self.real()
         session = current()
-        if self.is_default and len(session.streams) > 1:
-            session.order(stream)
-        session.synchronize(stream)
+        with LOCK:
+            if self.is_default and len(session.streams) > 1:
+                session.order(stream)
+            session.synchronize(stream)
         copies, self.copies = self.copies, []
         for ary, device in copies:
             ary._arrives = None
@@ -291,8 +409,9 @@ class Event:
         self._stream = stream_of(stream)
         there = self._stream.real()
         self._session = current()
-        self._session.order(there)
-        self._event = there.record()
+        with LOCK:
+            self._session.order(there)
+            self._event = there.record()
 
     def wait(self, stream: Any = 0) -> None:
         """Later work of the stream waits for it."""
@@ -303,7 +422,7 @@ class Event:
     def synchronize(self) -> None:
         if self._event is None or self._session is not current():
             return
-        with self._session.guarded():
+        with self._session.running():
             self._session.world.host_wait(lambda: self._event.done, "an event")
             self._event.tell_host()
         if self._stream is not None and self._stream.copies:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nbep.check.every import next_run, tree_in
+from nbep.check.every import BROKEN, next_run, tree_in
 from nbep.emulator import EmulatorError
 from nbep.emulator.machine import errors
 from nbep.emulator.schedule.every import Every, Tree
@@ -87,7 +87,7 @@ def read_schedule(file: Path) -> Every:
     """
     try:
         return Every(tree_in(json.loads(file.read_text())))
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except BROKEN as error:
         raise ValueError(f"{file}: no schedule of a puzzle: {error}") from None
 
 

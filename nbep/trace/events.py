@@ -101,6 +101,7 @@ class Event(NamedTuple):
                      there anew
            "wait"    parked on the cell from `step` to `until`, having seen `value`; until is None if nothing ended it
            "hang"    has come to a barrier or a collective that nothing completes: see `Recorder.hangs`
+           "finding" has done what stopped the run; the cell is the kind of error, `value` the first line of its report
     """
 
     step: int

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
-from nbep.emulator import current_thread
+from nbep.emulator import DeadlockError, current_thread
 from nbep.emulator.machine.block import NamedBarrier
 from nbep.emulator.machine.bulk import MBarrier
 from nbep.emulator.machine.orders import POLLED
-from nbep.emulator.machine.source import Site, call_chain, site_of
+from nbep.emulator.machine.source import Site, call_chain, raising_chain, site_of
 from nbep.emulator.machine.warp import Collective
 from nbep.emulator.tracing import Atomic
 from nbep.trace.events import Cell, Event, Launch, Line
@@ -50,11 +50,12 @@ class _Call:
 class Recorder:
     """The hooks; pass it as `tracer=`. One recorder records one run.
 
-    Attributes: launches: a `Launch` for each kernel launch, in order of their begin
+    Attributes: launches: a `Launch` for each kernel launch, in order of their begin; error: what has stopped the run
     """
 
     def __init__(self) -> None:
         self.launches: list[Launch] = []
+        self.error: BaseException | None = None
         self._world: Any = None
         self._events: list[Event] = []
         self._calls: dict[Any, _Call] = {}
@@ -68,6 +69,7 @@ class Recorder:
         self._versions: Counter[Cell] = Counter()  # how often a cell was stored to
         self._lines: dict[Site, Line] = {}
         self._left: defaultdict[Warp, list[int]] = defaultdict(list)
+        self._end = 0  # the step at which an error has stopped the run
 
     def events(
         self,
@@ -80,7 +82,7 @@ class Recorder:
         """Events in the order of their steps.
 
         Args:
-            what: "store", "fill", "atomic", "see" or "wait", or several of them
+            what: "store", "fill", "atomic", "see", "wait" or "finding", or several of them
             cell: how the cell's name begins: "tail", "tail[channel 0", "barrier_signal"
             rank, kernel: of the thread
         """
@@ -126,7 +128,7 @@ class Recorder:
     @property
     def last_step(self) -> int:
         """Steps of the run so far."""
-        return 0 if self._world is None else self._world.calls
+        return 0 if self._world is None else max(self._world.calls, self._end)
 
     # --- hooks ----------------------------------------------------------------------------------------------------
 
@@ -255,6 +257,20 @@ class Recorder:
         launch = thread.block.launch
         warp = thread.rank, launch.name, self._calls[launch].number, thread.block_idx, thread.warp
         self._left[warp].append(self._step())
+
+    def on_failure(self, error: BaseException) -> None:
+        """The run stops: a wait that is open then never ends only if that is why."""
+        self.error, self._end = error, self._step()
+        if not isinstance(error, DeadlockError):
+            self._events += [wait._replace(until=self._end) for wait in self._parked.values()]
+            self._parked.clear()
+            self._meetings.clear()
+        thread = self._world.current
+        call = None if thread is None else self._calls.get(getattr(getattr(thread, "block", None), "launch", None))
+        if call is not None:
+            cell = Cell(thread.rank, type(error).__name__, type(error).__name__)
+            event = self._event("finding", thread, call, cell, str(error).partition("\n")[0], "")
+            self._events.append(event._replace(at=tuple(map(self._line, raising_chain(error.__traceback__)))))
 
     # --- what they share --------------------------------------------------------------------------------------------
 

@@ -6,15 +6,18 @@ a story has that of values: a wait, the store that ends it, and who goes on.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbep.trace.events import Event, Line, readings
 from nbep.trace.recorder import Recorder
 
 MOST_STEPS = 10
+PARENT = Path(__file__).resolve().parents[2]
 HANGS = "The run hangs"
 HELPERS = re.compile(r"nbep[/\\]device[/\\](primitives|protocols|network|layout|kernels[/\\]parts)[/\\]")
 
@@ -38,6 +41,7 @@ class Step(NamedTuple):
     filled: whether what lies at `to` may be read
     who: rank and role that act; waits: rank and role that wait, or None
     weight: the steps with the least weight are left out if there are too many
+    report: what has stopped the run
     """
 
     step: int
@@ -50,6 +54,7 @@ class Step(NamedTuple):
     waits: tuple[int, str] | None
     line: Line | None
     weight: int = 0
+    report: str = ""
 
 
 @dataclass
@@ -75,6 +80,24 @@ def hang_of(trace: Recorder, waits: Sequence[Event], channels: Collection[int] =
     )
     who = wait.rank, wait.role
     return Step(trace.last_step, HANGS, text, 0, 0, True, None, who, line_of(wait), weight=9)
+
+
+def with_finding(story: Story, trace: Recorder) -> Story:
+    """The same with a last step that says what has stopped the run, if something has."""
+    error = trace.error
+    if error is None:
+        return story
+    report = str(error).replace(f"{PARENT}{os.sep}", "").replace(f"{Path.cwd()}{os.sep}", "")
+    if story.steps and story.steps[-1].title == HANGS:
+        return replace(story, steps=[*story.steps[:-1], story.steps[-1]._replace(report=report)])
+    finding = next(iter(trace.events("finding")), None)
+    who = None if finding is None else (finding.rank, finding.role)
+    at = story.steps[-1].to if story.steps else 0
+    stations = story.stations or [Station(0 if who is None else who[0], "the run", "")]
+    text = f"{type(error).__name__} stops the run here."
+    line = None if finding is None else line_of(finding)
+    step = Step(trace.last_step, "The finding", text, at, at, True, who, None, line, 9, report)
+    return replace(story, stations=stations, steps=[*story.steps, step])
 
 
 def stories_of_values(trace: Recorder) -> Iterator[Story]:

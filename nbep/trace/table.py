@@ -77,6 +77,8 @@ def describe(event: Event) -> str:
     if event.what == "wait":
         how_long = "and is never woken" if event.until is None else f"for {event.until - event.step} steps"
         return f"waits {how_long}: {event.cell.text} is {value}"
+    if event.what == "finding":
+        return f"{event.cell.text}: {event.value}"
     if event.what == "store":
         return f"stores {event.cell.text} = {value}{order}"
     return f"makes {event.cell.text} {value}{order}"

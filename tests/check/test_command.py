@@ -12,7 +12,7 @@ import pytest
 from processes import LIMIT_S
 
 from nbep.check import Run, main, perform
-from nbep.check.command import NOT_COMPARED, shapes_of
+from nbep.check.command import TO_COMPARE, TO_COMPARE_IN_SCRIPT, shapes_of
 from nbep.check.runs import MODELS, SEARCHED, STRATEGIES, World, debug, in_turns, planned, smallest
 from nbep.check.scenario import load_scenario
 
@@ -87,9 +87,81 @@ def test_a_program_that_compares_nothing_is_named(program, tmp_path, capsys):
     unchecked.write_text(bare)
     asserting.write_text(bare.replace("    return out", "    assert comm.rank == 0 or out[0] == 10\n    return out"))
     status, out = run_command(capsys, str(unchecked), "--seed", "0")
-    assert (status, out) == (0, f"1 run: nothing found.\n{NOT_COMPARED}\n")
+    assert (status, out) == (0, f"1 run: nothing found.\n{TO_COMPARE}\n")
     status, out = run_command(capsys, str(asserting), "--seed", "0")
     assert (status, out) == (0, "1 run: nothing found.\n")
+
+
+SCRIPT = """
+import numpy as np
+from numba import cuda
+
+@cuda.jit
+def kernel(a, done):
+    if cuda.blockIdx.x == 0:
+        while cuda.atomic.add(done, 0, 0) == 0:
+            pass
+    cuda.atomic.add(done, 0, 1)
+
+def helper(): assert False
+
+kernel[2, 1](np.zeros(1), np.zeros(1, np.int32))
+"""
+OF_RANKS = "def main(comm): return comm.rank\n"
+
+
+# What a file says besides, and what comes of it: the parameters that it has, the note at the end, or a refusal.
+@pytest.mark.parametrize(
+    ("file", "said", "outcome"),
+    [
+        (OF_RANKS, "", {"ranks": 2}),
+        (OF_RANKS, "NUM_RANKS = 3", {"ranks": 3}),
+        (OF_RANKS, "NUM_SMS = 4", {"ranks": 2, "sms": 4}),
+        (OF_RANKS, "NUM_RANKS = 0", "NUM_RANKS = 0; must be an integer of at least 1"),
+        (OF_RANKS, "NUM_SMS = '4'", "NUM_SMS = '4'; must be"),
+        (OF_RANKS, "check = 3", "check = 3; must be a function"),
+        ("def main(comm, seed=1): pass\n", "", "main takes seed, and --seed is for nbep check: rename it"),
+        ("def main(comm, min=7): pass\n", "", {"ranks": 2, "min": 7}),
+        ("x = 1\n", "", "has no function main(comm)"),
+        (SCRIPT, "", {}),
+        (SCRIPT, "NUM_SMS = 4", {"sms": 4}),
+        (SCRIPT, "NUM_SMS: int = 2 * 2", {"sms": 4}),
+        (SCRIPT, "NUM_SMS = len(cuda.gpus)", {}),  # a name of its own
+        (SCRIPT, "NUM_SMS = -4", "NUM_SMS = -4; must be"),
+        (SCRIPT, "NUM_RANKS = 2", "NUM_RANKS is for files with main(comm)"),
+        (SCRIPT, "def check(results): assert results", "check(results) is for files with main(comm)"),
+        (SCRIPT, "def check(a, b): assert a == b", {}),
+    ],
+)
+def test_each_name_that_a_file_may_set_is_honoured_or_refused(tmp_path, capsys, file, said, outcome):
+    path = tmp_path / "file.py"
+    path.write_text(f"{file}{said}\n")
+    if isinstance(outcome, dict):
+        given = [word for name, value in outcome.items() for word in (f"--{name}", str(value + 1))]
+        status, out = run_command(capsys, str(path), "--seed", "0", *given)
+        note = TO_COMPARE_IN_SCRIPT if file is SCRIPT else TO_COMPARE
+        assert (status, out) == (0, f"1 run: nothing found.\n{note}\n")
+        assert load_scenario(str(path)).parameters == outcome
+    else:
+        with pytest.raises(SystemExit):
+            main([str(path)])
+        assert outcome in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_script_has_as_many_sms_as_it_says(tmp_path, capsys):
+    path = tmp_path / "script.py"
+    path.write_text(f"{SCRIPT}NUM_SMS = 1\n")
+    for options, found in ((["--seed", "0"], 1), (["--all"], 1), (["--seed", "0", "--sms", "2"], 0)):
+        assert run_command(capsys, str(path), *options)[0] == found
+
+
+@pytest.mark.parametrize("option", ["--list-faults", "--faults", "--fault=x"])
+def test_a_script_has_no_faults_with_names(tmp_path, capsys, option):
+    path = tmp_path / "script.py"
+    path.write_text(SCRIPT)
+    with pytest.raises(SystemExit):
+        main([option, str(path)])
+    assert "only kernels of nbep.device have faults" in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_ring_of_the_page_compares_its_rows(capsys):

@@ -281,12 +281,50 @@ def test_the_file_of_a_schedule_has_the_answers_that_hosts_get(tmp_path, monkeyp
     assert "the kernel is done already" in capsys.readouterr().out
 
 
-def test_a_file_that_is_no_schedule_is_refused(tmp_path, capsys):
-    path = tmp_path / "no.json"
-    path.write_text("[]")
-    with pytest.raises(SystemExit):
-        main(["--schedule", str(path)])
-    assert "no schedule of `nbep check --all`" in capsys.readouterr().err
+def places(value):
+    """Where a file may be broken: each way down to a part of it, of several alike the first one."""
+    parts = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
+    for key, part in parts:
+        yield (key,)
+        yield from ((key, *rest) for rest in places(part))
+
+
+def test_a_broken_file_of_a_schedule_gets_a_sentence_and_each_shows_its_program_first(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("meets_twice.py").write_text(MEETS_TWICE)
+    assert main(["meets_twice.py", "--all", "--ranks", "1"]) == FOUND
+    whole = json.loads(Path("schedule.json").read_text())
+    whole["decided"][0] = [0]
+    whole["faults"] = ["x"]
+    deep = "[" * 100_000
+    bad = ["null", "true", "7", "-1", "1.5", "1e999", "NaN", "9" * 30, "9" * 5000, '"x"', '"\\u0000"', "[]", "{}", deep]
+    texts = [*bad, "", "{", "\xff"]
+    for place in places(whole):
+        broken = json.loads(json.dumps(whole))
+        part = broken
+        for key in place[:-1]:
+            part = part[key]
+        part[place[-1]] = "HERE"
+        texts += [json.dumps(broken).replace('"HERE"', one) for one in bad]
+    for text in texts:
+        Path("broken.json").write_text(text, "latin-1")
+        capsys.readouterr()
+        try:
+            status = main(["--schedule", "broken.json"])
+        except SystemExit as end:
+            status = end.code
+        first = capsys.readouterr().err.splitlines()
+        refused = status == 2 and first[-1].startswith("nbep check: error: ")
+        assert refused or first == [f"broken.json runs {tmp_path / 'meets_twice.py'}"], text[:300]
+
+
+def test_a_schedule_says_which_program_it_runs_before_that_does_anything(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("dice.py").write_text(f"import sys\nprint('it runs', file=sys.stderr)\n{RANDOM}")
+    whole = {"scenario": "dice.py", "parameters": {}, "faults": [], "memory_model": "checked"}
+    Path("schedule.json").write_text(json.dumps({**whole, "picks": [], "events": [], "decided": []}))
+    main(["--schedule", "schedule.json"])
+    assert capsys.readouterr().err.splitlines()[:2] == [f"schedule.json runs {tmp_path / 'dice.py'}", "it runs"]
 
 
 def test_a_program_that_depends_on_more_than_its_schedule_is_refused(tmp_path, monkeypatch, capsys):

@@ -33,7 +33,7 @@ IN_ORDER = KERNEL.format(f"{PAYLOAD}\n{FLAG}")
 LOAD, STORE, RELEASE = '"ld.acquire" ("=r,l,~{memory}")', '"st" ("l,~{memory}")', '"st.release" ("l,~{memory}")'
 
 NEEDS_MLIR = pytest.mark.skipif(
-    find_spec("numba_cuda_mlir") is None, reason="numba-cuda-mlir is not installed: nbep[mlir]"
+    find_spec("numba_cuda_mlir") is None, reason="numba-cuda-mlir is not installed: the extra mlir"
 )
 SMALL = ("get_dispatch_layout", "combine")
 CASES = [

@@ -6,6 +6,8 @@ import sys
 import threading
 import time
 
+import ml_dtypes
+import numpy as np
 import pytest
 from target import spawn
 
@@ -145,3 +147,28 @@ def test_an_emulated_rank_after_its_run_says_so():
     buffer = spawn(lambda comm: nbep.Buffer(comm, 256), 2)[0]
     with pytest.raises(RuntimeError, match="get_comm_stream: called after the end of the spawn"):
         buffer.get_comm_stream()
+
+
+@pytest.mark.emulator_only("virtual ranks of a GPU are threads: they may use another one's buffer while it does not")
+@pytest.mark.parametrize("whose", ["its own", "the other's", "the last one's"])
+def test_ranks_that_share_a_buffer_in_a_global_of_their_module_hear_why_it_is_refused(whose):
+    """As DeepEP's README keeps it. The group has methods, as torch's."""
+    made = {}
+
+    def main(group):
+        assert (group.rank(), group.size()) == (group.rank, group.size)
+        made[group.rank] = made["last"] = nbep.Buffer(group, 1 << 16)
+        group.barrier()
+        rank = group.rank()
+        buffer = made[{"its own": rank, "the other's": 1 - rank, "the last one's": "last"}[whose]]
+        return buffer.dispatch(*few_tokens(buffer))[3]
+
+    def few_tokens(buffer):
+        per_rank, _, per_expert, is_in_rank, _ = buffer.get_dispatch_layout(np.array([[0], [1]]), 2)
+        return np.zeros((2, 64), ml_dtypes.bfloat16), None, per_rank, None, is_in_rank, per_expert
+
+    if whose == "its own":
+        assert spawn(main, 2) == [[2], [2]]
+        return
+    with pytest.raises(RuntimeError, match="share the globals of a module: keep the buffer in a variable"):
+        spawn(main, 2)

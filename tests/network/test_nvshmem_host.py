@@ -290,7 +290,7 @@ def test_what_one_rank_lacks_fails_on_all_before_nvshmem_starts(make_ranks, monk
 
     monkeypatch.setattr(nvshmem, "load_library", load_on_rank_0)
     for error in ranks.errors(allocate):
-        assert "rank 1: transport='nvshmem': nvshmem4py is not installed: pip install 'nbep[nvshmem]'" in str(error)
+        assert "rank 1: transport='nvshmem': nvshmem4py is not installed: pip install '.[nvshmem]'" in str(error)
     assert ranks.machine.worlds == {}
     monkeypatch.setattr(nvshmem, "load_library", load)
     ranks.run(use)

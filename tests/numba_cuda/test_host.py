@@ -1,5 +1,7 @@
 """What the host gets from `numba.cuda`: arrays of the device, ufuncs, streams of other libraries, messages of Numba."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -216,3 +218,100 @@ def test_a_loop_that_counts_its_turns_in_a_local_array_gives_up_in_some_schedule
             return int(turns.copy_to_host()[0])
 
     assert run_all(program)[1] == {0, 1, 2, 3, 4}
+
+
+def test_fields_of_records_are_what_numpy_says(cuda, memory_model):
+    """Each field that there may be, of an element and of a field: read, stored to, and seen by a kernel."""
+    inner = np.dtype([("x", np.int32), ("y", np.int8), ("deep", [("z", np.complex64)])], align=True)
+    kind = np.dtype([("one", np.float64), ("inner", inner), ("pair", np.float32, (2,))], align=True)
+    here = np.zeros(3, kind)
+    here["one"], here["inner"]["x"], here["pair"] = [1, 2, 3], 7, [[1, 2], [3, 4], [5, 6]]
+    there = cuda.to_device(here)
+    ways = ["['one']", "['inner']['x']", "['inner']['deep']['z']", "['pair'][1]", "['pair']", "['inner']['deep']"]
+    values = [5, -3, 2j, 9, [8, 6], (4 + 1j,)]
+    for number in range(3):
+        for way, value in zip(ways, values, strict=True):
+            for _ in range(2):
+                read = eval(f"there[{number}]{way}")
+                plain = eval(f"here[{number}]{way}")
+                assert np.array_equal(read.copy_to_host() if hasattr(read, "copy_to_host") else read, plain)
+                for array in ("there", "here"):
+                    exec(f"{array}[{number}]{way} = {value!r}")
+    assert np.array_equal(there.copy_to_host(), here)
+    assert there[1].getitem("one") == 5
+    there[1].setitem("one", 4)
+
+    @cuda.jit
+    def kernel(records, out):
+        out[0] = records[1].one + records[1].inner.x
+
+    out = np.zeros(1)
+    kernel[1, 1](there, out)
+    assert out[0] == 1
+    new = cuda.device_array(1, kind)
+    new[0]["one"] = 3
+    with pytest.raises(nbep.emulator.EmulatorError, match="no thread has written"):
+        kernel[1, 1](cuda.device_array(2, kind), out)
+    assert new[0]["one"] == 3
+    with pytest.raises(ValueError, match="nope"):
+        there[0]["nope"]
+
+
+def test_threads_of_the_host_take_turns_with_the_device(cuda, memory_model):
+    @cuda.jit
+    def kernel(a, turns):
+        for _ in range(turns):
+            a[cuda.grid(1)] += 1
+
+    def work(stream, sums):
+        there = cuda.to_device(np.zeros(64), stream=stream)
+        for _ in range(5):
+            kernel[2, 32, stream](there, 3)
+        sums.append(there.copy_to_host(stream=stream).sum())
+
+    for streams in ([0] * 4, [cuda.stream() for _ in range(4)]):
+        sums = []
+        threads = [threading.Thread(target=work, args=(stream, sums)) for stream in streams]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sums == [64 * 15] * 4
+
+
+def test_a_thread_does_not_wait_for_kernels_that_another_one_has_under_way(cuda, memory_model):
+    @cuda.jit
+    def begin(begun, end):
+        cuda.atomic.add(begun, 0, 1)
+        while cuda.atomic.add(end, 0, 0) == 0:
+            pass
+
+    @cuda.jit
+    def look(begun):
+        while cuda.atomic.add(begun, 0, 0) == 0:
+            pass
+
+    @cuda.jit
+    def put(cell):
+        cuda.atomic.add(cell, 0, 1)
+
+    def wait():
+        try:
+            other.synchronize()
+        except RuntimeError as error:
+            said.append(str(error))
+
+    said, first, other = [], cuda.stream(), cuda.stream()
+    begun, ends = (cuda.to_device(np.zeros(1, np.int32)) for _ in range(2))
+    begin[1, 1, other](begun, ends)
+    look[1, 1, first](begun)
+    first.synchronize()
+    thread = threading.Thread(target=wait)
+    thread.start()
+    thread.join()
+    assert "another thread of the host has started" in said[0]
+    assert "cuda.synchronize() there" in said[0]
+    put[1, 1, first](ends)
+    cuda.synchronize()
+    wait()
+    assert len(said) == 1

@@ -1,12 +1,18 @@
 """Programs as they are: `nbep run`, `nbep check`, `pytest --nbep-cuda`."""
 
 import json
+import re
 import subprocess
 import sys
+from collections import Counter
 from importlib.metadata import entry_points
 
 import pytest
 from processes import LIMIT_S
+
+from nbep.check import main as check
+from nbep.numba_cuda import session
+from nbep.numba_cuda.command import main as run
 
 HEAD = "import numpy as np\nfrom numba import cuda\n\n"
 RIGHT = HEAD + (
@@ -18,17 +24,69 @@ RACE = HEAD + (
     "    part[i] = 0\n    cuda.syncthreads()\n    part[i] = a[i]\n    out[i] = part[63 - i]\n\n"
     "a = np.arange(64, dtype=np.float32)\nout = np.zeros(64)\nkernel[1, 64](a, out)\nassert (out == a[::-1]).all()\n"
 )
-TESTS = HEAD + (
-    "@cuda.jit\ndef kernel(a, i):\n    a[i] += 1\n\n"
-    "def test_right():\n    a = np.zeros(4)\n    kernel[1, 1](a, 3)\n    assert a[3] == 1\n\n"
-    "def test_race():\n    kernel[1, 2](np.zeros(4), 3)\n\n"
-    "def test_that_waits_for_nothing():\n    kernel[1, 1](cuda.to_device(np.zeros(4)), 4)\n"
-)
+# What a program may launch last, and what that is; and how a program, or a test, may end.
+LAUNCHES = {
+    "OutOfBounds": "kernel[1, 1](there, 4)",
+    "DataRace": "kernel[1, 2](there, 3)",
+    "": "kernel[1, 1](there, 3)",
+}
+PROGRAM = """\
+import atexit, os, sys, threading
+import numpy as np
+import pytest
+from numba import cuda
+
+@cuda.jit
+def kernel(a, i):
+    a[i] += 1
+
+there = cuda.to_device(np.zeros(4))
+
+def launch():
+    {launch}
+
+def launch_and_wait():
+    launch()
+    cuda.synchronize()
+
+"""
+ENDS = {
+    "launch()": 0,
+    "launch()\nsys.exit()": 0,
+    "launch()\nsys.exit(3)": 3,
+    "launch()\nsys.exit('in words')": "in words",
+    "launch()\nexit(4)": 4,
+    "launch()\nos._exit(3)": 3,
+    "launch()\nraise KeyError('its own')": "its own",
+    "launch()\ncuda.close()": 0,
+    "launch()\ncuda.current_context().reset()\nsys.exit(3)": 3,
+    "atexit.register(launch)": 0,
+    "atexit.register(launch_and_wait)\nsys.exit(3)": 3,
+    "threading.Thread(target=launch).start()": 0,
+    "threading.Thread(target=launch_and_wait).start()\nsys.exit(3)": 3,
+    "try:\n    launch_and_wait()\nexcept Exception:\n    sys.exit(3)": 0,
+}
+OUTCOMES = {  # of a test that launches, where nothing is wrong
+    "def test_returns():\n    launch()": "passed",
+    "def test_skips():\n    launch()\n    pytest.skip('so far')": "skipped",
+    "def test_fails():\n    launch()\n    assert False": "failed",
+    "def test_gives_up():\n    launch()\n    pytest.xfail('known')": "xfailed",
+    "def test_has_threads():\n    thread = threading.Thread(target=launch_and_wait)\n    thread.start()\n"
+    "    thread.join()": "passed",
+    "@pytest.fixture\ndef made():\n    launch()\ndef test_has_a_fixture(made): ...": "passed",
+    "@pytest.fixture\ndef lent():\n    yield\n    launch()\ndef test_gives_back(lent): ...": "passed",
+    "launch()\ndef test_of_a_module_that_launches(): ...": "passed",
+}  # fmt: skip
 
 
 def called(folder, *words):
     done = subprocess.run(
-        [sys.executable, "-m", *words], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [sys.executable, *(() if words[0].endswith(".py") else ("-m",)), *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
     return done.returncode, done.stdout + done.stderr
 
@@ -77,8 +135,25 @@ def test_check_writes_the_trace_of_a_run(tmp_path, scenario):
     page = (tmp_path / "run.html").read_text()
     assert page.startswith("<!doctype html>")
     assert ("part[22]" in page) is (scenario == "script.py")
+    assert ('"title":"The finding","text":"DataRace stops' in page) is (scenario == "script.py")
+    assert any(event["name"].startswith("DataRace: data race on part[") for event in events) is (
+        scenario == "script.py"
+    )
+    assert "for ever" not in text
     assert called(tmp_path, *run, "run.txt")[0] == 2
     assert called(tmp_path, "nbep", "check", scenario, "--trace", "run.html")[0] == 2
+
+
+def test_a_program_of_numba_cudas_successor_hears_what_the_emulator_has(tmp_path):
+    there = "from numba_cuda_mlir import cuda"
+    (tmp_path / "script.py").write_text(RIGHT.replace("from numba import cuda", there))
+    for command in ("run", "check"):
+        status, text = called(tmp_path, "nbep", command, "script.py")
+        said = "the emulator has no numba_cuda_mlir; its plain kernels are those of `from numba import cuda`"
+        assert (status, text) == (1, f"nbep {command}: {said}\n")
+    either = f"try:\n    {there}\nexcept ImportError:\n    from numba import cuda"
+    (tmp_path / "script.py").write_text(RIGHT.replace("from numba import cuda", either))
+    assert called(tmp_path, "nbep", "run", "script.py") == (0, "2016.0\n")
 
 
 def test_check_of_a_right_script_finds_nothing(tmp_path):
@@ -88,12 +163,69 @@ def test_check_of_a_right_script_finds_nothing(tmp_path):
     assert "8 runs: nothing found" in text
 
 
-def test_pytest_runs_kernels_on_the_emulator_and_blames_the_test_that_launched(tmp_path):
-    (tmp_path / "test_kernels.py").write_text(TESTS)
+@pytest.mark.parametrize("finding", LAUNCHES)
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_whatever_ends_a_program_what_it_launched_is_judged_first(tmp_path, capsys, end, finding):
+    """And its own exit status is kept if nothing is wrong."""
+    script = tmp_path / "script.py"
+    script.write_text(PROGRAM.format(launch=LAUNCHES[finding]) + end)
+    status = status_of(run, [str(script)])
+    assert status == (1 if finding else ENDS[end])
+    assert finding in capsys.readouterr().err
+    found = status_of(check, [str(script), "--seed", "0"])
+    said = capsys.readouterr().out
+    assert found == (1 if finding else int(ENDS[end] != 0))
+    assert (finding or (f"exit status {ENDS[end]}" if found and "raise" not in end else "")) in said
+
+
+def status_of(main, argv):
+    """How a command ends: its status, what the program says as the last thing, or its own error."""
+    try:
+        return main(argv)
+    except SystemExit as end:
+        return end.code or 0
+    except KeyError as error:
+        return error.args[0]
+    finally:
+        assert session.current(create=False) is None
+
+
+@pytest.mark.parametrize("finding", LAUNCHES)
+def test_whatever_ends_a_test_what_it_launched_is_judged_first(tmp_path, finding):
+    for number, test in enumerate(OUTCOMES):
+        (tmp_path / f"test_{number}.py").write_text(PROGRAM.format(launch=LAUNCHES[finding]) + test)
     installed = any(one.name == "nbep_cuda" for one in entry_points(group="pytest11"))
     plugin = () if installed else ("-p", "nbep.numba_cuda.pytest_plugin")
-    status, text = called(tmp_path, "pytest", *plugin, "--nbep-cuda", "-q", "-p", "no:cacheprovider", "test_kernels.py")
-    assert status == 1
-    assert "2 failed, 1 passed" in text
-    assert "FAILED test_kernels.py::test_race" in text
-    assert "FAILED test_kernels.py::test_that_waits_for_nothing" in text
+    options = "--nbep-cuda", "-q", "-rA", "-p", "no:cacheprovider", "--continue-on-collection-errors"
+    _, text = called(tmp_path, "pytest", *plugin, *options)
+    outcomes = Counter(OUTCOMES.values()) if not finding else {"failed": 5, "error": 3, "passed": 1}
+    last = text.splitlines()[-1]
+    assert all(re.search(rf"\b{count} {outcome}", last) for outcome, count in outcomes.items()), text
+    summary = text.partition("short test summary")[2]
+    assert not finding or summary.count(f" - {finding[:8]}") + summary.count(f"errors.{finding[:8]}") == 8, text
+
+
+@pytest.mark.parametrize("finding", LAUNCHES)
+def test_a_program_that_installs_the_emulator_itself_ends_with_what_is_found(tmp_path, finding):
+    lines = PROGRAM.format(launch=LAUNCHES[finding]).replace("DataRace", "")
+    head = "import nbep.numba_cuda\nnbep.numba_cuda.install()\nfrom nbep.numba_cuda import session\n"
+    (tmp_path / "script.py").write_text(head + "session.OPTIONS['memory_model'] = 'checked'\n" + lines + "launch()\n")
+    status, text = called(tmp_path, "script.py")
+    assert status == bool(finding)
+    assert text.startswith(finding)
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_processes_of_a_program_have_the_emulator_and_their_findings_count(tmp_path, how):
+    for finding, launch in LAUNCHES.items():
+        (tmp_path / "script.py").write_text(
+            PROGRAM.format(launch=launch)
+            + "if __name__ == '__main__':\n    import multiprocessing\n"
+            + f"    process = multiprocessing.get_context('{how}').Process(target=launch)\n"
+            + "    process.start()\n    process.join()\n    sys.exit(process.exitcode and 3)\n"
+        )
+        command = ("check", "script.py", "--seed", "0") if finding == "DataRace" else ("run", "script.py")
+        status, text = called(tmp_path, "nbep", *command)
+        assert status == bool(finding), text
+        assert finding in text

@@ -74,6 +74,26 @@ def test_a_tree_reduction_lacks_syncthreads_also_inside_of_a_warp(cuda, last):
     assert all("threadIdx" in line for line in lines[place])
 
 
+@pytest.mark.parametrize("op", ["add", "max", "min", "or_", "exch", "cas"])
+def test_a_thread_that_polls_by_an_atomic_waits_for_its_element(cuda, op):
+    from every_schedule import run_all
+
+    from nbep.numba_cuda.code import exec_with_source
+
+    change = {"exch": "exch(a, 0, 0)", "cas": "cas(a, 0, 1, 1)"}.get(op, f"{op}(a, 0, 0)")
+    names = {"cuda": cuda}
+    loop = f"while cuda.atomic.{change} == 0:\n        cuda.nanosleep(100)\n"
+    exec_with_source(f"@cuda.jit\ndef kernel(a):\n    {loop}", names)
+    kernel = names["kernel"]
+
+    def program(strategy):
+        with nbep.numba_cuda.options(memory_model="checked", strategy=strategy):
+            kernel[2, 2](np.zeros(1, np.int32))
+
+    lines = found(DeadlockError, lambda: run_all(program), (1, "2 of 2 threads of blockIdx 0"))
+    assert "grid.sync" not in "\n".join(lines)
+
+
 @pytest.mark.usefixtures("checked")
 def test_sum_without_an_atomic(cuda):
     @cuda.jit

@@ -73,7 +73,6 @@ REASONS = (
     ("test_freevar", "test_freevar", UNWRITTEN),
     ("test_intrinsics", "test_issue_9229", "5.7 billion threads"),
     ("test_localmem", "test_struct_model_type_arr test_type_with_struct_data_model", MODEL),
-    ("test_multithreads", "test_spawn_concurrent_compilation", "it starts processes, which find no GPU"),
     ("test_print", "test_bfloat16", "`bfloat16` is not supported"),
     ("test_sm", "test_issue_2393", UNWRITTEN),
     ("test_sm_creation", "test_global_build_tuple test_global_constant_tuple test_global_constants", UNWRITTEN),
@@ -208,7 +207,8 @@ class Result(unittest.TestResult):
 
     def startTest(self, test: Any) -> None:
         super().startTest(test)
-        session.reset()  # what an earlier one has left
+        with contextlib.suppress(Exception):
+            session.reset()  # what an earlier one has left
         signal.setitimer(signal.ITIMER_PROF, LIMIT_S)
 
     def stopTest(self, test: Any) -> None:

@@ -7,6 +7,7 @@ from fake_driver import FakeGpus
 
 from nbep import info
 from nbep.cli import main
+from nbep.device.extras import install_line
 
 FP8, COPIES = "FP8 conversion in integers", "16-byte copies in place of bulk copies"
 GPU = {
@@ -93,11 +94,11 @@ def test_with_everything_there_all_runs():
 
 
 def test_without_the_extras_each_line_of_what_does_not_run_says_what_installs_it():
-    mpi = {"library": None, "mpiexec": None, "missing": "mpi4py is not installed: pip install 'nbep[mpi]'"}
-    runs = info.what_runs([], "cuda is not installed: pip install 'nbep[cuda]'", mpi, [], {})
+    mpi = {"library": None, "mpiexec": None, "missing": f"mpi4py is not installed: {install_line('mpi')}"}
+    runs = info.what_runs([], f"cuda is not installed: {install_line('cuda')}", mpi, [], {})
     not_here = {what: answer for what, answer in runs.items() if answer != "yes"}
     assert {"compile kernels", "one GPU, virtual ranks", "emulator, a process for each rank"} < not_here.keys()
-    assert all("pip install 'nbep[" in answer for answer in not_here.values())
+    assert all("pip install '.[" in answer for answer in not_here.values())
 
 
 @pytest.mark.parametrize(
@@ -132,16 +133,16 @@ def test_without_the_extras_each_line_of_what_does_not_run_says_what_installs_it
         ([GPU], {**MPI, "missing": "none here"}, [], EVERYTHING, "emulator, a process for each rank", "none here"),
         ([GPU], MPI, ["rxe0"], EVERYTHING, "transport ibgda, a real NIC", "there is no mlx5 NIC"),
         ([], MPI, [], {}, "emulator, under torchrun", "torch is not installed"),
-        ([GPU], MPI, [], COMPILER, "transport nvshmem", "pip install 'nbep[nvshmem]'"),
+        ([GPU], MPI, [], COMPILER, "transport nvshmem", install_line("nvshmem")),
         (
             [GPU],
             MPI,
             [],
             {**EVERYTHING, "nvidia-nvshmem-cu13": "3.4.5"},
             "transport nvshmem",
-            "it needs nvidia-nvshmem-cu13 3.8 or later; here is 3.4.5: pip install 'nbep[nvshmem]'",
+            f"it needs nvidia-nvshmem-cu13 3.8 or later; here is 3.4.5: {install_line('nvshmem')}",
         ),
-        ([GPU], MPI, [], {}, "one GPU, virtual ranks", "numba is not installed: pip install 'nbep[cuda]'"),
+        ([GPU], MPI, [], {}, "one GPU, virtual ranks", f"numba is not installed: {install_line('cuda')}"),
         (
             two_gpus("PCIe", "PCIe"),
             MPI,
@@ -156,7 +157,7 @@ def test_without_the_extras_each_line_of_what_does_not_run_says_what_installs_it
             [],
             COMPILER,
             "a GPU for each rank, under torchrun",
-            "torch is not installed: pip install 'nbep[torch]'",
+            f"torch is not installed: {install_line('torch')}",
         ),
     ],
 )
@@ -166,7 +167,7 @@ def test_what_is_missing_is_named(gpus, mpi, nics, packages, what, why):
 
 def test_an_mpi_without_its_launcher_says_what_brings_one(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    assert "nor mpirun is on the PATH: pip install 'nbep[mpi]'" in info.look_at_mpi()["missing"]
+    assert "nor mpirun is on the PATH: pip install '.[mpi]'" in info.look_at_mpi()["missing"]
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,20 @@ from parts import both_parts
 from traced_runs import EACH_MODE, hanging_run, traced_run
 
 import nbep
-from nbep.device.primitives import bar_sync, thread_idx
-from nbep.emulator import World
+from nbep.device.primitives import (
+    bar_sync,
+    block_idx,
+    ld_acquire_sys_s32,
+    st_release_sys_s32,
+    st_weak_s32,
+    thread_idx,
+    wait_expired,
+)
+from nbep.emulator import DataRace, DeadlockError, World
+from nbep.emulator.machine.errors import OutOfBounds
 from nbep.trace import Trace
 from nbep.trace.page import EMPTY, FILLING, FULL, KINDS, all_slots, page_data, page_html
+from nbep.trace.perfetto import timeline
 
 WITH_RINGS = both_parts(["intranode"], thorough=["internode", "ibgda"])
 
@@ -191,6 +201,79 @@ def test_the_page_of_a_run_that_hangs_says_who_waits_for_ever():
     assert stuck == {("receiver", "tail"), ("receiver", "barrier")}
 
 
+def wait(flag):
+    while ld_acquire_sys_s32(flag) == 0:
+        wait_expired(1 << 62)
+
+
+def out_of_bounds(flag):
+    st_release_sys_s32(flag + 1000, 1)
+
+
+def races(flag):
+    st_weak_s32(flag + 4, 1)
+
+
+def raises(flag):
+    raise ValueError("of its own")
+
+
+def never_meets(flag):
+    if thread_idx() < 32:
+        bar_sync(1, 64)
+    else:
+        wait(flag)
+
+
+@pytest.mark.parametrize(
+    ("act", "error"),
+    [
+        (out_of_bounds, OutOfBounds),
+        (races, DataRace),
+        (raises, ValueError),
+        (never_meets, DeadlockError),
+        (None, KeyError),
+    ],
+)
+def test_the_page_of_a_run_that_something_stops_ends_with_that_and_at_its_line(act, error):
+    """Who waits then hangs only in a deadlock."""
+
+    def kernel(flag):
+        wait(flag) if block_idx() == 0 or act is None else act(flag)
+
+    trace = Trace()
+    world = World(1, seed=1, tracer=trace, memory_model="checked")
+
+    def host():
+        flag = world.ranks[0].space.allocate(64, "flag", zero=True)
+        world.ranks[0].create_stream("s").launch(kernel, (flag.address,), 2, 64)
+        if act is not None:
+            world.host_wait(lambda: False, "nothing")
+        world.host_wait(lambda: world.calls > 200, "a while")
+        raise KeyError("of the host")
+
+    with pytest.raises(error) as raised:
+        world.run([host])
+    data = page_data(trace)
+    hangs = {
+        KINDS[kind] for kind, until in zip(data["events"]["kind"], data["events"]["until"], strict=True) if until < 0
+    }
+    last = data["stories"][0]["steps"][-1]
+    assert last["report"] == str(raised.value)
+    assert last["step"] == data["lastStep"] == trace.last_step
+    if error is DeadlockError:
+        assert hangs == {"wait", "hang"}
+        return
+    assert hangs == ({"finding"} if act is not None else set())
+    assert (last["title"], last["text"]) == ("The finding", f"{error.__name__} stops the run here.")
+    assert "waits for ever" not in str(timeline(trace))
+    if act is not None:
+        source, number = data["lines"][last["line"]]
+        assert data["sources"][source]["function"] == act.__name__
+        assert number == act.__code__.co_firstlineno + 1
+        assert f"{error.__name__}: {str(raised.value).splitlines()[0]}" in trace.table("finding")
+
+
 @pytest.mark.parametrize("mode", EACH_MODE)
 def test_the_page_names_no_other_file_and_no_place_of_this_machine(mode):
     page = page_html(traced_run(mode))
@@ -201,8 +284,6 @@ def test_the_page_names_no_other_file_and_no_place_of_this_machine(mode):
 
 def test_no_name_of_a_cell_ends_the_script():
     def kernel(cell):
-        from nbep.device.primitives import st_release_sys_s32
-
         st_release_sys_s32(cell, 1)
 
     trace = Trace()

@@ -11,7 +11,7 @@ needs more registers, and a stack: the library's functions are not inlined.
 nvshmem4py's own Numba bindings take another way: they define __NVSHMEM_NUMBA_SUPPORT__, which compiles the library's
 code with the kernel (43 s instead of 3, and 19 MB of PTX), switches IBGDA off and passes arguments through memory.
 
-It takes the wheel nvidia-nvshmem-cu13, which nbep[nvshmem] brings. Neither a GPU nor a driver is needed.
+It takes the wheel nvidia-nvshmem-cu13, which the extra nvshmem brings. Neither a GPU nor a driver is needed.
 
 Source: NVSHMEM installation guide, "Using NVSHMEM with your applications"; its header nvshmemi_extern_constant.h
 """
@@ -20,9 +20,9 @@ import re
 from functools import cache
 from pathlib import Path
 
+from nbep.device.extras import install_line
 from nbep.device.jit import ComputeCapability, LinkInput
 
-INSTALL = "pip install 'nbep[nvshmem]'"
 ARCHIVE = "libnvshmem_device.a"
 PACKAGE, LOWEST = "nvidia-nvshmem-cu13", (3, 8)  # the headers of 3.4, which torch brings, do not compile with NVRTC
 MAX_MESSAGES = 12  # lines of NVRTC in an error; one mistake in a header makes hundreds
@@ -44,7 +44,7 @@ class NvshmemMissing(RuntimeError):
     """NVSHMEM, or a part of it, is not installed, or too old."""
 
     def __init__(self, why: str):
-        super().__init__(f"transport='nvshmem': {why}: {INSTALL}")
+        super().__init__(f"transport='nvshmem': {why}: {install_line('nvshmem')}")
 
 
 def why_too_old(version: str) -> str | None:

@@ -9,7 +9,7 @@ import linecache
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 from typing import TypeVar
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
@@ -99,6 +99,16 @@ def call_chain(frame: FrameType | None, depth: int = 4) -> list[Site]:
         sites.append((frame.f_code, frame.f_lasti))
         frame = kernel_frame(frame.f_back)
     return sites
+
+
+def raising_chain(trace: TracebackType | None, depth: int = 4) -> list[Site]:
+    """The same of where an error was raised, once its frames are gone."""
+    sites: list[Site] = []
+    while trace is not None:
+        if not _is_hidden(trace.tb_frame.f_code):
+            sites.append((trace.tb_frame.f_code, trace.tb_lasti))
+        trace = trace.tb_next
+    return sites[::-1][:depth]
 
 
 def frames_of_kernel(frame: FrameType | None) -> list[tuple[FrameType, int]]:

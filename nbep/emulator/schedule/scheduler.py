@@ -213,6 +213,9 @@ class Scheduler:
         """The error that says in words what a fact means."""
         raise NotImplementedError
 
+    def stop(self, error: BaseException) -> None:
+        """An error ends the run. Its threads stand where they were."""
+
     def explain(self, error: BaseException) -> None:
         """Say more in an error that has ended the run. Its threads stand where they were, and may go on a little."""
 
@@ -229,6 +232,7 @@ class Scheduler:
                     self._loop_by_priority(self._ready, finished, describe)
         except BaseException as error:
             self.failure = error
+            self.stop(error)
             where = self.current.describe() if hasattr(self.current, "describe") else None
             if isinstance(self.current, Host):
                 error.add_note(f"raised by the host function of rank {self.current.rank}, seed {self.seed}")

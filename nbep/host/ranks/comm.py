@@ -67,6 +67,15 @@ class CommGroup:
         self.subgroups: dict[tuple[int, int], CommGroup] = {}
 
 
+class Number(int):
+    """A number, as mpi4py's communicators have it, that may be called, as torch's groups are: `group.size()`."""
+
+    __slots__ = ()
+
+    def __call__(self) -> int:
+        return int(self)
+
+
 class InProcessComm:
     """Connects the ranks that `nbep.spawn` runs in one process.
 
@@ -79,7 +88,7 @@ class InProcessComm:
 
     def __init__(self, group: CommGroup, rank: int, runtime: Runtime):
         self._group = group
-        self._rank = rank
+        self._rank, self._size = Number(rank), Number(group.size)
         self._num_calls = 0
         self.runtime = runtime
 
@@ -87,12 +96,12 @@ class InProcessComm:
         return f"<InProcessComm rank {self.rank} of {self.size}>"
 
     @property
-    def rank(self) -> int:
+    def rank(self) -> Number:
         return self._rank
 
     @property
-    def size(self) -> int:
-        return self._group.size
+    def size(self) -> Number:
+        return self._size
 
     def Get_rank(self) -> int:  # noqa: N802
         return self.rank

@@ -25,6 +25,7 @@ from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunc
 from nbep.host.target.checked_arrays import LentArray, Outputs, Span, Watched, check, is_over, lend
 from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, in_backward_pass, is_torch_dtype, own_modes
 from nbep.host.target.cuda.arrays import native_name, numpy_dtype
+from nbep.host.target.current import check_rank
 from nbep.host.target.launches import check_launch, check_leaf
 from nbep.host.target.memory import (
     Describe,
@@ -313,6 +314,7 @@ class EmulatorRuntime(Runtime):
                 f"{verb}: called in another thread; emulated ranks run in the thread that called spawn: to call from "
                 f"several threads, start a process for each rank, with mpiexec or torchrun"
             )
+        check_rank(verb, self)
         if self.world.is_over:
             raise RuntimeError(f"{verb}: called after the end of the spawn that this rank was part of")
         if in_backward_pass():

@@ -24,7 +24,7 @@ from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.trace.events import Event, readings
 from nbep.trace.queues import EntryLife, all_lives
 from nbep.trace.recorder import Recorder
-from nbep.trace.stories import Story, as_json, line_of_role, stories_of_values, value_of
+from nbep.trace.stories import Story, as_json, line_of_role, stories_of_values, value_of, with_finding
 from nbep.trace.view import views
 
 SCRIPTS = ("run.js", "rows.js", "timeline.js", "slots.js", "now.js", "story.js", "main.js")
@@ -77,7 +77,7 @@ def _part(name: str) -> str:
 #  readings  places of two events: a store, and the look that reads it
 
 
-KINDS = ("store", "atomic", "fill", "see", "wait", "hang")
+KINDS = ("store", "atomic", "fill", "see", "wait", "hang", "finding")
 NOT_YET = -1
 ALL = "all threads"  # the role of a kernel's threads that all do the same
 LONGEST = 400  # lines of a source that the page carries
@@ -108,7 +108,7 @@ def page_data(trace: Recorder) -> dict[str, Any]:
         "cell": [cells.number((event.cell.owner, event.cell.text)) for event in events],
         "value": [value_of(event) for event in events],
         "order": [orders.number(event.order) for event in events],
-        "until": [_until(event.until) if event.what in ("wait", "hang") else 0 for event in events],
+        "until": [_until(event.until) if event.what in ("wait", "hang", "finding") else 0 for event in events],
         "stack": [stacks.number(tuple(map(lines.number, event.at))) for event in events],
     }
     if events:
@@ -151,7 +151,11 @@ def page_data(trace: Recorder) -> dict[str, Any]:
 def all_stories(trace: Recorder) -> list[Story]:
     """The stories of a run; the first one is the one that shows most."""
     stories = [story for view in views() for story in view.stories(trace)]
-    return stories or list(islice(stories_of_values(trace), 1))
+    stories = stories or list(islice(stories_of_values(trace), 1))
+    return [
+        with_finding(story, trace)
+        for story in stories or [Story("how the run ends", ("", 0))][: trace.error is not None]
+    ]
 
 
 def _until(step: int | None) -> int:

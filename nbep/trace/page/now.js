@@ -68,11 +68,11 @@ class Now {
     return { row, event, state: "runs", text: (hasWaited || run.words(event)) + others };
   }
 
-  // The latest wait for a cell that has a name; else one for any cell; else one at a barrier.
+  // What has stopped the run; the latest wait for a cell that has a name; else one for any cell; else one at a barrier.
   telling(waits) {
     const hasCell = (wait) => this.run.kind[wait] === KIND.wait;
     const hasName = (wait) => hasCell(wait) && !this.run.cells[this.run.cell[wait]][1].includes("[byte ");
-    return waits.findLast(hasName) ?? waits.findLast(hasCell) ?? waits.at(-1);
+    return waits.find((wait) => this.run.kind[wait] === KIND.finding) ?? waits.findLast(hasName) ?? waits.findLast(hasCell) ?? waits.at(-1);
   }
 
   draw(step) {

@@ -1,7 +1,7 @@
 "use strict";
 // The run: the columns of the page's data, and what can be asked of them.
 
-const KIND = { store: 0, atomic: 1, fill: 2, see: 3, wait: 4, hang: 5 };
+const KIND = { store: 0, atomic: 1, fill: 2, see: 3, wait: 4, hang: 5, finding: 6 };
 const NEVER = -1;
 
 // The first place of a sorted array whose value is more than `value`.
@@ -48,7 +48,7 @@ class Run {
     return Math.min(this.lastStep, ...this.launches.map((launch) => launch[2]));
   }
 
-  // Where the page opens, so that no part of it is empty: at the end if somebody hangs, else where the first slot is filled.
+  // Where the page opens, so that no part of it is empty: at the end if somebody hangs or something is found, else where the first slot is filled.
   get openingStep() {
     if (this.waits.some((wait) => this.until[wait] === NEVER)) return this.lastStep;
     return this.count ? this.step[Math.max(this.kind.indexOf(KIND.fill), 0)] : this.firstStep;
@@ -123,6 +123,7 @@ class Run {
       case KIND.fill: return `fills ${cell}`;
       case KIND.see: return `sees ${cell} = ${value}${suffix}`;
       case KIND.wait: return `waits ${forEver ? "for ever" : `${this.end(event) - this.step[event]} steps`} for ${cell}, sees ${value}`;
+      case KIND.finding: return `${cell}: ${value}`;
       default: return `hangs at ${cell}: ${value} have come`;
     }
   }

@@ -74,6 +74,7 @@ class Tale {
     const [source, line] = step.line < 0 ? [] : this.run.lines[step.line];
     const where = step.line < 0 ? null : { ...this.run.sources[source], number: line };
     get("story-line").textContent = where ? `${where.file}:${where.number}   ${codeOf(where)}` : "";
+    get("story-report").textContent = step.report;
     this.draw(step);
   }
 
