@@ -12,8 +12,8 @@ from nbep.emulator.machine.thread import current_thread
 
 from . import ops
 from .arrays import KArray, Space, flag_type, names_of_elements
-from .code import KernelTypeError
-from .device import STATIC_SHARED_BYTES, BlockState, Who
+from .device import BlockState, Who
+from .limits import blocks_at_once, check_shared
 from .memory import DeviceNDArray, HostArray, as_device
 from .session import Session
 from .types import Num, Tup
@@ -28,29 +28,21 @@ class Run:
         self.grid, self.block, self.dynamic = grid, block, dynamic
         self.blocks: dict[int, BlockState] = {}
         self.parts: list[tuple[int, int, str, Callable[[int], str]]] = []
-        self.places: dict[Any, int] = {}
         self.constants: dict[int, KArray] = {}
         self.together: dict[Any, Any] = {}
         self.turns: dict[int, int] = {}
         self.grid_cell: Any = None
         self.keep: Any = None  # arrays of the device live until the kernel is done
         self.__name__ = compiled.name
-        end = dynamic
-        for site in unit.sites:
-            if site.shape == (0,):
-                continue
-            align = max(site.alignment, 16)
-            begin = -(-end // align) * align
-            end = begin + math.prod(site.shape) * site.dtype.itemsize
-            self.places[site] = begin
-            strides = np.empty(site.shape, site.dtype).strides
-            names = names_of_elements(site.shape, strides, begin)
-            self.parts.append((begin, end, site.name or "shared array", names))
+        self.places, end = places_of(unit.sites, dynamic)
+        for site, begin in self.places.items():
+            names = names_of_elements(site.shape, np.empty(site.shape, site.dtype).strides, begin)
+            size = math.prod(site.shape) * site.dtype.itemsize
+            self.parts.append((begin, begin + size, site.name or "shared array", names))
         self.smem_bytes = end
-        if end - dynamic > STATIC_SHARED_BYTES:
-            raise KernelTypeError(
-                f"{compiled.name}: {end - dynamic} bytes of static shared memory; there are {STATIC_SHARED_BYTES}"
-            )
+        check_shared(compiled.name, places_of(unit.sites, 0)[1], dynamic)
+        sms = session.options["num_sms"]
+        self.most_blocks = blocks_at_once(math.prod(block), end) if sms is None else sms
 
     def __call__(self, *args: Any) -> None:
         thread = current_thread()
@@ -95,6 +87,17 @@ class Run:
     def captured(self, value: Any) -> KArray:
         """An array of the device that is a global of the kernel."""
         return as_device(value).in_kernel(self.session, "captured array")
+
+
+def places_of(sites: list[Any], dynamic: int) -> tuple[dict[Any, int], int]:
+    """Where the arrays of a block begin in its shared memory, behind the dynamic part, and where it ends."""
+    places, end = {}, dynamic
+    for site in sites:
+        if site.shape != (0,):
+            align = max(site.alignment, 16)
+            places[site] = -(-end // align) * align
+            end = places[site] + math.prod(site.shape) * site.dtype.itemsize
+    return places, end
 
 
 def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:

@@ -79,6 +79,7 @@ class Launch:
         self.describe_shared: Describe | None = None  # what names the bytes of its blocks' shared memory
         self.starts_together = False  # all of its blocks or none, as with a cooperative launch
         self.by_ptx = False  # how threads meet: see `Block`
+        self.share = 1  # of the SMs that a block takes
         self.blocks: list[Block] = []
         self.live = grid
         self.copies = 0  # bulk copies under way
