@@ -145,3 +145,12 @@ def scope_of(function: FunctionType) -> dict[str, Any]:
         except ValueError:
             scope.pop(name, None)
     return scope
+
+
+def assigned_in(body: list[ast.stmt]) -> set[str]:
+    return {
+        node.id
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }

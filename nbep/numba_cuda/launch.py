@@ -47,6 +47,8 @@ class Run:
     def __call__(self, *args: Any) -> None:
         thread = current_thread()
         self.code(thread, Who(thread, self), *args)
+        if thread.block.live == 1:
+            del self.blocks[thread.block.serial]
 
     def state_of(self, block: Any) -> BlockState:
         state = self.blocks.get(block.serial)

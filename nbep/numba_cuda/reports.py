@@ -9,7 +9,7 @@ import ast
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from nbep.emulator.machine import errors
@@ -18,11 +18,9 @@ from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.machine.memory import OFFSET_BITS, OFFSET_MASK
 from nbep.emulator.machine.names import ranges
 from nbep.emulator.machine.source import Site, describe_site, site_of, source_line
-from nbep.emulator.machine.warp import lanes_of
 from nbep.emulator.models.host import HostRace
 from nbep.emulator.models.races import Race
 from nbep.emulator.reports.unwritten import _is_there, _who_writes
-from nbep.emulator.schedule.scheduler import Stuck
 
 BLOCKS = (
     "two blocks of a launch run in any order: this needs an atomic, a flag or lock with cuda.threadfence() on both "
@@ -31,7 +29,6 @@ BLOCKS = (
 CHANGED = "several threads change it at once: this needs an atomic, such as cuda.atomic.add"
 ASSIGNMENT = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])?=(?!=)")
 AUGMENTED = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])=")
-MOST_PLACES = 12  # that the report of a deadlock lists
 BARRIERS = {
     "syncwarp": "cuda.syncwarp()", "match_any": "cuda.match_any_sync()", "match_all": "cuda.match_all_sync()",
     "shfl.idx": "cuda.shfl_sync()", "shfl.up": "cuda.shfl_up_sync()", "shfl.down": "cuda.shfl_down_sync()",
@@ -52,8 +49,6 @@ def words_of(world: Any, fact: Any, default: Callable[[Any], Any]) -> Any:
         return diverged(fact)
     if isinstance(fact, NeverFull):
         return errors.DeadlockError(f"cuda.syncthreads() of {block_name(fact.block)} waits for threads that have left")
-    if isinstance(fact, Stuck):
-        return deadlock(world, fact)
     return default(fact)
 
 
@@ -281,49 +276,3 @@ def different_barriers(thread: Any, other: Any, here: Site, there: Site) -> erro
         f"  {line(there)}    <- threadIdx {other}"
     )
     return error_at(thread, errors.Divergence, message)
-
-
-def deadlock(world: Any, stuck: Stuck) -> errors.DeadlockError:
-    """Nothing goes on: where the threads of each block are."""
-    places: dict[Any, list[Any]] = {}
-    for launch in world.launches:
-        for block in launch.blocks:
-            for thread in block.threads:
-                if not thread.exited:
-                    site = None if thread.gr_frame is None else site_of(thread.gr_frame)
-                    places.setdefault((block, site, _waits_for(thread)), []).append(thread)
-    lines = []
-    for (block, site, what), threads in list(places.items())[:MOST_PLACES]:
-        _, dims = world.dims_of(block.launch.name, block.launch.number)
-        count = f"{len(threads)} of {block.launch.block} threads"
-        lines.append(f"  {line(site)}    <- {count} of {block_name(block)} {what}: {some(threads, dims)}")
-    if len(places) > MOST_PLACES:
-        lines.append(f"  ... and {len(places) - MOST_PLACES} more places")
-    kernels = ", ".join(sorted({kernel_name(one.name, one.number) for one in world.launches})) or "no kernel"
-    head = f"deadlock: nothing goes on any more in {kernels}"
-    if world.runnable:
-        head = f"endless loop: no thread has stored anything for long, and all poll, in {kernels}"
-    return errors.DeadlockError("\n".join([head, *lines]))
-
-
-def some(threads: Iterable[Any], dims: tuple[int, int, int]) -> str:
-    """The first threads of a group, by threadIdx."""
-    threads = list(threads)
-    if dims[1] == dims[2] == 1:
-        return f"threadIdx {ranges(one.thread_idx for one in threads)}"
-    names = [shown(one.thread_idx, dims) for one in threads[:4]]
-    return f"threadIdx {', '.join(names)}{', ...' if len(threads) > 4 else ''}"
-
-
-def _waits_for(thread: Any) -> str:
-    waits_for = thread.waits_for
-    if thread in thread.world.runnable or waits_for is None:
-        return "loop"
-    if hasattr(waits_for, "expected"):
-        return "wait for the others at cuda.syncthreads()"
-    if hasattr(waits_for, "mask"):
-        lanes = ranges(lanes_of(waits_for.missing))
-        return f"wait at {BARRIERS.get(waits_for.name, waits_for.name)} for lanes {lanes}"
-    if isinstance(waits_for, list):
-        return "wait for the other blocks at grid.sync()"
-    return f"wait for {waits_for}"

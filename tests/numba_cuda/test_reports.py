@@ -6,7 +6,6 @@ import pytest
 import nbep.numba_cuda
 from nbep.emulator.machine.errors import (
     DataRace,
-    DeadlockError,
     Divergence,
     OutOfBounds,
     ReadOnly,
@@ -278,28 +277,6 @@ def test_lanes_at_different_barriers(cuda):
             cuda.syncthreads()
 
     found(Divergence, lambda: kernel[1, 32](np.zeros(1)), (0, "different calls of cuda.syncthreads()"), (1, "aligned"))
-
-
-def test_deadlock_says_where_the_threads_are(cuda):
-    @cuda.jit
-    def kernel(out):
-        if cuda.threadIdx.x == 0:
-            cuda.syncthreads()
-        else:
-            cuda.syncwarp()
-
-    lines = found(DeadlockError, lambda: kernel[1, 32](np.zeros(1)), (0, "deadlock"))
-    assert any("cuda.syncthreads()    <- 1 of 32 threads" in line for line in lines)
-    assert any("cuda.syncwarp()    <- 31 of 32 threads" in line for line in lines)
-
-
-def test_lock_that_is_not_given_back_is_no_endless_run(cuda, memory_model):
-    @cuda.jit
-    def kernel(lock):
-        while cuda.atomic.cas(lock, 0, 0, 1) != 0:
-            pass
-
-    found(DeadlockError, lambda: kernel[1, 2](np.zeros(1, np.int32)), (0, "endless loop"), (1, "cuda.atomic.cas"))
 
 
 def test_constant_arrays_cannot_be_stored_to(cuda):

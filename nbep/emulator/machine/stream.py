@@ -135,13 +135,8 @@ class Launch:
             return
         self.done = True
         del self.world.launches[self]
-        for block in self.blocks:  # break the cycles between blocks and threads
-            for warp in block.warps:
-                warp.lanes = []
-            block.threads = []
-            block.warps = []
-            block.mbarriers = {}
-            block.shared.release()
+        for block in self.blocks:
+            block.release()
         self.blocks = []
         self.function = None
         self.args = ()
