@@ -219,6 +219,8 @@ class KArray:
 
     def ld_silently(self, thread: Any, *index: Any) -> Any:
         """`ld` of what is only stored: see `loops`"""
+        if thread.looks is None:
+            return self.ld(thread, *index)
         thread.is_silent = True
         value = self.ld(thread, *index)
         thread.is_silent = False
