@@ -5,15 +5,13 @@ The first line says what is wrong and with which element. The next two are the a
 
 from __future__ import annotations
 
-import ast
 import linecache
-import re
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from nbep.emulator.machine import errors
-from nbep.emulator.machine.faults import AccessFault, Diverged, Hole, NeverFull, error_at, who_and_where
+from nbep.emulator.machine.faults import AccessFault, Diverged, Hole, error_at, who_and_where
 from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.machine.memory import OFFSET_BITS, OFFSET_MASK
 from nbep.emulator.machine.names import ranges
@@ -22,13 +20,34 @@ from nbep.emulator.models.host import HostRace
 from nbep.emulator.models.races import Race
 from nbep.emulator.reports.unwritten import _is_there, _who_writes
 
-BLOCKS = (
-    "two blocks of a launch run in any order: this needs an atomic, a flag or lock with cuda.threadfence() on both "
-    "sides, a second launch or grid.sync()"
-)
-CHANGED = "several threads change it at once: this needs an atomic, such as cuda.atomic.add"
-ASSIGNMENT = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])?=(?!=)")
-AUGMENTED = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])=")
+from .updates import atomic_of
+
+LOCK = "lock of atomics with cuda.threadfence() on both sides"
+STORES = "several threads store to it, and nothing says which comes last: only one of them may"
+CHANGE = f"several threads change it at once: this needs an atomic, such as cuda.atomic.{{}}, or a {LOCK}"
+ADVICE = {  # a test has for each a program that gets it, and that program as it is told to be
+    "host first": "the host has accessed it while the kernel was under way: call cuda.synchronize() before",
+    "host later": "and has not waited for the kernel: cuda.synchronize() or stream.synchronize() is missing",
+    "streams": "two kernels on different streams, which nothing orders: an event or stream.synchronize() is missing",
+    "atomic and plain": (
+        "a plain access and an atomic: cuda.syncthreads() is missing between them, or both must be atomic"
+    ),
+    "atomic and plain of two blocks": "a plain access and an atomic of two blocks: both must be atomic",
+    "several stores": f"{STORES}, or cuda.syncthreads() is missing between them",
+    "several stores of two blocks": STORES,
+    "changed": f"{CHANGE}, or cuda.syncthreads() between the two if they do it one after the other",
+    "changed by two blocks": CHANGE,
+    "grid": "grid.sync() is missing between these two accesses",
+    "blocks": (
+        "two blocks of a launch run in any order: this needs a flag or "
+        f"{LOCK}, an atomic in place of each, a second launch or grid.sync()"
+    ),
+    "block": "cuda.syncthreads() is missing between these two accesses",
+    "early": "so far, but one does later: cuda.syncthreads() is missing",
+    "early in another block": "so far, but one of another block does later: nothing makes this thread wait for that",
+    "collective": "that have not left must come to the same call",
+    "barrier": "all threads of a block must come to the same one",
+}
 BARRIERS = {
     "syncwarp": "cuda.syncwarp()", "match_any": "cuda.match_any_sync()", "match_all": "cuda.match_all_sync()",
     "shfl.idx": "cuda.shfl_sync()", "shfl.up": "cuda.shfl_up_sync()", "shfl.down": "cuda.shfl_down_sync()",
@@ -47,8 +66,6 @@ def words_of(world: Any, fact: Any, default: Callable[[Any], Any]) -> Any:
         return access_fault(fact, default)
     if isinstance(fact, Diverged):
         return diverged(fact)
-    if isinstance(fact, NeverFull):
-        return errors.DeadlockError(f"cuda.syncthreads() of {block_name(fact.block)} waits for threads that have left")
     return default(fact)
 
 
@@ -77,11 +94,6 @@ def describe(thread: Any) -> str:
     launch = thread.block.launch
     dims = thread.world.dims_of(launch.name, launch.number)
     return f"{thread_name(dims, thread.block_idx, thread.thread_idx)}, {kernel_name(launch.name, launch.number)}"
-
-
-def block_name(block: Any) -> str:
-    grid, _ = block.launch.world.dims_of(block.launch.name, block.launch.number)
-    return f"blockIdx {shown(block.index, grid)}"
 
 
 def owner_name(world: Any, owner: Any) -> str:
@@ -138,60 +150,21 @@ def _missing(world: Any, access: Any, earlier: Any, is_shared: bool) -> str:
     """What would order the two."""
     a, b = earlier.owner, access.owner
     if a.is_cpu:
-        return "the host has accessed it while the kernel was under way: call cuda.synchronize() before"
+        return ADVICE["host first"]
     if (a.kernel, a.launch) != (b.kernel, b.launch):
-        return "two kernels on different streams, which nothing orders: an event or stream.synchronize() is missing"
-    atomics = access.is_atomic + earlier.is_atomic
-    if atomics == 1:
-        what = "a plain access and an atomic"
-        if a.block == b.block:
-            return f"{what}: cuda.syncthreads() is missing between them, or both must be atomic"
-        return f"{what} of two blocks: both must be atomic"
+        return ADVICE["streams"]
+    of_two, by_two = ("", "") if a.block == b.block else (" of two blocks", " by two blocks")
+    if access.is_atomic + earlier.is_atomic == 1:
+        return ADVICE["atomic and plain" + of_two]
     if access.verb == earlier.verb == "store" and line(access.site) == line(earlier.site):
-        if _augments(access.site):
-            return CHANGED
-        return "two threads store to the same element, and nothing says which comes last"
+        atomic = atomic_of(access.site)
+        return ADVICE["several stores" + of_two] if atomic is None else ADVICE["changed" + by_two].format(atomic)
     load, store = (access, earlier) if access.verb == "load" else (earlier, access)
-    if load.verb == "load" and line(load.site) == line(store.site) and segment(load.site) == _target(store.site):
-        if not _stores_several(store.site):
-            return CHANGED
+    if load.verb == "load" and (atomic := atomic_of(store.site, load.site)) is not None:
+        return ADVICE["changed" + by_two].format(atomic)
     if (a.kernel, a.launch) in world.cooperative and not is_shared:
-        return "grid.sync() is missing between these two accesses"
-    if a.block != b.block:
-        return BLOCKS
-    return "cuda.syncthreads() is missing between these two accesses"
-
-
-def segment(site: Site | None) -> str:
-    """The expression at a site, if it stands in one line."""
-    if site is None:
-        return ""
-    line_number, end, column, end_column = list(site[0].co_positions())[site[1] // 2]
-    text = source_line(site)
-    whole = linecache.getline(site[0].co_filename, line_number or 0)
-    if line_number is None or line_number != end or whole.strip() != text:
-        return text
-    return whole.encode()[column or 0 : end_column or 0].decode()
-
-
-def _target(site: Site | None) -> str:
-    """The element to which a line stores, as it is written."""
-    return ASSIGNMENT.split(segment(site), maxsplit=1)[0].strip()
-
-
-def _augments(site: Site | None) -> bool:
-    """Whether a line stores what it makes of what was there."""
-    parts = ASSIGNMENT.split(source_line(site), maxsplit=1)
-    return len(parts) == 2 and (parts[0].strip() in parts[1] or bool(AUGMENTED.search(source_line(site))))
-
-
-def _stores_several(site: Site | None) -> bool:
-    """Whether a line stores to several elements, as a swap does: no atomic can stand in its place."""
-    try:
-        target = ast.parse(ASSIGNMENT.split(source_line(site), maxsplit=1)[0].strip(), mode="eval").body
-    except SyntaxError:
-        return False
-    return isinstance(target, ast.Tuple)
+        return ADVICE["grid"]
+    return ADVICE["blocks" if a.block != b.block else "block"]
 
 
 def host_race(world: Any, fact: HostRace) -> errors.DataRace:
@@ -199,9 +172,8 @@ def host_race(world: Any, fact: HostRace) -> errors.DataRace:
     allocation, access, earlier, _ = fact
     verb = "writes" if access.verb == "store" else "reads"
     name = cell(allocation, max(access.begin, earlier.begin))
-    missing = "cuda.synchronize() or stream.synchronize() is missing"
     lines = [
-        f"data race on {name}: the host {verb} it and has not waited for the kernel: {missing}",
+        f"data race on {name}: the host {verb} it {ADVICE['host later']}",
         f"  {line(earlier.site)}    <- {_done(earlier)} by {owner_name(world, earlier.owner)}",
         f"  {line(_host_site())}    <- the host {verb}",
         f"  in {kernel_name(earlier.owner.kernel, earlier.owner.launch)} of {_stream(earlier.owner)}",
@@ -238,9 +210,9 @@ def tell_writer(error: errors.Uninitialized, world: Any) -> None:
         return
     first, *rest = str(error).splitlines()
     near = writer.thread.block is hole.thread.block
-    missing = "cuda.syncthreads() is missing" if near else "nothing makes this thread wait for that"
+    advice = ADVICE["early" if near else "early in another block"]
     by = f"  {line(writer.site)}    <- stored later by {describe(writer.thread)}"
-    error.args = ("\n".join([f"{first} so far, but one does later: {missing}", by, *rest]),)
+    error.args = ("\n".join([f"{first} {advice}", by, *rest]),)
 
 
 def show_source(error: errors.EmulatorError) -> None:
@@ -262,8 +234,8 @@ def diverged(fact: Diverged) -> errors.EmulatorError:
     thread, name, collective = fact
     here, there = (BARRIERS.get(one.partition(" ")[0], one) for one in (name, collective.name))
     message = (
-        f"{here} names lanes that are at {there}: all lanes of the mask {collective.mask:#010x} that have not left\n"
-        "must come to the same call\n"
+        f"{here} names lanes that are at {there}: all lanes of the mask {collective.mask:#010x} "
+        f"{ADVICE['collective']}\n"
         f"  {line(collective.site)}    <- lanes {ranges(one.lane for one in collective.threads)}"
     )
     return error_at(thread, errors.Divergence, message)
@@ -271,8 +243,8 @@ def diverged(fact: Diverged) -> errors.EmulatorError:
 
 def different_barriers(thread: Any, other: Any, here: Site, there: Site) -> errors.EmulatorError:
     message = (
-        "threads of a warp are at different calls of cuda.syncthreads(): all threads of a block must come to the same\n"
-        "one (PTX: bar.sync is .aligned)\n"
+        f"threads of a warp are at different calls of cuda.syncthreads(): {ADVICE['barrier']} "
+        "(PTX: bar.sync is .aligned)\n"
         f"  {line(there)}    <- threadIdx {other}"
     )
     return error_at(thread, errors.Divergence, message)
