@@ -15,8 +15,18 @@ from nbep.emulator.machine.faults import error_at
 from nbep.emulator.machine.sms import UNLIMITED
 from nbep.emulator.machine.thread import CURRENT, current_thread
 
-from .launch import Run, _extended, in_kernel, places_of, prepare
-from .limits import MAX_BLOCK, MAX_GRID, MAX_THREADS, blocks_at_once, check_cooperative
+from .launch import (
+    MAX_BLOCK,
+    MAX_GRID,
+    MAX_THREADS,
+    Run,
+    _extended,
+    blocks_at_once,
+    check_cooperative,
+    in_kernel,
+    places_of,
+    prepare,
+)
 from .session import current, stream_of
 from .signatures import _kept, fitted, numba_type, parsed, type_from_numba
 from .types import Arr, Known, Num, Rec, Tup

@@ -128,13 +128,14 @@ def _wanted(world: Any, threads: Sequence[Any]) -> dict[Any, str]:
             notes: list[Any] = []
             one.notes = notes
             for _ in range(2 * len(one.turn) + 2):
-                if one in world.runnable:
-                    world.runnable.remove(one)
-                    one.left = 0
-                    world.current = one
-                    with suppress(Exception):
-                        one.switch()
-                    world.current = None
+                world.runnable.clear()
+                one.left = 0
+                world.current = one
+                with suppress(Exception):
+                    one.switch()
+                world.current = None
+                if one not in world.runnable:
+                    break
             one.notes = None
             for place in dict.fromkeys(note.cell for note in notes):
                 text = condition([note for note in notes if note.cell == place], kinds[place])

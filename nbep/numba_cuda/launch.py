@@ -12,12 +12,22 @@ from nbep.emulator.machine.thread import current_thread
 
 from . import ops
 from .arrays import KArray, Space, flag_type, names_of_elements
+from .code import KernelTypeError
 from .device import BlockState, Who
-from .limits import blocks_at_once, check_shared
 from .memory import DeviceNDArray, HostArray, as_device
 from .session import Session
 from .types import Num, Tup
 from .unit import Unit
+
+# What an H100 has; see "Compute Capabilities" in the CUDA C++ Programming Guide. How many registers a kernel takes is
+# not known without machine code: on a GPU it may be fewer blocks that an SM holds.
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+NUM_SMS = 132
+SHARED_BYTES = 48 << 10  # of a block: numba-cuda does not ask for more
+SM_WARPS, SM_BLOCKS, SM_SHARED_BYTES = 64, 32, 228 << 10
+RESERVED_BYTES = 1 << 10  # of each block's shared memory
 
 
 class Run:
@@ -100,6 +110,34 @@ def places_of(sites: list[Any], dynamic: int) -> tuple[dict[Any, int], int]:
             places[site] = -(-end // align) * align
             end = places[site] + math.prod(site.shape) * site.dtype.itemsize
     return places, end
+
+
+def blocks_at_once(threads: int, shared_bytes: int) -> int:
+    """How many blocks the card holds at once, that is also the most of a cooperative launch."""
+    if shared_bytes > SHARED_BYTES:
+        return 0
+    by_shared = SM_SHARED_BYTES // (shared_bytes + RESERVED_BYTES)
+    return NUM_SMS * min(SM_BLOCKS, SM_WARPS // -(-threads // 32), by_shared)
+
+
+def check_shared(name: str, static: int, dynamic: int) -> None:
+    """Raises: ValueError for dynamic shared memory that no launch can have; KernelTypeError for static"""
+    if static > SHARED_BYTES:
+        raise KernelTypeError(f"{name}: {static} bytes of static shared memory; there are {SHARED_BYTES}")
+    if not 0 <= dynamic <= SHARED_BYTES - static:
+        beside = f", beside {static} bytes of static shared memory" if static else ""
+        raise ValueError(
+            f"{name}: {dynamic} bytes of dynamic shared memory{beside}; must be 0 to {SHARED_BYTES - static}"
+        )
+
+
+def check_cooperative(name: str, blocks: int, most: Any) -> None:
+    """Raises: ValueError for more blocks than can be there at once"""
+    if blocks > most:
+        raise ValueError(
+            f"{name}: {blocks} blocks of a cooperative launch, which all wait for each other; at most {most} of this "
+            "size are on the device at once: see max_cooperative_grid_blocks"
+        )
 
 
 def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from . import limits
+from . import launch
 from . import session as _session
 from .dispatcher import Dispatcher
 from .launch import to_device as _copy
@@ -209,11 +209,11 @@ class Device:
     compute_capability = (9, 0)
     uuid = "GPU-00000000-0000-0000-0000-000000000000"
     WARP_SIZE = 32
-    MULTIPROCESSOR_COUNT = limits.NUM_SMS
-    MAX_THREADS_PER_BLOCK = limits.MAX_THREADS
-    MAX_BLOCK_DIM_X, MAX_BLOCK_DIM_Y, MAX_BLOCK_DIM_Z = limits.MAX_BLOCK
-    MAX_GRID_DIM_X, MAX_GRID_DIM_Y, MAX_GRID_DIM_Z = limits.MAX_GRID
-    MAX_SHARED_MEMORY_PER_BLOCK = limits.SHARED_BYTES
+    MULTIPROCESSOR_COUNT = launch.NUM_SMS
+    MAX_THREADS_PER_BLOCK = launch.MAX_THREADS
+    MAX_BLOCK_DIM_X, MAX_BLOCK_DIM_Y, MAX_BLOCK_DIM_Z = launch.MAX_BLOCK
+    MAX_GRID_DIM_X, MAX_GRID_DIM_Y, MAX_GRID_DIM_Z = launch.MAX_GRID
+    MAX_SHARED_MEMORY_PER_BLOCK = launch.SHARED_BYTES
     supports_float16 = True
     supports_bfloat16 = supports_fp8 = False
 

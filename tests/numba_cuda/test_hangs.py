@@ -64,6 +64,15 @@ def test_a_loop_that_never_ends_says_where_and_on_what(cuda, model, name):
     assert ("a compiler may load a[" in report) is is_plain, report
 
 
+@pytest.mark.parametrize("strategy", ["few_preemptions", "starved", "late"])
+def test_each_strategy_finds_a_loop_that_never_ends(cuda, strategy):
+    with (
+        nbep.numba_cuda.options(memory_model="checked", strategy=strategy, seed=1),
+        pytest.raises(DeadlockError, match=r"a\[0\] holds 1; wanted: 0; changed last by threadIdx"),
+    ):
+        kernel_of(cuda, HANGS["lock"][0])[2, 2](np.zeros(8, np.int32))
+
+
 # Kernels with loops that take long, or wait for each other, and end.
 ENDS = {
     "counts up": "n = 0\n    while n < 20000: n += 1\n    a[i] = n",
