@@ -190,7 +190,7 @@ class KArray:
             thread.left += 2  # what comes next is one step with this
             old = self.ld(thread, *index)
             new = reduced(change(old, value, compare), dtype)
-            if thread.looks and thread.looks[-1].verb == "load":
+            if thread.looks and not thread.is_silent:
                 thread.looks[-1] = thread.looks[-1]._replace(verb="atomic")
             if new is old or new == old:
                 thread.left -= 1

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nbep.emulator.machine.errors import EmulatorError
+from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.reports.expected import Seen
 from nbep.emulator.schedule.strategies import Alone
 
@@ -189,10 +190,15 @@ def is_endless(world: Any) -> bool:
     threads = [*world.runnable, *world.slow]
     if world.operations or not threads or not all(one.loops_in_vain() for one in threads):
         return False
-    for block in {one.block for one in threads if Look("meet") in one.turn}:
-        if not all(one.exited or one.loops_in_vain() for one in block.threads):
+    meeting = [one.block.launch for one in threads if Look("meet") in one.turn]  # at grid.sync() all of a launch
+    for launch in dict.fromkeys(meeting):
+        if not all(one.exited or one.loops_in_vain() for block in launch.blocks for one in block.threads):
             return False
-    looked_at = {cell[:2] for one in threads for cell in one.cells}
-    looked_at.update(cell[:2] for one in world.polling for cell in one.waits_for)
-    stored = {look.cell[:2] for one in threads for look in one.turn if look.verb == "store"}
-    return not looked_at & stored and not world._look_again()
+    looked_at = [cell for one in threads for cell in one.cells]
+    looked_at += [cell for one in world.polling for cell in one.waits_for]
+    stored = [look.cell for one in threads for look in one.turn if look.verb == "store"]
+    return not _bytes(looked_at) & _bytes(stored) and not world._look_again()
+
+
+def _bytes(cells: list[Any]) -> set[Any]:
+    return {(cell[0], cell[1] + i) for cell in cells for i in range(KINDS[cell[2]].size)}

@@ -103,6 +103,25 @@ def test_a_loop_that_ends_is_no_hang(cuda, model, name, seed):
         kernel_of(cuda, ENDS[name])[1, 2](np.zeros(8, np.int32))
 
 
+def test_a_loop_that_syncs_the_grid_waits_for_what_other_blocks_count(cuda):
+    @cuda.jit
+    def kernel(a, turns):
+        grid = cuda.cg.this_grid()
+        n, goes_on = 0, True
+        while goes_on:
+            if cuda.blockIdx.x == 1:
+                n += 1
+                if n == turns:
+                    cuda.atomic.add(a, 0, 1)
+            grid.sync()
+            goes_on = cuda.atomic.add(a, 0, 0) == 0
+            grid.sync()
+
+    for seed in range(4):
+        with nbep.numba_cuda.options(seed=seed):
+            kernel[2, 2](np.zeros(1, np.int32), 2000)
+
+
 @pytest.mark.usefixtures("checked")
 def test_a_hang_names_each_place_once_and_says_who_has_left_and_who_waits_for_an_sm(cuda):
     @cuda.jit
