@@ -16,6 +16,7 @@ from .reports import BARRIERS, cell, kernel_name, line, owner_name, shown, threa
 
 NOBODY = "no other thread is left that could change what they look at"
 WAITING = "only threads that wait, or have not started, could change what they look at"
+GRID_CELL = "the barrier of the grid"
 MOST_PLACES = 12
 MOST_ASKED = 4  # threads of a place
 
@@ -59,8 +60,12 @@ def _what(thread: Any, site: Any) -> tuple[str, str]:
         lanes = ranges(lanes_of(waits_for.missing))
         return line(site), f"wait at {BARRIERS.get(waits_for.name, waits_for.name)} for lanes {lanes}"
     if isinstance(waits_for, list):
-        return line(site), "wait for the other blocks at grid.sync()"
+        return line(site), "wait for the other blocks at grid.sync()" if _is_at_grid(thread) else "loop"
     return line(site), f"wait for {waits_for}"
+
+
+def _is_at_grid(thread: Any) -> bool:
+    return isinstance(thread.waits_for, list) and thread.waits_for[0][0].name == GRID_CELL
 
 
 def _who(launch: Any, threads: Sequence[Any]) -> str:
@@ -95,16 +100,18 @@ def some(threads: Iterable[Any], dims: tuple[int, int, int]) -> str:
 # --- what loops look at -----------------------------------------------------------------------------------------------
 def _looked_at(world: Any, threads: Sequence[Any]) -> list[str]:
     """What each element holds that some threads look at, what they want there, and who has stored it."""
-    if not threads[0].loops_in_vain():
+    parked = [cell for one in threads if isinstance(one.waits_for, list) for cell in one.waits_for]
+    if _is_at_grid(threads[0]) or not (parked or threads[0].loops_in_vain()):
         return []
-    seen: dict[Any, tuple[str, list[Any]]] = {}
-    for one in threads:
-        for look in one.turn:
-            if look.verb in ("load", "atomic"):
-                seen.setdefault(look.cell[:2], (look.verb, look.cell))
+    seen: dict[Any, tuple[str, Any]] = {cell[:2]: ("atomic", cell) for cell in parked}
+    for one in () if parked else threads:
+        for verb, at in one.turn:
+            if verb in ("load", "atomic"):
+                seen.setdefault(at[:2], (verb, at))
     if not seen:
         return ["nothing ends this loop: it looks at no memory, and its variables decide the same in each turn"]
-    wanted = _wanted(world, threads)
+    with quiet(world):
+        wanted = {} if parked else _wanted(world, threads)
     lines = []
     for place, (_, (allocation, offset, _, value)) in list(seen.items())[:MOST_ASKED]:
         wants = f"; wanted: {wanted[place]}" if place in wanted else ""
@@ -122,25 +129,24 @@ def _looked_at(world: Any, threads: Sequence[Any]) -> list[str]:
 def _wanted(world: Any, threads: Sequence[Any]) -> dict[Any, str]:
     """What the first threads of a place want to see, found out by one more turn. The run has ended."""
     kinds, found = {}, {}
-    with quiet(world):
-        for one in threads[:MOST_ASKED]:
-            kinds.update({look.cell[:2]: look.cell[2] for look in one.turn if look.verb != "meet"})
-            notes: list[Any] = []
-            one.notes = notes
-            for _ in range(2 * len(one.turn) + 2):
-                world.runnable.clear()
-                one.left = 0
-                world.current = one
-                with suppress(Exception):
-                    one.switch()
-                world.current = None
-                if one not in world.runnable:
-                    break
-            one.notes = None
-            for place in dict.fromkeys(note.cell for note in notes):
-                text = condition([note for note in notes if note.cell == place], kinds[place])
-                if text is not None:
-                    found[place] = text
+    for one in threads[:MOST_ASKED]:
+        kinds.update({at[:2]: at[2] for verb, at in one.turn if verb != "meet"})
+        notes: list[Any] = []
+        one.notes = notes
+        for _ in range(2 * len(one.turn) + 2):
+            world.runnable.clear()
+            one.left = 0
+            world.current = one
+            with suppress(Exception):
+                one.switch()
+            world.current = None
+            if one not in world.runnable:
+                break
+        one.notes = None
+        for place in dict.fromkeys(note.cell for note in notes):
+            text = condition([note for note in notes if note.cell == place], kinds[place])
+            if text is not None:
+                found[place] = text
     return found
 
 
@@ -156,9 +162,8 @@ def _last_writer(world: Any, allocation: Any, offset: int) -> str:
         dims = None if launch is None else world.dims_of(launch.name, launch.number)
         by = "an earlier kernel" if block is None else thread_name(dims, block.index, writer[1])
         return f"changed last by {by} at {line(writer[2])}"
-    return (
-        "no thread has changed it" if world.memory_model == "checked" else "under `checked` here is who has stored it"
-    )
+    is_known = world.memory_model == "checked"
+    return "no thread has changed it" if is_known else "under `checked` a report says who has stored it"
 
 
 # --- who is not there -------------------------------------------------------------------------------------------------

@@ -73,6 +73,17 @@ def test_each_strategy_finds_a_loop_that_never_ends(cuda, strategy):
         kernel_of(cuda, HANGS["lock"][0])[2, 2](np.zeros(8, np.int32))
 
 
+def test_a_run_of_all_schedules_says_what_a_loop_looks_at(cuda):
+    from every_schedule import run_all
+
+    def program(strategy):
+        with nbep.numba_cuda.options(memory_model="checked", strategy=strategy):
+            kernel_of(cuda, HANGS["atomic load"][0])[1, 2](np.zeros(8, np.int32))
+
+    with pytest.raises(DeadlockError, match=r"2 of 2 threads .*loop\n    a\[0\] holds 0; no thread has changed it"):
+        run_all(program)
+
+
 # Kernels with loops that take long, or wait for each other, and end.
 ENDS = {
     "counts up": "n = 0\n    while n < 20000: n += 1\n    a[i] = n",
