@@ -190,22 +190,45 @@ class KArray:
             thread.left += 2  # what comes next is one step with this
             old = self.ld(thread, *index)
             new = reduced(change(old, value, compare), dtype)
+            if thread.looks and not thread.is_silent:
+                thread.looks[-1] = thread.looks[-1]._replace(verb="atomic")
             if new is old or new == old:
                 thread.left -= 1
-                at = self.offset(thread, index, True)
-                thread.polled[space.allocation, at] = (space.allocation, at, KIND_OF[dtype.str[1:]], old)
             else:
                 self.st(thread, new, *index)
             return old
         at = self.offset(thread, index, True)
-        kind = KIND_OF[dtype.str[1:]]
+        kind = self.kind
         if op in ("max", "min") and dtype.kind == "f":
             op = f"float {op}"
         if space.is_shared:
             old = thread.atomic_shared(op, at, kind, value, "relaxed", compare)
         else:
             old = thread.atomic(op, space.allocation.number << 32 | at, kind, value, "relaxed", "gpu", compare)
-        return bool(old) if dtype.kind == "b" else old
+        if thread.looks is not None:
+            if space.allocation.read(at, kind) != old:
+                thread.note("store", space.allocation, at, kind, None)
+            old = thread.note("atomic", space.allocation, at, kind, old)
+        return old
+
+    def change(self, thread: Any, *what: Any) -> None:
+        """`atomic` where nobody asks what was there."""
+        thread.is_silent = True
+        self.atomic(thread, *what)
+        thread.is_silent = False
+
+    def ld_silently(self, thread: Any, *index: Any) -> Any:
+        """`ld` of what is only stored: see `loops`"""
+        if thread.looks is None:
+            return self.ld(thread, *index)
+        thread.is_silent = True
+        value = self.ld(thread, *index)
+        thread.is_silent = False
+        return value
+
+    @property
+    def kind(self) -> str:
+        return KIND_OF[self.nd.dtype.str[1:]]
 
     def offset(self, thread: Any, index: tuple, storing: bool) -> int:
         """The byte of the allocation where an element lies."""
@@ -265,7 +288,7 @@ for _name in ("max", "min"):
 
 def _fast(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Loads and stores of "sc", where all see a store at once."""
-    nd, flags, world = array.nd, array.flags, array.space.world
+    nd, flags, world, allocation = array.nd, array.flags, array.space.world, array.space.allocation
     code = nd.dtype.str[1:]
     get = nd.__getitem__ if code in _AS_SCALAR or nd.dtype.kind in "mM" else nd.item
     put = nd.__setitem__
@@ -283,9 +306,12 @@ def _fast(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
         try:
             if flag is not None and flag(*index) != written:
                 raise faults.unwritten(thread, array, index)
-            return get(index) if as_scalar else get(*index)
+            value = get(index) if as_scalar else get(*index)
         except (IndexError, ValueError):
             raise faults.bad_index(thread, array, index, False) from None
+        if is_own or thread.looks is None:
+            return value
+        return thread.note("load", allocation, array.offset(thread, index, False), array.kind, value)
 
     def store(thread: Any, value: Any, *index: Any) -> None:
         if not is_own:
@@ -301,6 +327,11 @@ def _fast(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 set_flag(index, written)
         except (IndexError, ValueError):
             raise faults.bad_store(thread, array, index, value) from None
+        if thread.looks is not None:
+            if is_own:
+                thread.forget_turn()
+            else:
+                thread.note("store", allocation, array.offset(thread, index, True), array.kind, None)
 
     return load, store
 
@@ -308,14 +339,16 @@ def _fast(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
 def _exact(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Loads and stores by the emulator's threads, as their memory model has them."""
     dtype, space = array.nd.dtype, array.space
-    kind, is_shared, offset = KIND_OF[dtype.str[1:]], space.is_shared, array.offset
-    assert space.allocation is not None
-    base = space.allocation.number << 32
+    kind, is_shared, offset, allocation = array.kind, space.is_shared, array.offset, space.allocation
+    assert allocation is not None
+    base = allocation.number << 32
     is_bool, unit = dtype.kind == "b", dtype if dtype.kind in "mM" else None
 
     def load(thread: Any, *index: Any) -> Any:
         at = offset(thread, index, False)
         value = thread.load_shared(at, kind, "weak") if is_shared else thread.load(base | at, kind, "weak", "cta")
+        if thread.looks is not None:
+            value = thread.note("load", allocation, at, kind, value)
         if is_bool:
             return bool(value)
         return value if unit is None else np.int64(value).view(unit)
@@ -334,6 +367,8 @@ def _exact(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
             thread.store_shared(at, kind, value, "weak")
         else:
             thread.store(base | at, kind, value, "weak", "cta")
+        if thread.looks is not None:
+            thread.note("store", allocation, at, kind, None)
 
     return load, store
 

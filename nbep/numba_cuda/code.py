@@ -64,7 +64,7 @@ def constant(value: Any, at: ast.AST) -> ast.expr:
 
 
 @cache
-def _file(filename: str, lines: tuple[str, ...]) -> ast.Module:
+def parsed_file(filename: str, lines: tuple[str, ...]) -> ast.Module:
     return ast.parse("".join(lines))
 
 
@@ -96,7 +96,7 @@ def source_of(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
     if not lines:
         raise NoSource(f"the source of `{function.__qualname__}` cannot be had: {code.co_filename} is no file")
     try:
-        tree = _file(code.co_filename, tuple(lines))
+        tree = parsed_file(code.co_filename, tuple(lines))
     except SyntaxError:
         return _dedented(function)
     found = [node for node in ast.walk(tree) if _is_of(node, code)]
@@ -145,3 +145,12 @@ def scope_of(function: FunctionType) -> dict[str, Any]:
         except ValueError:
             scope.pop(name, None)
     return scope
+
+
+def assigned_in(body: list[ast.stmt]) -> set[str]:
+    return {
+        node.id
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }

@@ -19,6 +19,7 @@ def parser_of_run() -> argparse.ArgumentParser:
                         help="checked (which reports races), sc (faster) or delayed (stores come late)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the schedule (0)")
     parser.add_argument("--strategy", default="uniform", metavar="NAME", help="how schedules are chosen (uniform)")
+    parser.add_argument("--num-sms", type=int, metavar="N", help="blocks that run at once (as many as an H100 holds)")
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is passed")
     return parser
@@ -34,11 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not options.script.is_file():
         parser.error(f"{options.script}: there is no such file")
-    from . import script, session
+    from . import progress, script, session
     from .code import KernelTypeError
 
     try:
-        with session.options(seed=options.seed, memory_model=options.memory_model, strategy=options.strategy):
+        given = {name: getattr(options, name) for name in ("seed", "memory_model", "strategy", "num_sms")}
+        with session.options(**given), progress.shown():
             script.run(options.script, options.arguments)
     except (EmulatorError, KernelTypeError) as error:
         session.tell(error)

@@ -33,14 +33,12 @@ from .types import (
 )
 
 NUMBERS_32_64 = ("i4", "i8", "u4", "u8")
-ATOMIC_TYPES = {
-    "add": (*NUMBERS_32_64, "f4", "f8", "f2"), "sub": (*NUMBERS_32_64, "f4", "f8", "f2"), "and_": NUMBERS_32_64,
-    "or_": NUMBERS_32_64, "xor": NUMBERS_32_64, "inc": ("u4", "u8"), "dec": ("u4", "u8"),
-    "exch": (*NUMBERS_32_64, "f4", "f8"), "max": (*NUMBERS_32_64, "f4", "f8"), "min": (*NUMBERS_32_64, "f4", "f8"),
-    "nanmax": (*NUMBERS_32_64, "f4", "f8"), "nanmin": (*NUMBERS_32_64, "f4", "f8"),
-    "cas": ("i1", "i2", "u1", "u2", *NUMBERS_32_64, "f4", "f8"),
-    "compare_and_swap": ("i1", "i2", "u1", "u2", *NUMBERS_32_64, "f4", "f8"),
-}  # fmt: skip
+_ALL = (*NUMBERS_32_64, "f4", "f8")
+ATOMIC_TYPES = {  # as numba-cuda declares them
+    **dict.fromkeys(("add", "sub", "max", "min", "nanmax", "nanmin"), _ALL),
+    **dict.fromkeys(("and_", "or_", "xor", "exch", "cas", "compare_and_swap"), NUMBERS_32_64),
+    **dict.fromkeys(("inc", "dec"), ("u4", "u8")),
+}
 
 
 class SharedSite:
@@ -354,8 +352,9 @@ def _atomic(name: str) -> Any:
             raise c.fail(node, f"cuda.atomic.{name} on elements of type {array.t.dtype} is not supported")
         t = Num(array.t.dtype)
         if name == "compare_and_swap":
-            index = c.number(0, node)
-            indices = [index] * array.t.ndim
+            if array.t.ndim != 1:
+                raise c.fail(node, f"cuda.atomic.{name} on an array of {array.t.ndim} dimensions; must have 1")
+            indices = [c.number(0, node)]
             old, value = args[1:]
         else:
             at = args[1]

@@ -18,7 +18,6 @@ from . import arrays
 from .faults import UNDEFINED
 from .reports import different_barriers
 
-STATIC_SHARED_BYTES = 48 << 10
 MAX_LOOKS = 1000  # of a lane that asks who is with it
 
 

@@ -12,18 +12,26 @@ from typing import Any
 
 from nbep.emulator.machine import errors
 from nbep.emulator.machine.faults import error_at
+from nbep.emulator.machine.sms import UNLIMITED
 from nbep.emulator.machine.thread import CURRENT, current_thread
 
-from .launch import Run, _extended, in_kernel, prepare
-from .reports import GRID_CELL
+from .hangs import GRID_CELL
+from .launch import (
+    MAX_BLOCK,
+    MAX_GRID,
+    MAX_THREADS,
+    Run,
+    _extended,
+    blocks_at_once,
+    check_cooperative,
+    in_kernel,
+    places_of,
+    prepare,
+)
 from .session import LOCK, current, stream_of
 from .signatures import _kept, fitted, numba_type, parsed, type_from_numba
 from .types import Arr, Known, Num, Rec, Tup
 from .unit import Unit, type_of
-
-MAX_GRID = (2**31 - 1, 65535, 65535)
-MAX_BLOCK = (1024, 1024, 64)
-MAX_THREADS = 1024
 
 
 def _three(dims: Any, what: str, most: tuple[int, int, int]) -> tuple[int, int, int]:
@@ -176,15 +184,19 @@ class Dispatcher:
         is_cooperative = "grid" in unit.uses
         if is_cooperative:
             run.grid_cell = session.space.allocate(4, GRID_CELL, zero=True)
+        blocks = math.prod(configured.griddim)
+        if is_cooperative:
+            check_cooperative(self.py_func.__name__, blocks, run.most_blocks)
         stream = configured.stream.real()
         session.order(stream)
-        blocks = math.prod(configured.griddim)
         with session.guarded():
             launch = stream.launch(
                 run, values, blocks, math.prod(configured.blockdim), run.smem_bytes, self.py_func.__name__,
                 describe_shared=run.describe_shared, starts_together=is_cooperative,
             )  # fmt: skip
         launch.by_ptx = True
+        if session.options["num_sms"] is None:
+            launch.share = UNLIMITED // run.most_blocks
         session.world.dims[launch.name, launch.number] = run.grid, run.block
         if is_cooperative:
             session.world.cooperative.add((launch.name, launch.number))
@@ -237,7 +249,8 @@ class Dispatcher:
         """Type it for a signature, so that errors show."""
         if signature is not None:
             arguments = signature if isinstance(signature, tuple) else parsed(signature)[1]
-            self.specialized(tuple(one if _is_ours(one) else type_from_numba(one) for one in arguments))
+            types = tuple(one if _is_ours(one) else type_from_numba(one) for one in arguments)
+            return _Kernel(self, *self.specialized(types))
         return _Kernel(self)
 
     def compile_device(self, args: Any, return_type: Any = None) -> _Kernel:
@@ -276,6 +289,7 @@ class _Kernel:
 
     def __init__(self, dispatcher: Dispatcher, unit: Unit | None = None, compiled: Any = None):
         self.dispatcher = dispatcher
+        self.unit = unit
         self.compiled = compiled
         self.cooperative = unit is not None and "grid" in unit.uses
 
@@ -298,10 +312,11 @@ class _Kernel:
         return python.SimpleNamespace(typemap={n: numba_type(t) for n, t in variables.items() if _is_data(t)})
 
     def max_cooperative_grid_blocks(self, blockdim: Any, dynsmemsize: int = 0) -> int:
-        limit = current().options["num_sms"]
-        return (
-            limit if limit is not None else 132 * (2048 // max(1, math.prod(_three(blockdim, "blockdim", MAX_BLOCK))))
-        )
+        """At most of a cooperative launch of this kernel."""
+        threads = math.prod(_three(blockdim, "blockdim", MAX_BLOCK))
+        _, end = places_of(self.unit.sites if self.unit else [], operator.index(dynsmemsize))
+        sms = current().options["num_sms"]
+        return blocks_at_once(threads, end) if sms is None else sms
 
 
 def jit(

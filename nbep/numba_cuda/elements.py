@@ -9,6 +9,7 @@ import numpy as np
 
 from .code import build, constant, placed
 from .env import NOT_CONSTANT, Part, V
+from .loops import silence
 from .types import (
     F64,
     I64,
@@ -249,6 +250,7 @@ class Elements(Part):
                 indices.append(one)
             left = self.element(base, list(indices), target)
             value = self.binary(op, left, self.value(node.value), node)
+            silence(self, value.code)
             return [*result, placed(ast.Expr(self.store_element(base, indices, value, node)), node)]
         left = self.item(base, target)
         value = self.binary(op, left, self.value(node.value), node)

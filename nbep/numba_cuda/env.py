@@ -151,6 +151,7 @@ class Part:
     compiled: Any
     consts: Any
     target_name: str | None = None
+    loops: Any
     temporary: Any
     keep: Any
     fail: Any

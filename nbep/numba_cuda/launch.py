@@ -13,11 +13,21 @@ from nbep.emulator.machine.thread import current_thread
 from . import ops
 from .arrays import KArray, Space, flag_type, names_of_elements
 from .code import KernelTypeError
-from .device import STATIC_SHARED_BYTES, BlockState, Who
+from .device import BlockState, Who
 from .memory import DeviceNDArray, HostArray, as_device
 from .session import Session
 from .types import Num, Tup
 from .unit import Unit
+
+# What an H100 has; see "Compute Capabilities" in the CUDA C++ Programming Guide. How many registers a kernel takes is
+# not known without machine code: on a GPU it may be fewer blocks that an SM holds.
+MAX_GRID = (2**31 - 1, 65535, 65535)
+MAX_BLOCK = (1024, 1024, 64)
+MAX_THREADS = 1024
+NUM_SMS = 132
+SHARED_BYTES = 48 << 10  # of a block: numba-cuda does not ask for more
+SM_WARPS, SM_BLOCKS, SM_SHARED_BYTES = 64, 32, 228 << 10
+RESERVED_BYTES = 1 << 10  # of each block's shared memory
 
 
 class Run:
@@ -28,33 +38,27 @@ class Run:
         self.grid, self.block, self.dynamic = grid, block, dynamic
         self.blocks: dict[int, BlockState] = {}
         self.parts: list[tuple[int, int, str, Callable[[int], str]]] = []
-        self.places: dict[Any, int] = {}
         self.constants: dict[int, KArray] = {}
         self.together: dict[Any, Any] = {}
         self.turns: dict[int, int] = {}
         self.grid_cell: Any = None
         self.keep: Any = None  # arrays of the device live until the kernel is done
         self.__name__ = compiled.name
-        end = dynamic
-        for site in unit.sites:
-            if site.shape == (0,):
-                continue
-            align = max(site.alignment, 16)
-            begin = -(-end // align) * align
-            end = begin + math.prod(site.shape) * site.dtype.itemsize
-            self.places[site] = begin
-            strides = np.empty(site.shape, site.dtype).strides
-            names = names_of_elements(site.shape, strides, begin)
-            self.parts.append((begin, end, site.name or "shared array", names))
+        self.places, end = places_of(unit.sites, dynamic)
+        for site, begin in self.places.items():
+            names = names_of_elements(site.shape, np.empty(site.shape, site.dtype).strides, begin)
+            size = math.prod(site.shape) * site.dtype.itemsize
+            self.parts.append((begin, begin + size, site.name or "shared array", names))
         self.smem_bytes = end
-        if end - dynamic > STATIC_SHARED_BYTES:
-            raise KernelTypeError(
-                f"{compiled.name}: {end - dynamic} bytes of static shared memory; there are {STATIC_SHARED_BYTES}"
-            )
+        check_shared(compiled.name, places_of(unit.sites, 0)[1], dynamic)
+        sms = session.options["num_sms"]
+        self.most_blocks = blocks_at_once(math.prod(block), end) if sms is None else sms
 
     def __call__(self, *args: Any) -> None:
         thread = current_thread()
         self.code(thread, Who(thread, self), *args)
+        if thread.block.live == 1:
+            del self.blocks[thread.block.serial]
 
     def state_of(self, block: Any) -> BlockState:
         state = self.blocks.get(block.serial)
@@ -95,6 +99,45 @@ class Run:
     def captured(self, value: Any) -> KArray:
         """An array of the device that is a global of the kernel."""
         return as_device(value).in_kernel(self.session, "captured array")
+
+
+def places_of(sites: list[Any], dynamic: int) -> tuple[dict[Any, int], int]:
+    """Where the arrays of a block begin in its shared memory, behind the dynamic part, and where it ends."""
+    places, end = {}, dynamic
+    for site in sites:
+        if site.shape != (0,):
+            align = max(site.alignment, 16)
+            places[site] = -(-end // align) * align
+            end = places[site] + math.prod(site.shape) * site.dtype.itemsize
+    return places, end
+
+
+def blocks_at_once(threads: int, shared_bytes: int) -> int:
+    """How many blocks the card holds at once, that is also the most of a cooperative launch."""
+    if shared_bytes > SHARED_BYTES:
+        return 0
+    by_shared = SM_SHARED_BYTES // (shared_bytes + RESERVED_BYTES)
+    return NUM_SMS * min(SM_BLOCKS, SM_WARPS // -(-threads // 32), by_shared)
+
+
+def check_shared(name: str, static: int, dynamic: int) -> None:
+    """Raises: ValueError for dynamic shared memory that no launch can have; KernelTypeError for static"""
+    if static > SHARED_BYTES:
+        raise KernelTypeError(f"{name}: {static} bytes of static shared memory; there are {SHARED_BYTES}")
+    if not 0 <= dynamic <= SHARED_BYTES - static:
+        beside = f", beside {static} bytes of static shared memory" if static else ""
+        raise ValueError(
+            f"{name}: {dynamic} bytes of dynamic shared memory{beside}; must be 0 to {SHARED_BYTES - static}"
+        )
+
+
+def check_cooperative(name: str, blocks: int, most: Any) -> None:
+    """Raises: ValueError for more blocks than can be there at once"""
+    if blocks > most:
+        raise ValueError(
+            f"{name}: {blocks} blocks of a cooperative launch, which all wait for each other; at most {most} of this "
+            "size are on the device at once: see max_cooperative_grid_blocks"
+        )
 
 
 def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from . import launch
 from . import session as _session
 from .dispatcher import Dispatcher
 from .launch import to_device as _copy
@@ -208,11 +209,11 @@ class Device:
     compute_capability = (9, 0)
     uuid = "GPU-00000000-0000-0000-0000-000000000000"
     WARP_SIZE = 32
-    MULTIPROCESSOR_COUNT = 132
-    MAX_THREADS_PER_BLOCK = 1024
-    MAX_BLOCK_DIM_X, MAX_BLOCK_DIM_Y, MAX_BLOCK_DIM_Z = 1024, 1024, 64
-    MAX_GRID_DIM_X, MAX_GRID_DIM_Y, MAX_GRID_DIM_Z = 2**31 - 1, 65535, 65535
-    MAX_SHARED_MEMORY_PER_BLOCK = 48 << 10
+    MULTIPROCESSOR_COUNT = launch.NUM_SMS
+    MAX_THREADS_PER_BLOCK = launch.MAX_THREADS
+    MAX_BLOCK_DIM_X, MAX_BLOCK_DIM_Y, MAX_BLOCK_DIM_Z = launch.MAX_BLOCK
+    MAX_GRID_DIM_X, MAX_GRID_DIM_Y, MAX_GRID_DIM_Z = launch.MAX_GRID
+    MAX_SHARED_MEMORY_PER_BLOCK = launch.SHARED_BYTES
     supports_float16 = True
     supports_bfloat16 = supports_fp8 = False
 

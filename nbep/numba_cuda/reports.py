@@ -7,32 +7,49 @@ from __future__ import annotations
 
 import ast
 import linecache
-import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbep.emulator.machine import errors
-from nbep.emulator.machine.faults import AccessFault, Diverged, Hole, NeverFull, error_at, who_and_where
+from nbep.emulator.machine.faults import AccessFault, Diverged, Hole, error_at, who_and_where
 from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.machine.memory import OFFSET_BITS, OFFSET_MASK
 from nbep.emulator.machine.names import ranges
-from nbep.emulator.machine.source import Site, describe_site, site_of, source_line
-from nbep.emulator.machine.warp import lanes_of
+from nbep.emulator.machine.source import Site, describe_site, line_number, site_of, source_line
 from nbep.emulator.models.host import HostRace
 from nbep.emulator.models.races import Race
 from nbep.emulator.reports.unwritten import _is_there, _who_writes
-from nbep.emulator.schedule.scheduler import Stuck
 
-BLOCKS = (
-    "two blocks of a launch run in any order: this needs an atomic, a flag or lock with cuda.threadfence() on both "
-    "sides, a second launch or grid.sync()"
-)
-CHANGED = "several threads change it at once: this needs an atomic, such as cuda.atomic.add"
-ASSIGNMENT = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])?=(?!=)")
-AUGMENTED = re.compile(r"(?:\*\*|//|<<|>>|[-+*/%&|^])=")
-GRID_CELL = "the barrier of the grid"
-MOST_PLACES = 12  # that the report of a deadlock lists
+from .code import parsed_file
+
+LOCK = "lock of atomics with cuda.threadfence() on both sides"
+STORES = "several threads store to it, and nothing says which comes last: only one of them may"
+CHANGE = f"several threads change it at once: this needs an atomic, such as cuda.atomic.{{}}, or a {LOCK}"
+ADVICE = {  # a test has for each a program that gets it, and that program as it is told to be
+    "host first": "the host has accessed it while the kernel was under way: call cuda.synchronize() before",
+    "host later": "and has not waited for the kernel: cuda.synchronize() or stream.synchronize() is missing",
+    "streams": "two kernels on different streams, which nothing orders: an event or stream.synchronize() is missing",
+    "atomic and plain": (
+        "a plain access and an atomic: cuda.syncthreads() is missing between them, or both must be atomic"
+    ),
+    "atomic and plain of two blocks": "a plain access and an atomic of two blocks: both must be atomic",
+    "several stores": f"{STORES}, or cuda.syncthreads() is missing between them",
+    "several stores of two blocks": STORES,
+    "changed": f"{CHANGE}, or cuda.syncthreads() between the two if they do it one after the other",
+    "changed by two blocks": CHANGE,
+    "grid": "grid.sync() is missing between these two accesses",
+    "blocks": (
+        "two blocks of a launch run in any order: this needs a flag or "
+        f"{LOCK}, an atomic in place of each, a second launch or grid.sync()"
+    ),
+    "block": "cuda.syncthreads() is missing between these two accesses",
+    "early": "so far, but one does later: cuda.syncthreads() is missing",
+    "early in another block": "so far, but one of another block does later: nothing makes this thread wait for that",
+    "collective": "that have not left must come to the same call",
+    "barrier": "all threads of a block must come to the same one",
+}
+ATOMIC_OF = {"Add": "add", "Sub": "sub", "BitAnd": "and_", "BitOr": "or_", "BitXor": "xor"}
 BARRIERS = {
     "syncwarp": "cuda.syncwarp()", "match_any": "cuda.match_any_sync()", "match_all": "cuda.match_all_sync()",
     "shfl.idx": "cuda.shfl_sync()", "shfl.up": "cuda.shfl_up_sync()", "shfl.down": "cuda.shfl_down_sync()",
@@ -51,10 +68,6 @@ def words_of(world: Any, fact: Any, default: Callable[[Any], Any]) -> Any:
         return access_fault(fact, default)
     if isinstance(fact, Diverged):
         return diverged(fact)
-    if isinstance(fact, NeverFull):
-        return errors.DeadlockError(f"cuda.syncthreads() of {block_name(fact.block)} waits for threads that have left")
-    if isinstance(fact, Stuck):
-        return deadlock(world, fact)
     return default(fact)
 
 
@@ -83,11 +96,6 @@ def describe(thread: Any) -> str:
     launch = thread.block.launch
     dims = thread.world.dims_of(launch.name, launch.number)
     return f"{thread_name(dims, thread.block_idx, thread.thread_idx)}, {kernel_name(launch.name, launch.number)}"
-
-
-def block_name(block: Any) -> str:
-    grid, _ = block.launch.world.dims_of(block.launch.name, block.launch.number)
-    return f"blockIdx {shown(block.index, grid)}"
 
 
 def owner_name(world: Any, owner: Any) -> str:
@@ -144,60 +152,102 @@ def _missing(world: Any, access: Any, earlier: Any, is_shared: bool) -> str:
     """What would order the two."""
     a, b = earlier.owner, access.owner
     if a.is_cpu:
-        return "the host has accessed it while the kernel was under way: call cuda.synchronize() before"
+        return ADVICE["host first"]
     if (a.kernel, a.launch) != (b.kernel, b.launch):
-        return "two kernels on different streams, which nothing orders: an event or stream.synchronize() is missing"
-    atomics = access.is_atomic + earlier.is_atomic
-    if atomics == 1:
-        what = "a plain access and an atomic"
-        if a.block == b.block:
-            return f"{what}: cuda.syncthreads() is missing between them, or both must be atomic"
-        return f"{what} of two blocks: both must be atomic"
+        return ADVICE["streams"]
+    of_two, by_two = ("", "") if a.block == b.block else (" of two blocks", " by two blocks")
+    if access.is_atomic + earlier.is_atomic == 1:
+        return ADVICE["atomic and plain" + of_two]
     if access.verb == earlier.verb == "store" and line(access.site) == line(earlier.site):
-        if _augments(access.site):
-            return CHANGED
-        return "two threads store to the same element, and nothing says which comes last"
+        atomic = atomic_of(access.site)
+        return ADVICE["several stores" + of_two] if atomic is None else ADVICE["changed" + by_two].format(atomic)
     load, store = (access, earlier) if access.verb == "load" else (earlier, access)
-    if load.verb == "load" and line(load.site) == line(store.site) and segment(load.site) == _target(store.site):
-        if not _stores_several(store.site):
-            return CHANGED
+    if load.verb == "load" and (atomic := atomic_of(store.site, load.site)) is not None:
+        return ADVICE["changed" + by_two].format(atomic)
     if (a.kernel, a.launch) in world.cooperative and not is_shared:
-        return "grid.sync() is missing between these two accesses"
-    if a.block != b.block:
-        return BLOCKS
-    return "cuda.syncthreads() is missing between these two accesses"
+        return ADVICE["grid"]
+    return ADVICE["blocks" if a.block != b.block else "block"]
 
 
-def segment(site: Site | None) -> str:
-    """The expression at a site, if it stands in one line."""
-    if site is None:
-        return ""
-    line_number, end, column, end_column = list(site[0].co_positions())[site[1] // 2]
-    text = source_line(site)
-    whole = linecache.getline(site[0].co_filename, line_number or 0)
-    if line_number is None or line_number != end or whole.strip() != text:
-        return text
-    return whole.encode()[column or 0 : end_column or 0].decode()
+def atomic_of(store: Site | None, load: Site | None = None) -> str | None:
+    """The name of the atomic, if a store's value, or whether it is made, comes of a load of the same element.
+
+    Args: load: the load that it must be; None for any
+    """
+    found = None if store is None else _statement(store)
+    if store is None or found is None:
+        return None
+    function, statement = found
+    target = ast.unparse(statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0])
+    if load is not None and target not in _loaded(load, function):
+        return None
+    if isinstance(statement, ast.AugAssign):
+        return ATOMIC_OF.get(type(statement.op).__name__, "cas")
+    made: dict[str, list[ast.expr]] = {}
+    for one in ast.walk(function):
+        if isinstance(one, (ast.Assign, ast.AugAssign)):
+            for name in ast.walk(one.target if isinstance(one, ast.AugAssign) else one.targets[0]):
+                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
+                    made.setdefault(name.id, []).append(one.value)
+    tests = [one.test for one in ast.walk(function) if isinstance(one, ast.If) and statement in ast.walk(one)]
+    for values, is_test in (([statement.value], False), (tests, True)):
+        atomic = _made_of(values, target, made)
+        if atomic is not None:
+            return "max" if is_test else atomic
+    return None
 
 
-def _target(site: Site | None) -> str:
-    """The element to which a line stores, as it is written."""
-    return ASSIGNMENT.split(segment(site), maxsplit=1)[0].strip()
+def _made_of(values: list[ast.expr], target: str, made: dict[str, list[ast.expr]]) -> str | None:
+    """The atomic for values of which one is made of the element `target`; None if none is."""
+    left, seen = [(value, "cas") for value in values], set()
+    while left:
+        value, atomic = left.pop()
+        if isinstance(value, ast.BinOp):
+            atomic = ATOMIC_OF.get(type(value.op).__name__, "cas")
+        elif isinstance(value, ast.Call):
+            atomic = next((one for one in ("max", "min") if one in ast.unparse(value.func)), atomic)
+        if isinstance(value, ast.Subscript) and ast.unparse(value) == target:
+            return atomic
+        if isinstance(value, ast.Name) and value.id not in seen:
+            seen.add(value.id)
+            left += [(one, atomic) for one in made.get(value.id, ())]
+        left += [(one, atomic) for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr)]
+    return None
 
 
-def _augments(site: Site | None) -> bool:
-    """Whether a line stores what it makes of what was there."""
-    parts = ASSIGNMENT.split(source_line(site), maxsplit=1)
-    return len(parts) == 2 and (parts[0].strip() in parts[1] or bool(AUGMENTED.search(source_line(site))))
-
-
-def _stores_several(site: Site | None) -> bool:
-    """Whether a line stores to several elements, as a swap does: no atomic can stand in its place."""
+def _tree(site: Site) -> ast.AST | None:
+    """The function whose code a site is in."""
+    lines = linecache.getlines(site[0].co_filename)
     try:
-        target = ast.parse(ASSIGNMENT.split(source_line(site), maxsplit=1)[0].strip(), mode="eval").body
+        tree = parsed_file(site[0].co_filename, tuple(lines))
     except SyntaxError:
-        return False
-    return isinstance(target, ast.Tuple)
+        return None
+    number = line_number(site)
+    around = [
+        one
+        for one in ast.walk(tree)
+        if isinstance(one, ast.FunctionDef) and one.lineno <= number <= (one.end_lineno or 0)
+    ]
+    return max(around, key=lambda one: one.lineno, default=None)
+
+
+def _statement(site: Site) -> Any:
+    """The store at a site, to one element, and its function."""
+    function, number = _tree(site), line_number(site)
+    for one in ast.walk(function) if function is not None else ():
+        if isinstance(one, (ast.Assign, ast.AugAssign)) and one.lineno <= number <= (one.end_lineno or 0):
+            target = one.target if isinstance(one, ast.AugAssign) else one.targets[0]
+            if isinstance(target, ast.Subscript):
+                return function, one
+    return None
+
+
+def _loaded(site: Site, function: ast.AST) -> Iterator[str]:
+    """The elements that a site's expression may be: one, where Python keeps the columns."""
+    place = list(site[0].co_positions())[site[1] // 2]
+    for one in ast.walk(function):
+        if isinstance(one, ast.Subscript) and one.lineno == place[0] and one.col_offset == place[2]:
+            yield ast.unparse(one)
 
 
 def host_race(world: Any, fact: HostRace) -> errors.DataRace:
@@ -205,9 +255,8 @@ def host_race(world: Any, fact: HostRace) -> errors.DataRace:
     allocation, access, earlier, _ = fact
     verb = "writes" if access.verb == "store" else "reads"
     name = cell(allocation, max(access.begin, earlier.begin))
-    missing = "cuda.synchronize() or stream.synchronize() is missing"
     lines = [
-        f"data race on {name}: the host {verb} it and has not waited for the kernel: {missing}",
+        f"data race on {name}: the host {verb} it {ADVICE['host later']}",
         f"  {line(earlier.site)}    <- {_done(earlier)} by {owner_name(world, earlier.owner)}",
         f"  {line(_host_site())}    <- the host {verb}",
         f"  in {kernel_name(earlier.owner.kernel, earlier.owner.launch)} of {_stream(earlier.owner)}",
@@ -244,9 +293,9 @@ def tell_writer(error: errors.Uninitialized, world: Any) -> None:
         return
     first, *rest = str(error).splitlines()
     near = writer.thread.block is hole.thread.block
-    missing = "cuda.syncthreads() is missing" if near else "nothing makes this thread wait for that"
+    advice = ADVICE["early" if near else "early in another block"]
     by = f"  {line(writer.site)}    <- stored later by {describe(writer.thread)}"
-    error.args = ("\n".join([f"{first} so far, but one does later: {missing}", by, *rest]),)
+    error.args = ("\n".join([f"{first} {advice}", by, *rest]),)
 
 
 def show_source(error: errors.EmulatorError) -> None:
@@ -268,8 +317,8 @@ def diverged(fact: Diverged) -> errors.EmulatorError:
     thread, name, collective = fact
     here, there = (BARRIERS.get(one.partition(" ")[0], one) for one in (name, collective.name))
     message = (
-        f"{here} names lanes that are at {there}: all lanes of the mask {collective.mask:#010x} that have not left\n"
-        "must come to the same call\n"
+        f"{here} names lanes that are at {there}: all lanes of the mask {collective.mask:#010x} "
+        f"{ADVICE['collective']}\n"
         f"  {line(collective.site)}    <- lanes {ranges(one.lane for one in collective.threads)}"
     )
     return error_at(thread, errors.Divergence, message)
@@ -277,56 +326,8 @@ def diverged(fact: Diverged) -> errors.EmulatorError:
 
 def different_barriers(thread: Any, other: Any, here: Site, there: Site) -> errors.EmulatorError:
     message = (
-        "threads of a warp are at different calls of cuda.syncthreads(): all threads of a block must come to the same\n"
-        "one (PTX: bar.sync is .aligned)\n"
+        f"threads of a warp are at different calls of cuda.syncthreads(): {ADVICE['barrier']} "
+        "(PTX: bar.sync is .aligned)\n"
         f"  {line(there)}    <- threadIdx {other}"
     )
     return error_at(thread, errors.Divergence, message)
-
-
-def deadlock(world: Any, stuck: Stuck) -> errors.DeadlockError:
-    """Nothing goes on: where the threads of each block are."""
-    places: dict[Any, list[Any]] = {}
-    for launch in world.launches:
-        for block in launch.blocks:
-            for thread in block.threads:
-                if not thread.exited:
-                    site = None if thread.gr_frame is None else site_of(thread.gr_frame)
-                    places.setdefault((block, site, _waits_for(thread)), []).append(thread)
-    lines = []
-    for (block, site, what), threads in list(places.items())[:MOST_PLACES]:
-        _, dims = world.dims_of(block.launch.name, block.launch.number)
-        count = f"{len(threads)} of {block.launch.block} threads"
-        lines.append(f"  {line(site)}    <- {count} of {block_name(block)} {what}: {some(threads, dims)}")
-    if len(places) > MOST_PLACES:
-        lines.append(f"  ... and {len(places) - MOST_PLACES} more places")
-    kernels = ", ".join(sorted({kernel_name(one.name, one.number) for one in world.launches})) or "no kernel"
-    head = f"deadlock: nothing goes on any more in {kernels}"
-    if world.runnable:
-        head = f"endless loop: no thread has stored anything for long, and all poll, in {kernels}"
-    return errors.DeadlockError("\n".join([head, *lines]))
-
-
-def some(threads: Iterable[Any], dims: tuple[int, int, int]) -> str:
-    """The first threads of a group, by threadIdx."""
-    threads = list(threads)
-    if dims[1] == dims[2] == 1:
-        return f"threadIdx {ranges(one.thread_idx for one in threads)}"
-    names = [shown(one.thread_idx, dims) for one in threads[:4]]
-    return f"threadIdx {', '.join(names)}{', ...' if len(threads) > 4 else ''}"
-
-
-def _waits_for(thread: Any) -> str:
-    waits_for = thread.waits_for
-    if thread in thread.world.runnable or waits_for is None:
-        return "loop"
-    if hasattr(waits_for, "expected"):
-        return "wait for the others at cuda.syncthreads()"
-    if hasattr(waits_for, "mask"):
-        lanes = ranges(lanes_of(waits_for.missing))
-        return f"wait at {BARRIERS.get(waits_for.name, waits_for.name)} for lanes {lanes}"
-    if isinstance(waits_for, list) and any(there.name != GRID_CELL for there, *_ in waits_for):
-        return f"poll {' and '.join(f'{cell(there, at)}, which holds {seen}' for there, at, _, seen in waits_for)}"
-    if isinstance(waits_for, list):
-        return "wait for the other blocks at grid.sync()"
-    return f"wait for {waits_for}"

@@ -20,11 +20,15 @@ from typing import Any, ClassVar
 from nbep.emulator import World
 from nbep.emulator.machine import stream as machine
 from nbep.emulator.machine.errors import EmulatorError, Uninitialized
+from nbep.emulator.schedule.scheduler import Stuck
 
 from . import children
 from .code import KernelTypeError
+from .hangs import hang
+from .loops import LoopingThread, is_endless
 from .reports import describe, show_source, tell_writer, words_of
 
+MANY_CALLS = 1 << 12  # primitive calls between two looks for loops that never end
 OPTIONS: dict[str, Any] = {
     "seed": 0,
     "memory_model": "sc",
@@ -38,16 +42,15 @@ OPTIONS: dict[str, Any] = {
 class CudaWorld(World):
     """An emulated GPU that speaks of threads as Numba does."""
 
-    max_idle_calls = 1 << 12
-
     def __init__(self, seed: int, **given: Any):
         super().__init__(1, seed, **given)
         self.thread_class: Any = named(self.thread_class)
+        self._looked_for_loops = 0  # after so many primitive calls
         self.dims: dict[tuple[str, int], Any] = {}
         self.cooperative: set[tuple[str, int]] = set()  # launches that may sync the grid
 
     def error_of(self, fact: Any) -> Any:
-        return words_of(self, fact, super().error_of)
+        return hang(self) if isinstance(fact, Stuck) else words_of(self, fact, super().error_of)
 
     def explain(self, error: BaseException) -> None:
         if isinstance(error, Uninitialized):
@@ -55,18 +58,15 @@ class CudaWorld(World):
         if isinstance(error, EmulatorError):
             show_source(error)
 
+    def _look_around(self, finished: Any, describe: Any) -> None:
+        super()._look_around(finished, describe)
+        if self.calls - self._looked_for_loops > MANY_CALLS:
+            self._looked_for_loops = self.calls
+            if is_endless(self):
+                raise self._deadlock(describe)
+
     def _find_endless_loops(self, what: Any) -> None:
-        """Stop the run if all threads that can run have polled lately, and none has stored anything for long."""
-        self.runnable += self.slow
-        self.slow.clear()
-        threads = [one for one in self.runnable if hasattr(one, "polled")]
-        if not self._was_idle:
-            for one in threads:  # what they have polled before the last change
-                one.polled.clear()
-        elif threads and all(one.polled for one in threads) and not self._look_again():
-            raise self._deadlock(what)
-        self._was_idle = True
-        self._last_change = self.calls
+        """`_look_around` does, also while threads store."""
 
     def dims_of(self, kernel: str, launch: int) -> Any:
         """Grid and block of a launch."""
@@ -75,7 +75,9 @@ class CudaWorld(World):
 
 def _named(thread_class: Any) -> Any:
     """A class of threads that are called as Numba does."""
-    return type(f"Cuda{thread_class.__name__}", (thread_class,), {"__slots__": (), "describe": describe})
+    slots = "looks", "looker", "turn", "notes", "is_silent"
+    bases = LoopingThread, thread_class
+    return type(f"Cuda{thread_class.__name__}", bases, {"__slots__": slots, "describe": describe})
 
 
 named: Callable[[Any], Any] = cache(_named)

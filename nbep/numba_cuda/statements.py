@@ -12,9 +12,10 @@ from types import FunctionType
 from typing import Any
 
 from . import faults, ops
-from .code import build, constant, fail, placed, scope_of, source_of
+from .code import assigned_in, build, constant, fail, placed, scope_of, source_of
 from .env import NOT_CONSTANT, Conflict, Env, V, Var, join, same, widened
 from .expressions import Expressions
+from .loops import is_atomic, silence, watched
 from .types import BOOL, UNKNOWN, Arr, Iter, Known, Num, Opt, Rec, Tup, Unknown, is_number, type_of_int, unify
 
 MAX_PASSES = 12  # through a loop; types only ever grow
@@ -34,7 +35,8 @@ class Compiled:
 
 
 class Loop:
-    def __init__(self) -> None:
+    def __init__(self, is_while: bool = False) -> None:
+        self.is_while = is_while
         self.breaks: list[Env] = []
         self.continues: list[Env] = []
 
@@ -102,7 +104,7 @@ class FunctionCompiler(Expressions):
             body, name = [placed(ast.Return(node.body), node)], "_lambda"
         else:
             body, name = node.body, node.name
-        self.locals = {*names, *_assigned(body)}
+        self.locals = {*names, *assigned_in(body)}
         statements, end = self.block(body, env)
         if end is not None:
             self.note_return(Known(None), node)
@@ -143,8 +145,10 @@ class FunctionCompiler(Expressions):
     def do_Expr(self, node: ast.Expr, env: Env) -> Any:
         if isinstance(node.value, ast.Constant):
             return [], env  # a docstring
-        value = self.value(node.value)
-        return [placed(ast.Expr(value.code), node)], self.env
+        code = self.value(node.value).code
+        if is_atomic(code):
+            silence(self, code)
+        return [placed(ast.Expr(code), node)], self.env
 
     def do_Import(self, node: ast.Import, env: Env) -> Any:
         env = dict(env)
@@ -199,6 +203,7 @@ class FunctionCompiler(Expressions):
             return [placed(ast.Assign([store], value.code), node)], env
         if isinstance(target, (ast.Tuple, ast.List)):
             return self.unpack(target, value, node)
+        silence(self, value.code)
         if isinstance(target, ast.Subscript):
             return [placed(ast.Expr(self.store_item(target, value)), node)], self.env
         if isinstance(target, ast.Attribute):
@@ -269,7 +274,7 @@ class FunctionCompiler(Expressions):
             inside = self.env
             if test.const is not NOT_CONSTANT and not test.const:
                 return self.block(node.orelse, inside)
-            loop = Loop()
+            loop = Loop(is_while=True)
             self.loops.append(loop)
             body, end = self.block(node.body, inside)
             self.loops.pop()
@@ -278,9 +283,10 @@ class FunctionCompiler(Expressions):
             if same(new_head, head):
                 break
             head = self.next_head(node, head, new_head)
+        begin, turn = watched(self, node, head)
         orelse, other = self.block(node.orelse, inside)
         after = join(None if test.const is not NOT_CONSTANT else other, *loop.breaks)
-        return [placed(ast.While(test.code, body or [placed(ast.Pass(), node)], orelse), node)], after
+        return [begin, placed(ast.While(test.code, [turn, *body], orelse), node)], after
 
     def first_head(self, node: ast.AST, env: Env) -> Env:
         known = self.heads.get(id(node))
@@ -486,12 +492,3 @@ class LocalFunction:
         self.node = node
         self.compiler = compiler
         self.env = compiler.env
-
-
-def _assigned(body: list[ast.stmt]) -> set[str]:
-    return {
-        node.id
-        for statement in body
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
-    }

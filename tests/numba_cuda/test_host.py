@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import nbep.numba_cuda
+from nbep.emulator.machine.errors import DeadlockError
 
 
 def test_transpose_of_a_device_array_is_a_copy(cuda):
@@ -169,13 +170,70 @@ def test_fastmath_divides_by_zero_where_debug_raises(cuda):
     assert out[0] == np.inf
 
 
-def test_kernels_that_sync_the_grid_say_so(cuda):
+# Threads, bytes of dynamic shared memory -> blocks on an SM of an H100: at most 32, 64 warps, 228 KiB with 1 KiB each.
+@pytest.mark.parametrize(
+    ("threads", "dynamic", "blocks"),
+    [(1, 0, 32), (64, 0, 32), (65, 0, 21), (1024, 0, 2), (32, 12 << 10, 17), (1, 48 << 10, 4), ((8, 32), 0, 8)],
+)
+def test_a_cooperative_launch_has_at_most_the_blocks_that_are_there_at_once(cuda, threads, dynamic, blocks):
+    @cuda.jit
+    def kernel(counts):
+        cuda.shared.array(0, np.int32)
+        cuda.cg.this_grid().sync()
+        if cuda.threadIdx.x == cuda.threadIdx.y == 0:
+            cuda.atomic.add(counts, 0, 1)
+
+    counts = cuda.to_device(np.zeros(1, np.int32))
+    kernel[2, 2](counts)
+    compiled = next(iter(kernel.overloads.values()))
+    assert compiled.cooperative
+    most = 132 * blocks
+    assert compiled.max_cooperative_grid_blocks(threads, dynamic) == most
+    with pytest.raises(ValueError, match=f"{most + 1} blocks of a cooperative launch.* at most {most}"):
+        kernel[most + 1, threads, 0, dynamic](counts)
+    with nbep.numba_cuda.options(num_sms=3):
+        assert compiled.max_cooperative_grid_blocks(threads, dynamic) == 3
+        with pytest.raises(ValueError, match=r"4 blocks of a cooperative launch.* at most 3"):
+            kernel[4, threads, 0, dynamic](counts)
+    assert counts.copy_to_host()[0] == 2
+
+
+def test_static_shared_memory_counts_for_a_cooperative_launch(cuda):
     @cuda.jit
     def kernel():
+        cuda.shared.array(4096, np.float64)
         cuda.cg.this_grid().sync()
 
-    kernel[2, 2]()
-    assert next(iter(kernel.overloads.values())).cooperative
+    assert kernel.compile("void()").max_cooperative_grid_blocks(1) == 132 * 6
+
+
+@pytest.mark.parametrize(("dynamic", "most"), [(-1, 48 << 10), (1 << 20, 48 << 10), ((48 << 10) - 31, (48 << 10) - 32)])
+def test_dynamic_shared_memory_that_no_block_has_is_refused(cuda, dynamic, most):
+    def kernel(a):
+        if most < 48 << 10:
+            cuda.shared.array(8, np.int32)
+        a[0] = 1
+
+    a = cuda.to_device(np.zeros(1))
+    with pytest.raises(ValueError, match=rf"{dynamic} bytes of dynamic shared memory.* must be 0 to {most}"):
+        cuda.jit(kernel)[1, 1, 0, dynamic](a)
+    cuda.jit(kernel)[1, 1, 0, most](a)
+    assert a.copy_to_host()[0] == 1
+
+
+def test_only_so_many_blocks_as_the_card_holds_are_there_at_once(cuda):
+    @cuda.jit
+    def kernel(there):
+        cuda.atomic.add(there, 0, 1)
+        while cuda.atomic.add(there, 0, 0) < cuda.gridDim.x:
+            pass
+
+    def run(blocks):
+        kernel[blocks, 1, 0, 48 << 10](np.zeros(1, np.int32))
+
+    run(132 * 4)
+    with pytest.raises(DeadlockError):
+        run(132 * 4 + 1)
 
 
 def test_the_first_other_stream_waits_for_what_the_default_one_has_to_do(cuda, checked):

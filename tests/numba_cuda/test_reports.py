@@ -6,7 +6,6 @@ import pytest
 import nbep.numba_cuda
 from nbep.emulator.machine.errors import (
     DataRace,
-    DeadlockError,
     Divergence,
     OutOfBounds,
     ReadOnly,
@@ -95,15 +94,6 @@ def test_a_thread_that_polls_by_an_atomic_waits_for_its_element(cuda, op):
 
 
 @pytest.mark.usefixtures("checked")
-def test_sum_without_an_atomic(cuda):
-    @cuda.jit
-    def kernel(counts):
-        counts[cuda.grid(1) % 4] += 1
-
-    found(DataRace, lambda: kernel[2, 32](np.zeros(4)), (0, "cuda.atomic.add"), (1, "counts[cuda.grid(1) % 4] += 1"))
-
-
-@pytest.mark.usefixtures("checked")
 def test_kernels_on_two_streams(cuda):
     @cuda.jit
     def kernel(a):
@@ -120,41 +110,6 @@ def test_kernels_on_two_streams(cuda):
     assert set(launch(cuda.stream(), 0)) == {2}  # the default stream waits for all others
     one = cuda.stream()
     assert set(launch(one, one)) == {2}
-
-
-@pytest.mark.usefixtures("checked")
-def test_event_orders_two_streams(cuda):
-    @cuda.jit
-    def kernel(a):
-        a[cuda.grid(1)] += 1
-
-    a, event, first, second = cuda.to_device(np.zeros(32)), cuda.event(), cuda.stream(), cuda.stream()
-    kernel[1, 32, first](a)
-    event.record(first)
-    event.wait(second)
-    kernel[1, 32, second](a)
-    second.synchronize()
-    assert set(a.copy_to_host(stream=second)) == {2}
-
-
-@pytest.mark.usefixtures("checked")
-def test_host_that_reads_before_it_synchronizes(cuda):
-    @cuda.jit
-    def kernel(a):
-        a[cuda.grid(1)] = 1
-
-    def read(waits):
-        a = cuda.managed_array(32)
-        a[:] = 0
-        kernel[1, 32](a)
-        if waits:
-            cuda.synchronize()
-        value = a[3]
-        cuda.synchronize()
-        return value
-
-    found(DataRace, lambda: read(False), (0, "the host"), (0, "synchronize"))
-    assert read(True) == 1
 
 
 @pytest.mark.usefixtures("checked")
@@ -215,23 +170,6 @@ def test_index_out_of_bounds_inside_of_the_memory(cuda):
     )
 
 
-def test_element_that_is_written_later(cuda):
-    @cuda.jit
-    def kernel(out):
-        tile = cuda.shared.array(32, np.int32)
-        i = cuda.threadIdx.x
-        tile[i] = i
-        out[i] = tile[31 - i]
-
-    found(
-        Uninitialized,
-        lambda: kernel[1, 32](np.zeros(32)),
-        (0, "load of tile["),
-        (0, "cuda.syncthreads()"),
-        (1, "tile[i] = i"),
-    )
-
-
 @pytest.mark.parametrize("where", ["shared", "local", "device"])
 def test_element_that_no_thread_writes(cuda, memory_model, where):
     @cuda.jit
@@ -286,40 +224,6 @@ def test_shuffle_from_a_lane_that_has_left_decides_nothing(cuda):
     kernel[1, 32](out, 12)
     assert list(out[:12]) == [2 * (i + 8) + 1 for i in range(12)]
     found(Divergence, lambda: kernel[1, 32](np.zeros(32), 13), (0, "lane which has left"))
-
-
-def test_lanes_at_different_barriers(cuda):
-    @cuda.jit
-    def kernel(out):
-        if cuda.threadIdx.x < 16:
-            cuda.syncthreads()
-        else:
-            out[0] = 1
-            cuda.syncthreads()
-
-    found(Divergence, lambda: kernel[1, 32](np.zeros(1)), (0, "different calls of cuda.syncthreads()"), (1, "aligned"))
-
-
-def test_deadlock_says_where_the_threads_are(cuda):
-    @cuda.jit
-    def kernel(out):
-        if cuda.threadIdx.x == 0:
-            cuda.syncthreads()
-        else:
-            cuda.syncwarp()
-
-    lines = found(DeadlockError, lambda: kernel[1, 32](np.zeros(1)), (0, "deadlock"))
-    assert any("cuda.syncthreads()    <- 1 of 32 threads" in line for line in lines)
-    assert any("cuda.syncwarp()    <- 31 of 32 threads" in line for line in lines)
-
-
-def test_lock_that_is_not_given_back_is_no_endless_run(cuda, memory_model):
-    @cuda.jit
-    def kernel(lock):
-        while cuda.atomic.cas(lock, 0, 0, 1) != 0:
-            pass
-
-    found(DeadlockError, lambda: kernel[1, 2](np.zeros(1, np.int32)), (0, "endless loop"), (1, "cuda.atomic.cas"))
 
 
 def test_constant_arrays_cannot_be_stored_to(cuda):

@@ -58,45 +58,6 @@ def test_a_constant_array_has_its_name(cuda, memory_model):
     assert "a[0] = values[a.size]    <- by threadIdx 0, blockIdx 0" in where
 
 
-@pytest.mark.usefixtures("checked")
-def test_a_kernel_that_syncs_the_grid_lacks_a_sync_of_the_grid(cuda):
-    @cuda.jit
-    def kernel(a, b):
-        grid = cuda.cg.this_grid()
-        i = cuda.grid(1)
-        b[i] = a[i]
-        grid.sync()
-        a[i] = b[(i + 1) % b.size]
-        b[i] = a[i]
-
-    first = report(DataRace, lambda: kernel[2, 8](np.zeros(16), np.zeros(16)))[0]
-    assert first.endswith("grid.sync() is missing between these two accesses")
-
-
-@pytest.mark.usefixtures("checked")
-def test_the_report_of_a_lock_without_fences_names_them(cuda):
-    @cuda.jit
-    def kernel(lock, most, fenced):
-        if cuda.threadIdx.x == 0:
-            while cuda.atomic.cas(lock, 0, 0, 1) != 0:
-                pass
-            if fenced:
-                cuda.threadfence()
-            if cuda.blockIdx.x > most[0]:
-                most[0] = cuda.blockIdx.x
-            if fenced:
-                cuda.threadfence()
-            cuda.atomic.exch(lock, 0, 0)
-
-    def run(fenced):
-        most = np.zeros(1)
-        kernel[4, 8](np.zeros(1, np.int32), most, fenced)
-        return most[0]
-
-    assert run(True) == 3
-    assert "a flag or lock with cuda.threadfence() on both sides" in report(DataRace, lambda: run(False))[0]
-
-
 @pytest.mark.parametrize(("field", "element"), [("x", "a.x[4]"), ("pair", "a[4]")])
 def test_a_record_that_is_not_there_is_named(cuda, memory_model, field, element):
     @cuda.jit

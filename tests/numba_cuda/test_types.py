@@ -6,8 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from nbep.numba_cuda import types
-from nbep.numba_cuda.code import KernelTypeError
+from nbep.numba_cuda import stubs, types
+from nbep.numba_cuda.code import KernelTypeError, exec_with_source
+from nbep.numba_cuda.dispatcher import jit
 
 NAMES = ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 OPERATORS = {
@@ -18,30 +19,62 @@ OPERATORS = {
 STRANGE = {("Pow", "bool", "i4")}
 
 
+def numbas_context():
+    """Numba's typing of kernels, and its type for one of `NAMES`."""
+    pytest.importorskip("numba_cuda")
+    from numba.cuda import types as numbas
+    from numba.cuda.descriptor import cuda_target
+
+    cuda_target.typing_context.refresh()
+    of_numba = {name: getattr(numbas, "boolean" if name == "bool" else np.dtype(name).name) for name in NAMES}
+    return cuda_target.typing_context, of_numba
+
+
 @pytest.mark.compile
 @pytest.mark.parametrize("op", OPERATORS)
 def test_operators_give_the_types_that_numbas_typing_context_gives(op):
     import operator
 
-    pytest.importorskip("numba_cuda")
-    from numba.cuda import types as numbas
-    from numba.cuda.descriptor import cuda_target
-
-    context = cuda_target.typing_context
-    context.refresh()
-
-    def of_numba(name):
-        return getattr(numbas, "boolean" if name == "bool" else np.dtype(name).name)
-
+    context, of_numba = numbas_context()
     for a, b in itertools.product(NAMES, NAMES):
         try:
-            signature = context.resolve_function_type(getattr(operator, OPERATORS[op]), (of_numba(a), of_numba(b)), {})
+            signature = context.resolve_function_type(getattr(operator, OPERATORS[op]), (of_numba[a], of_numba[b]), {})
             wanted = None if signature is None else str(signature.return_type)
         except Exception:
             wanted = None
         found = types.result_of(op, types.num(a), types.num(b))
         if (op, a, b) not in STRANGE:
             assert (None if found is None else str(found)) == wanted, f"{a} {op} {b}"
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("ndim", [1, 2])
+@pytest.mark.parametrize("atomic", stubs.ATOMICS)
+def test_atomics_take_the_types_that_numba_cuda_declares(atomic, ndim):
+    from numba.cuda import stubs as numbas_stubs
+    from numba.cuda import types as numbas
+
+    context, of_numba = numbas_context()
+    operands = {"compare_and_swap": 2, "cas": 2}.get(atomic, 1)
+    index = [] if atomic == "compare_and_swap" else [numbas.intp if ndim == 1 else numbas.UniTuple(numbas.intp, ndim)]
+    at = "" if not index else "0, " if ndim == 1 else "(0, 0), "
+    names = {"cuda": stubs}
+    exec_with_source(f"def kernel(a, x):\n    cuda.atomic.{atomic}(a, {at}{', '.join(operands * ['x'])})\n", names)
+    key = getattr(numbas_stubs.atomic, atomic)
+    for name in NAMES:
+        t = of_numba[name]
+        signature = (numbas.Array(t, ndim, "C"), *index, *operands * [t])
+        try:
+            is_declared = context.resolve_function_type(key, signature, {}) is not None
+        except Exception:  # TypingError, of one of several classes
+            is_declared = False
+        dtype = np.dtype(name)
+        try:
+            jit(names["kernel"]).specialized((types.Arr(dtype, ndim, "C"), types.num(name)))
+            is_taken = True
+        except KernelTypeError:
+            is_taken = False
+        assert is_taken is is_declared, f"{atomic} on {name}"
 
 
 def run(cuda, kernel, out, *args):

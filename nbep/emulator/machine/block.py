@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WARP_SIZE = 32
 NUM_BARRIERS = 16
+MANY_BLOCKS = 1 << 14  # of a launch: it does not keep those that have left
 
 
 class NamedBarrier:
@@ -154,3 +155,12 @@ class Block:
                     self.check_barrier(barrier)
         if not self.live:
             self.launch.block_left()
+            if self.launch.grid > MANY_BLOCKS:
+                self.release()
+
+    def release(self) -> None:
+        """Break the cycles between it and its threads, which have left."""
+        for warp in self.warps:
+            warp.lanes = []
+        self.threads, self.warps, self.mbarriers = [], [], {}
+        self.shared.release()

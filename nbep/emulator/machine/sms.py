@@ -16,12 +16,13 @@ class Launch(Protocol):
     grid: int
     blocks: list
     starts_together: bool
+    share: int
 
     def start_block(self) -> None: ...
 
 
 class Sms:
-    """Blocks take an SM when they start and give it back when their last thread has left.
+    """Blocks take an SM, or their share of it, when they start, and give it back when their last thread has left.
 
     Launches take SMs in the order in which their streams reach them: block by block, or, for one that starts together
     (a cooperative launch), all of its blocks at once. Those behind wait for the first.
@@ -42,9 +43,9 @@ class Sms:
         while self.waiting:
             launch = self.waiting[0]
             needed = launch.grid if launch.starts_together else 1
-            if self.held + needed > self.number:
+            if self.held + needed * launch.share > self.number:
                 return
-            self.held += needed
+            self.held += needed * launch.share
             for _ in range(needed):
                 launch.start_block()
             if len(launch.blocks) == launch.grid:
@@ -52,6 +53,6 @@ class Sms:
 
     def block_left(self, launch: Launch) -> None:
         """A block has given its SM back."""
-        self.held -= 1
+        self.held -= launch.share
         if self.waiting:
             launch.world.submit(self.fill)

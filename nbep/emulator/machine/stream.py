@@ -79,6 +79,7 @@ class Launch:
         self.describe_shared: Describe | None = None  # what names the bytes of its blocks' shared memory
         self.starts_together = False  # all of its blocks or none, as with a cooperative launch
         self.by_ptx = False  # how threads meet: see `Block`
+        self.share = 1  # of the SMs that a block takes
         self.blocks: list[Block] = []
         self.live = grid
         self.copies = 0  # bulk copies under way
@@ -134,13 +135,8 @@ class Launch:
             return
         self.done = True
         del self.world.launches[self]
-        for block in self.blocks:  # break the cycles between blocks and threads
-            for warp in block.warps:
-                warp.lanes = []
-            block.threads = []
-            block.warps = []
-            block.mbarriers = {}
-            block.shared.release()
+        for block in self.blocks:
+            block.release()
         self.blocks = []
         self.function = None
         self.args = ()

@@ -154,7 +154,7 @@ def look(threads: Sequence[Thread], cells: Sequence[Cell]) -> dict[tuple[Any, in
     expected = {}
     kinds = {(allocation, offset): kind for allocation, offset, kind, _ in cells}
     for cell in dict.fromkeys(note.cell for note in notes):
-        text = _condition([note for note in notes if note.cell == cell], kinds[cell])
+        text = condition([note for note in notes if note.cell == cell], kinds[cell])
         if text is not None:
             expected[cell] = text
     return expected
@@ -190,7 +190,7 @@ def _read(thread: Thread) -> TimedOutWait | None:
 
 def _is_emulators(frame: FrameType) -> bool:
     """Whether the emulator itself compares, to find out what has changed."""
-    return str(frame.f_globals.get("__name__")).startswith("nbep.emulator.")
+    return str(frame.f_globals.get("__name__")).startswith(("nbep.emulator.", "nbep.numba_cuda."))
 
 
 def _wake(thread: Thread) -> None:
@@ -273,7 +273,7 @@ def _entry(entry: tuple, allocation: Allocation, offset: int, notes: list[_Note]
     return view, shift, misfit, get, None, written
 
 
-def _condition(notes: list[_Note], kind: str) -> str | None:
+def condition(notes: list[_Note], kind: str) -> str | None:
     """What a value has to be, in words, from the comparisons that it has not passed. What no value can be is left out.
 
     If that is all of it, the words say so.
