@@ -39,8 +39,7 @@ def _tell(over: threading.Event, runs_in: int) -> None:
 
 def how_far(seconds: float, frame: Any) -> Iterator[str]:
     """A line for each kernel under way. frame: where the thread of Python is that runs it"""
-    there = session.current(create=False)
-    world: Any = None if there is None else there.world
+    world = session.latest_world()  # without the lock, which the thread that runs kernels has
     for launch in [] if world is None else list(world.launches):
         left = launch.grid - launch.live
         waiting = launch.grid - len(launch.blocks)
