@@ -149,7 +149,7 @@ def elastic_combine_call(
     has_weights: bool,
     is_fetched: bool = False,
 ) -> Call:
-    """Where this rank's rows come to lie at the others. one_each, is_fetched: see kernels.elastic.combine, fetch_combine"""
+    """Where this rank's rows come to lie at the others. one_each: see kernels.elastic.combine"""
     words = handle_word(memory, handle), int(has_weights), hidden, num_topk, handle.num_experts
     return make_call(ELASTIC_COMBINE, *words, handle.num_max_tokens_per_rank, int(one_each), int(is_fetched))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbep.device.kernels.elastic.combine import ELASTIC_SOURCES, ELASTIC_SUM_ROWS
-from nbep.device.kernels.elastic.dispatch import ELASTIC_ROWS
+from nbep.device.kernels.elastic.combine import ELASTIC_SUM_ROWS
+from nbep.device.kernels.elastic.dispatch import ELASTIC_ROWS, ELASTIC_SOURCES
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF, UNCLEAN
 from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
@@ -83,7 +83,7 @@ def cause_of(rank: int, report: FaultReport) -> ValueError | None:
         )
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_SOURCES:
         return ValueError(
-            f"handle.recv_src_metadata: got a row {report.expected - 1} on rank {rank} that is of no token of its rank; "
+            f"handle.recv_src_metadata: got a row {report.expected - 1} on rank {rank} that is of no token; "
             f"must be as dispatch made it"
         )
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:

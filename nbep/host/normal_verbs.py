@@ -104,7 +104,7 @@ class NormalVerbs:
         """Send each token once to every rank that owns one of its experts. Collective.
 
         Args:
-            x: [num_tokens, hidden] bf16, float16, float32 or e4m3, or (x [num_tokens, hidden] e4m3, scales
+            x: [num_tokens, hidden] bf16, float16, float32, e4m3, e5m2, uint8 or int8, or (such an x, scales
                 [num_tokens, num_scales] float32 or int32, any strides); a row is a multiple of 16 bytes, num_scales
                 at most 1024
             handle: of an earlier dispatch: send along the same routes, without counting and without top-k

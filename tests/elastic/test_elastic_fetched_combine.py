@@ -1,4 +1,4 @@
-"""A combine that fetches rows from where the experts wrote them: the same bits as one that pushes, and no row too early."""
+"""A combine that fetches rows from where experts wrote them: the same bits as one that pushes, and no row too early."""
 
 import ml_dtypes
 import numpy as np

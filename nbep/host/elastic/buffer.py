@@ -230,13 +230,12 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         return memory.elastic.rows
 
     def _give_back_rows(self) -> None:
-        elastic = None if self._memory is None else self._memory.elastic
-        if elastic is not None and elastic.rows is not None:
-            self._memory.synchronize_calls()
-            elastic.rows.memory.close()
-            elastic.rows = None
-            self._memory.elastic_combine_plans = Plans(self._memory.runtime)
-            self._memory.elastic_plans = Plans(self._memory.runtime)
+        memory = self._memory
+        if memory is not None and memory.elastic is not None and memory.elastic.rows is not None:
+            memory.synchronize_calls()
+            memory.elastic.rows.memory.close()
+            memory.elastic.rows = None
+            memory.elastic_plans, memory.elastic_combine_plans = Plans(memory.runtime), Plans(memory.runtime)
 
     def __repr__(self) -> str:
         return f"<ElasticBuffer of rank {self.rank_idx} of {self.num_ranks}, {self.num_bytes} bytes>"

@@ -10,7 +10,7 @@ from typing import Any
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import integer, refuse, switches
-from nbep.host.elastic.handle import EPHandle
+from nbep.host.elastic.handle import FORM, EPHandle
 from nbep.host.elastic.request import ElasticCombineRequest, ElasticDispatchRequest
 from nbep.host.events import handle_of
 from nbep.host.node import Node
@@ -52,6 +52,9 @@ def owned(memory: Node, handle: Any) -> EPHandle:
         refuse("handle", type(handle).__name__, "the EPHandle that dispatch returned")
     if handle.owner is not None and handle.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"one that this buffer made on rank {memory.rank}")
+    for name, value, made in zip(FORM, handle.form, handle.made_form or handle.form, strict=True):
+        if value != made:
+            refuse(f"handle.{name}", value, f"{made}, as dispatch made it")
     view, num_ranks = memory.runtime.view, memory.num_ranks
     num_experts = validate.num_experts(num_ranks, handle.num_experts, "handle.num_experts")
     topk_idx = view(handle.topk_idx)
@@ -113,10 +116,8 @@ def rows(memory: Node, request: ElasticCombineRequest) -> int:
     validate.hidden_size("x", hidden, 8)
     validate.row_alignment("x", x)
     num_received = handle.recv_src_metadata.shape[0]
-    if handle.do_expand and num_rows < handle.num_expanded_tokens and num_rows != num_received:
-        refuse("x", f"{num_rows} rows", f"{handle.num_expanded_tokens} rows, as dispatch returned")
-    if not handle.do_expand and num_rows != num_received:
-        refuse("x", f"{num_rows} rows", f"{num_received} rows, as dispatch returned")
+    if not handle.do_expand and num_rows > num_received:
+        refuse("x", f"{num_rows} rows", f"at most {num_received}, as dispatch returned")
     if request.topk_weights is not None:
         shape = (num_rows,) if handle.do_expand else (num_rows, num_topk)
         validate.array("topk_weights", topk_weights, "float32", shape)
@@ -129,26 +130,24 @@ def rows(memory: Node, request: ElasticCombineRequest) -> int:
     return hidden
 
 
-def rows_of_choices(
+def contents_of_handle(
     memory: Node, request: ElasticDispatchRequest | ElasticCombineRequest, reduces: bool = True
 ) -> None:
-    """A call that has to know the row of each choice gets an expanded handle that still says it.
+    """A handle still says what dispatch has written there, but that expanded rows may be others where each choice's is
+    not looked up.
 
     Each call is checked: a handle may be rewritten between two of them. reduces: see combine.combine
     """
-    handle = request.handle
-    if not isinstance(handle, EPHandle) or not handle.do_expand:
-        return
+    handle, why = request.handle, ""
+    assert handle is not None
     if isinstance(request, ElasticDispatchRequest):
-        if not request.do_expand:
-            return
-        where = "with do_expand"
-    elif reduces and request.topk_weights is None:
-        return
-    else:
-        where = "with topk_weights" if reduces else "without allow_multiple_reduction"
-    allowed = f"as dispatch made it {where}: the row of each choice is looked up there"
-    if handle.is_rewritten:
+        why = "with do_expand" if request.do_expand else ""
+    elif not reduces or request.topk_weights is not None:
+        why = "with topk_weights" if reduces else "without allow_multiple_reduction"
+    if handle.do_expand and why and handle.is_rewritten:
+        allowed = f"as dispatch made it {why}: the row of each choice is looked up there"
         refuse("handle.recv_src_metadata", "a rewritten one", allowed)
     if validate.may_read(memory, request.previous_event):
-        handle_contents.expanded(handle, memory.runtime.contents, allowed)
+        used = handle_contents.elastic(handle, memory.runtime.contents, handle.do_expand and not why)
+        if isinstance(request, ElasticCombineRequest) and request.x.shape[0] < used:
+            refuse("x", f"{request.x.shape[0]} rows", f"at least {used}, those that the handle names")

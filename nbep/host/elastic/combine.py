@@ -67,7 +67,7 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     handle = request.handle
     begin = _begin_of_rows(memory, request)
     plan, arguments = _find_plan(memory, request, reduces, begin >= 0)
-    checks.rows_of_choices(memory, request, reduces)
+    checks.contents_of_handle(memory, request, reduces)
     made, addresses = memory.allocate(request, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
@@ -108,7 +108,7 @@ def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_f
     arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
     key = None
     if len(given) == 4 and isinstance(handle, EPHandle) and handle.owner is memory.identity:
-        of_handle = handle.do_expand, handle.num_experts, handle.num_max_tokens_per_rank, handle.number
+        of_handle = handle.form, handle.number
         key = request.num_sms, reduces, is_fetched, request.async_finish, request.allocate_on_comm_stream, *of_handle
     key, plan, arguments, _ = memory.elastic_combine_plans.find(arrays, key)
     if plan is None:

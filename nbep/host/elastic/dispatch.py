@@ -10,6 +10,7 @@ Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::dispatch
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from nbep.device.alignment import align_up
@@ -98,13 +99,13 @@ def dispatch(
 ) -> tuple[Any, MaybeArray, MaybeArray, EPHandle, EventOverlap]:
     """See ElasticBuffer.dispatch. timeout_s: longest time that the CPU waits for counts"""
     memory.check_faults()
-    begin = -1
-    if _elastic(memory).rows is not None:
-        begin = _elastic(memory).rows.offset_of(request.x[0] if isinstance(request.x, tuple) else request.x)
+    rows, x = _elastic(memory).rows, request.x[0] if isinstance(request.x, tuple) else request.x
+    begin = -1 if rows is None else rows.offset_of(x)
     plan, arguments = _find_plan(memory, request, begin >= 0)
     checks.cpu_may_wait(memory, request)
-    checks.rows_of_choices(memory, request)
     known = request.handle
+    if known is not None:
+        checks.contents_of_handle(memory, request)
     sizes = None if request.do_cpu_sync else _known_sizes(memory, request, plan)
     made, addresses = memory.allocate(request, plan.make, _numbers(request, plan, sizes))
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
@@ -168,6 +169,7 @@ def dispatch(
             routes.slots,
             None if routes.of_locals is None else routes.of_ranks,
         ).owned_by(memory.identity, memory.num_dispatches)
+        memory.runtime.after_launch(partial(handle.keep_contents, memory.runtime.contents))
     event = memory.finish(request.async_finish)
     return pair(outputs.recv_x, recv_scales), outputs.topk_idx, outputs.topk_weights, handle, event
 
@@ -190,7 +192,7 @@ def _find_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool) -
         *(is_pair, request.num_experts, request.num_max_tokens_per_rank, request.expert_alignment),
         *(request.num_sms, request.do_expand, request.do_zero_padding, request.use_tma_aligned_col_major_sf),
         *(request.do_handle_copy, request.do_cpu_sync, request.async_finish, request.allocate_on_comm_stream),
-        *(handle is None, getattr(handle, "number", 0), is_shared),
+        *(handle is None, getattr(handle, "number", 0), getattr(handle, "form", None), is_shared),
     )
     if len(x) != 2 or (handle is not None and getattr(handle, "owner", None) is not memory.identity):
         options = None

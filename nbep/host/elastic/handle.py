@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from nbep.host.handles import Identity, OfThisProcess
 from nbep.host.target.base import Array, MaybeArray
+
+FORM = (
+    "do_expand",
+    "num_experts",
+    "expert_alignment",
+    "num_max_tokens_per_rank",
+    "num_recv_tokens",
+    "num_expanded_tokens",
+)
 
 
 class OfHandle(NamedTuple):
@@ -52,6 +62,8 @@ class EPHandle(OfThisProcess):
     owner: Identity | None = None
     number = 0
     _made: tuple[Array, int] | None = None  # recv_src_metadata as dispatch made it, and what torch says of writes to it
+    made_form: tuple[Any, ...] | None = None  # `form` as dispatch made it
+    made: Mapping[str, Any] = {}  # copies of `arrays`, where the host reads them and that dispatch has ended
 
     def __init__(
         self,
@@ -91,9 +103,18 @@ class EPHandle(OfThisProcess):
 
     def owned_by(self, owner: Identity, number: int) -> EPHandle:
         """The same, as made by a dispatch of the buffer of this identity."""
-        self.owner, self.number = owner, number
+        self.owner, self.number, self.made, self.made_form = owner, number, {}, self.form
         self._made = self.recv_src_metadata, _num_writes(self.recv_src_metadata)
         return self
+
+    def keep_contents(self, contents: Callable[[Array], Any]) -> None:
+        """The dispatch that has made it has ended: copy what is in the arrays."""
+        self.made = {name: contents(array).copy() for name, array in self.arrays.items()}
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """The values of `FORM`, on which the launches of a call with this handle depend."""
+        return tuple([getattr(self, name) for name in FORM])
 
     @property
     def is_rewritten(self) -> bool:

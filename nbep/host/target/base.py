@@ -249,6 +249,10 @@ class Runtime(ABC):
         """The array, as the caller gets it who may use it until a `lent.Lease` ends. The emulator finds later uses."""
         return array
 
+    def after_launch(self, call: Callable[[], None]) -> None:
+        """Call it once the latest launch has ended; never, on a target whose host does not read arrays."""
+        return
+
     def watch(self, reader: str, until: str, arrays: dict[str, Array]) -> Callable[[], None] | None:
         """What raises if arrays are changed between now and its call; None on a target that does not check."""
         return None

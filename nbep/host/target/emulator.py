@@ -471,6 +471,9 @@ class EmulatorRuntime(Runtime):
                     launch.callbacks.append(Watched(name, array, self.rank, spec.name, AFTER_EVENT).check)
         self._in_flight.append((launch, mappings, written))
 
+    def after_launch(self, call: Callable[[], None]) -> None:
+        self._in_flight[-1][0].callbacks.append(call)
+
     def watch(self, reader: str, until: str, arrays: dict[str, Array]) -> Callable[[], None] | None:
         if not self.is_checked:
             return None

@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.elastic.dispatch import most_tokens
+from nbep.device.kernels.elastic.dispatch import ELASTIC_SOURCES, most_tokens
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_sums
 from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
 from nbep.device.kernels.parts.sums import Listed, list_biases, sum_rows
@@ -63,7 +63,7 @@ from nbep.device.types import I32, In, Out
 
 ELASTIC_LANDED = site(39, "elastic combine receiver", "landed", "the peer's rows of a token")
 
-ELASTIC_SUM_ROWS, ELASTIC_SOURCES = -3, -4  # a report's channel
+ELASTIC_SUM_ROWS = -3  # a report's channel
 STOPPED = -1  # in place of parities: the token has a row past the last one
 
 MAX_STAGED_ROWS = 32  # of one sum, see staged_sums
@@ -266,6 +266,12 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
     if not (0 <= token < shape.num_max_tokens and 0 <= last < shape.num_topk):
         if lane == 0:  # a handle that somebody has overwritten: the slot would hold the row of an earlier call
             report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SOURCES, index + 1, token)
+        return STOPPED
+    if sizes.is_expanded == 0 and index >= sizes.num_rows:
+        if lane == 0:
+            report_fault(
+                ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SUM_ROWS, index + 1, sizes.num_rows
+            )
         return STOPPED
     if sizes.is_expanded == 0:
         return push_row(ctx, inputs, index, goal, landed, stage, parities)

@@ -67,7 +67,7 @@ from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import has_timed_out, report_fault
 from nbep.device.types import I32, In, InOut, Out
 
-ELASTIC_ROWS = -2  # a report's channel
+ELASTIC_ROWS, ELASTIC_SOURCES = -2, -4  # a report's channel
 
 
 class ElasticOutputs(NamedTuple):
@@ -104,7 +104,7 @@ class ElasticSizes(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What lane i knows of the (rank + 1 + i)-th rank, counted around: its half, its x, and its tokens for this rank."""
+    """What lane i knows of the (rank + 1 + i)-th rank, counted around: its half, its x, its tokens for this rank."""
 
     half: int
     x: int
@@ -172,6 +172,10 @@ def find_item(ctx, out, sources, number):
     if index < ptx.shfl_idx_s32(ptx.FULL_MASK, sources.num_tokens, turn) and row < ctx.sizes.num_recv_tokens:
         if ctx.sizes.is_cached != 0:
             token = ptx.ld_nc_s32(metadata_entry(out.recv_src_metadata, shape, row)) - src * shape.num_max_tokens
+            if not 0 <= token < shape.num_max_tokens:  # a handle that somebody has overwritten
+                if ctx.team.lane == 0:
+                    report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, peers.rank, ELASTIC_SOURCES, row + 1, token)
+                token = -1
         else:
             token = ptx.ld_na_s32(half + list_offset(ctx.places, shape, peers.rank) + 4 * index)
     return Item(half, x, src, row, token)
