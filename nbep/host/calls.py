@@ -129,7 +129,7 @@ def combine_call(
 ) -> Call:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
     words = handle_word(memory, handle), int(zero_copy), hidden, num_topk
-    return make_call(COMBINE, *words, *_of_config(config, between_nodes, zero_copy))
+    return make_call(COMBINE, *words, *(() if zero_copy else _of_config(config, between_nodes, zero_copy)))
 
 
 def elastic_dispatch_call(

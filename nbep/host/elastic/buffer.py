@@ -205,15 +205,15 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         Raises:
             as Buffer.destroy
         """
-        self._give_back_rows()
+        self._give_back_rows("destroy")
         self._give_back()
 
     @in_turn
     def make_rows(self, num_rows: int, hidden: int) -> SharedRows:
-        """Shared rows, which take the place of earlier ones: a compact combine whose x lies there fetches. Collective.
+        """Shared rows, which take the place of earlier ones: a dispatch or compact combine whose x lies there fetches.
 
-        Each rank gives such an x then, or none does. It is inside a node alone, and without topk_weights; else such an
-        x is one like any other.
+        Collective. Each rank gives such an x then, or none does. It is inside a node alone. An expanded combine takes
+        such an x as any other: each row of a token would cross to its rank, which gets one sum otherwise.
 
         Args: num_rows: that a rank may get at most; the same on all ranks, as hidden
 
@@ -225,15 +225,15 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         assert memory.elastic is not None
         if memory.num_nodes > 1:
             refuse("make_rows", f"{memory.num_nodes} nodes", "called inside a node: no rank reads over a network")
-        self._give_back_rows()
+        self._give_back_rows("make_rows")
         memory.elastic.rows = make_rows(self.group, num_rows, hidden, self.timeout_ms)
         return memory.elastic.rows
 
-    def _give_back_rows(self) -> None:
+    def _give_back_rows(self, by: str) -> None:
         memory = self._memory
         if memory is not None and memory.elastic is not None and memory.elastic.rows is not None:
             memory.synchronize_calls()
-            memory.elastic.rows.memory.close()
+            memory.elastic.rows.close(by)
             memory.elastic.rows = None
             memory.elastic_plans, memory.elastic_combine_plans = Plans(memory.runtime), Plans(memory.runtime)
 

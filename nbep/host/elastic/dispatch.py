@@ -26,6 +26,7 @@ from nbep.device.kernels.elastic.send_dispatch import (
 )
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.elastic import ElasticPlaces, ElasticShape
+from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import elastic_dispatch_call
 from nbep.host.elastic import checks
@@ -100,7 +101,7 @@ def dispatch(
     """See ElasticBuffer.dispatch. timeout_s: longest time that the CPU waits for counts"""
     memory.check_faults()
     rows, x = _elastic(memory).rows, request.x[0] if isinstance(request.x, tuple) else request.x
-    begin = -1 if rows is None else rows.offset_of(x)
+    begin = -1 if rows is None else rows.offset_of(x) // VEC_BYTES
     plan, arguments = _find_plan(memory, request, begin >= 0)
     checks.cpu_may_wait(memory, request)
     known = request.handle
@@ -171,6 +172,8 @@ def dispatch(
         ).owned_by(memory.identity, memory.num_dispatches)
         memory.runtime.after_launch(partial(handle.keep_contents, memory.runtime.contents))
     event = memory.finish(request.async_finish)
+    if rows is not None and begin >= 0 and request.async_finish:
+        rows.take(memory.latest_event)
     return pair(outputs.recv_x, recv_scales), outputs.topk_idx, outputs.topk_weights, handle, event
 
 

@@ -42,14 +42,15 @@ from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
 from nbep.device.layout.elastic import (
+    OFFERS,
     TURN,
     ElasticPlaces,
     ElasticShape,
     half_offset,
     list_offset,
     metadata_entry,
-    offer_cell,
 )
+from nbep.device.layout.intranode import OFFER_BYTES
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
@@ -141,7 +142,7 @@ def find_sources(ctx, inputs, of_rows, offset):
     half = buffer_of(peers, rank) + offset
     x = half + ctx.places.x
     if ctx.sizes.is_shared != 0:
-        begin = ptx.ld_na_s32(buffer_of(peers, peers.rank) + offer_cell(rank))
+        begin = ptx.ld_na_s32(buffer_of(peers, peers.rank) + OFFERS + OFFER_BYTES * rank)
         x = buffer_of(of_rows, rank) + ptx.s64(begin) * VEC_BYTES
     return Sources(half, x, rank, first, num_tokens)
 

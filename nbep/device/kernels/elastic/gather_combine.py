@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.elastic.combine import CombineContext, add_up, list_row, locate_list
-from nbep.device.kernels.parts.staged_sums import open_sum_stage
+from nbep.device.kernels.elastic.combine import CombineContext
+from nbep.device.kernels.parts.staged_sums import add_up, list_row, locate_list, open_sum_stage
 from nbep.device.kernels.parts.sums import Listed
 from nbep.device.layout.elastic import ElasticNodes, ElasticSlots, mark_cell, outbox_offset, slot_offset
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -127,7 +127,7 @@ def elastic_gather_combine(
     nodes: ElasticNodes,
     sizes: ElasticGatherSizes,
 ):
-    """Grid: any. Block: a multiple of 32. Shared memory: `elastic_combine_smem_bytes`."""
+    """Grid: any. Block: a multiple of 32. Shared memory: `sums_smem_bytes`."""
     num_warps = ptx.block_dim() // 32
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32
