@@ -38,7 +38,6 @@ REASONS = {
     # Not needed
     "internode.combine_sender.send_row: coherent loads": INPUTS,
     "intranode.combine.send_tokens: coherent loads": INPUTS,
-    "intranode.direct_combine.send_row: coherent loads": INPUTS,
     "intranode.direct_dispatch.send_token: coherent loads": INPUTS,
     "low_latency.combine_receiver.list_rows: coherent loads": INPUTS,
     "low_latency.deduplicated_dispatch.take_places: coherent loads": INPUTS,
@@ -65,6 +64,8 @@ REASONS = {
     "elastic.notify_dispatch.count_tokens: syncthreads": ONE_WARP,
     "elastic.publish.elastic_publish: bar_red_and": AFTER_TIMEOUT,
     "elastic.publish.lay_out_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    "intranode.lay_out_rows: tma_store_wait_all until read": END_OF_KERNEL,
+    "intranode.lay_out_rows.lay_out_row: coherent loads": INPUTS,
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
     "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "intranode.dispatch.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,

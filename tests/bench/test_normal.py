@@ -86,7 +86,7 @@ def test_without_rings_there_are_no_chunks_to_try(measured):
 @pytest.mark.parametrize("way", [[], ["--whole"]], ids=["with a handle", "whole calls"])
 def test_elastic_calls_are_compared_with_those_without_rings(way, measured, capsys):
     found = measured(elastic, "--sms", "2", "--align", "2", *way)
-    forms = ["compact", "expanded", *([] if way else ["zero_copy"])]
+    forms = ["compact", "shared", "expanded", *([] if way else ["zero_copy"])]
     assert [row["work"] for row in found["rows"]] == [f"{form} {work}" for form in forms for work in WORKS]
     num_tokens = sum(map(sum, tokens_to_ranks())) / 2
     for row in found["rows"]:

@@ -55,6 +55,7 @@ from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.types import I32, I64
 
 MAX_RANKS = 32  # a lane of a warp for each
+THREADS_BEFORE_SM90 = 512  # of a block; with more, some kernels have too few registers where there is no copy engine
 TURN = 0
 NEXT_TOKEN = 4
 CALLED = 8

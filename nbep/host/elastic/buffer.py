@@ -215,11 +215,19 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         Collective. Each rank gives such an x then, or none does. It is inside a node alone. An expanded combine takes
         such an x as any other: each row of a token would cross to its rank, which gets one sum otherwise.
 
-        Args: num_rows: that a rank may get at most; the same on all ranks, as hidden
+        Args:
+            num_rows: that a rank may get at most; the same on all ranks, as hidden
+            hidden: values of a row
+
+        Returns:
+            the rows; see SharedRows.like
 
         Raises:
             ValueError: between nodes, and for wrong arguments
             RuntimeError: if a rank has not enough memory
+
+        Blocks:
+            until all ranks of the group are here
         """
         memory = self._usable("make_rows")
         assert memory.elastic is not None

@@ -31,7 +31,7 @@ from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.request import ElasticCombineRequest
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
 from nbep.host.events import EventOverlap
-from nbep.host.intranode.fetch import Fetch, Grid, Rows, prepare_fetch
+from nbep.host.intranode.fetch import Fetch, Rows, Where, prepare_fetch
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
@@ -84,7 +84,7 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
         plan.combine.launch(memory, of_handle.of_ranks, rows, addresses, wanted, keep)
         event = memory.finish(request.async_finish)
         if request.async_finish:
-            shared.take(memory.latest_event)
+            shared.take(request.x, memory.latest_event)
         return made[0], made[1], event
     assert plan.notify is not None
     plan.notify.launch(memory.stream)
@@ -154,18 +154,12 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_f
 
     if is_fetched:
         assert elastic.rows is not None
-        fetch = prepare_fetch(
-            memory,
-            elastic_fetch_combine,
-            Grid(blocks_for(memory, request.num_sms, most * memory.num_ranks, threads), threads),
-            elastic.peers,
-            (elastic.rows.memory.peers,),
-            OfferCells(NEXT_TOKEN, OFFERS, 0, 1),
-            elastic.rows.places,
-            FetchShape(hidden * BF16_BYTES, num_topk, num_tokens),
-            ElasticFetchSizes(sizes.num_local_experts),
-            call,
-        )
+        cells = OfferCells(NEXT_TOKEN, OFFERS, 0, 1)
+        where_rows = Where(elastic.peers, (elastic.rows.memory.peers,), cells, elastic.rows.places)
+        shape = FetchShape(hidden * BF16_BYTES, num_topk, num_tokens)
+        fetch_sizes = ElasticFetchSizes(sizes.num_local_experts)
+        grid = num_blocks, threads
+        fetch = prepare_fetch(memory, elastic_fetch_combine, grid, where_rows, shape, fetch_sizes, call)
         return Plan(make, None, None, fetch, call, slots)
     if elastic.rdma is None:
         meeting = num_chunks, elastic.peers, memory.bounds, call

@@ -173,7 +173,7 @@ def dispatch(
         memory.runtime.after_launch(partial(handle.keep_contents, memory.runtime.contents))
     event = memory.finish(request.async_finish)
     if rows is not None and begin >= 0 and request.async_finish:
-        rows.take(memory.latest_event)
+        rows.take(x, memory.latest_event)
     return pair(outputs.recv_x, recv_scales), outputs.topk_idx, outputs.topk_weights, handle, event
 
 

@@ -8,6 +8,7 @@ experts write x; buffer.combine(x, handle)         no rank pushes: each fetches 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
 from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.kernels.intranode.lay_out_rows import LayPlaces
@@ -16,7 +17,7 @@ from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.arguments import integer, refuse
 from nbep.host.shared_memory import SharedMemory
 from nbep.host.target.base import Array
-from nbep.host.target.checked_arrays import Lease
+from nbep.host.target.checked_arrays import Lease, LentArray
 from nbep.host.target.memory import Span
 from nbep.host.target.streams import Event
 
@@ -35,7 +36,7 @@ class SharedRows:
     def __init__(self, memory: SharedMemory, num_rows: int, hidden: int, places: LayPlaces):
         self.memory, self.num_rows, self.hidden, self.places = memory, num_rows, hidden, places
         self._x = Span(memory.runtime, memory.symmetric, 0, places.topk_weights)
-        self.lease = Lease("shared rows")
+        self._leases: WeakSet[Lease] = WeakSet()  # of what `like` has returned
         self.empty: Array = None  # the latest that `like` has made without rows: its address says nothing
 
     def like(self, array: Array, dtype: str = "bfloat16") -> Array:
@@ -47,7 +48,9 @@ class SharedRows:
         if num_rows > self.num_rows:
             refuse("array", f"{num_rows} rows", f"at most {self.num_rows}, as make_rows was told")
         made = self.memory.symmetric.array(runtime.dtype_like(dtype, array), 0, num_rows * self.hidden)
-        made = runtime.lend(made.reshape(num_rows, self.hidden), self.lease)
+        lease = Lease("shared rows")
+        self._leases.add(lease)
+        made = runtime.lend(made.reshape(num_rows, self.hidden), lease)
         if num_rows == 0:
             self.empty = made
         return made
@@ -58,13 +61,15 @@ class SharedRows:
             return 0
         return self._x.offset_of(array)
 
-    def take(self, end: Event | None) -> None:
-        """A call takes what lies here, until that event."""
-        self.lease.begins_with = end
+    def take(self, x: Array, end: Event | None) -> None:
+        """A call takes an array that lies here, until that event."""
+        if isinstance(x, LentArray) and x._lease is not None:
+            x._lease.begins_with = end
 
     def close(self, by: str) -> None:
         """Give the memory back. Collective."""
-        self.lease.end(by)
+        for lease in self._leases:
+            lease.end(by)
         self.memory.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbep.device.layout.elastic import THREADS_BEFORE_SM90
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.host.block_sizes import block_sizes
 from nbep.host.events import handle_of
@@ -15,7 +16,8 @@ WARP = 32
 
 def num_threads(memory: Node) -> int:
     """Of a block."""
-    return block_sizes(memory.runtime).ring(min(memory.num_ranks, MAX_NVL_PEERS))
+    threads = block_sizes(memory.runtime).ring(min(memory.num_ranks, MAX_NVL_PEERS))
+    return threads if memory.runtime.has_tma else min(threads, THREADS_BEFORE_SM90)
 
 
 def blocks_for(memory: Node, num_sms: int, num_items: int, threads: int) -> int:

@@ -26,7 +26,7 @@ from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config
 from nbep.host.events import EventOverlap
 from nbep.host.intranode import checks
-from nbep.host.intranode.fetch import Grid, Rows, prepare_fetch
+from nbep.host.intranode.fetch import Rows, Where, prepare_fetch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
 from nbep.host.plans import Plan
@@ -125,16 +125,9 @@ def _prepare_direct(
     direct, num_ranks = checks.direct_of(memory), memory.num_ranks
     shape = FetchShape(rings.hidden_bytes, rings.num_topk, num_combined_tokens)
     places = direct.place_rows(*shape[:2])
-    fetch = prepare_fetch(
-        memory,
-        direct_kernel,
-        Grid(config.num_sms, config.num_threads or block_sizes(memory.runtime).ring(num_ranks)),
-        direct.peers,
-        (),
-        OfferCells(NEXT_TOKEN, OFFERS, memory.rank, num_ranks),
-        LayPlaces(places.x, places.topk_weights),
-        shape,
-        DirectCombineSizes(config.num_channels),
-        call,
-    )
+    cells = OfferCells(NEXT_TOKEN, OFFERS, memory.rank, num_ranks)
+    where = Where(direct.peers, (), cells, LayPlaces(places.x, places.topk_weights))
+    grid = config.num_sms, config.num_threads or block_sizes(memory.runtime).ring(num_ranks)
+    sizes = DirectCombineSizes(config.num_channels)
+    fetch = prepare_fetch(memory, direct_kernel, grid, where, shape, sizes, call)
     return fetch.offer, fetch.fetch, (fetch, places)

@@ -20,11 +20,17 @@ from nbep.host.node import Node
 from nbep.host.target.base import LATER, Kernel, PreparedLaunch
 
 
-class Grid(NamedTuple):
-    """Of the kernels that move rows."""
+class Where(NamedTuple):
+    """Where a combine finds what it fetches.
 
-    num_blocks: int
-    num_threads: int
+    peers: of the buffers, which have the cells; of_rows: of the memories of rows, if those are others; places: of rows
+    that are laid out
+    """
+
+    peers: Peers
+    of_rows: tuple[Peers, ...]
+    cells: OfferCells
+    places: LayPlaces
 
 
 class Rows(NamedTuple):
@@ -61,30 +67,18 @@ class Fetch(NamedTuple):
 
 
 def prepare_fetch(
-    memory: Node,
-    kernel: Kernel,
-    grid: Grid,
-    peers: Peers,
-    of_rows: tuple[Peers, ...],
-    cells: OfferCells,
-    places: LayPlaces,
-    shape: FetchShape,
-    sizes: NamedTuple,
-    call: Call,
+    memory: Node, kernel: Kernel, grid: tuple[int, int], where: Where, shape: FetchShape, sizes: NamedTuple, call: Call
 ) -> Fetch:
-    """peers: of the buffers, which have the cells; of_rows: of the memories of rows, if those are others"""
-    runtime, bounds = memory.runtime, memory.bounds
-    has_tma, (num_blocks, threads) = runtime.has_tma, grid
-    lay_sizes = LaySizes(shape.hidden_bytes, shape.num_topk, LATER)
-    in_rows = (*of_rows, peers)[0]
-    smem_bytes = lay_out_smem_bytes(threads, has_tma)
+    """grid: blocks of the kernels that move rows, and threads of a block"""
+    runtime, bounds, (peers, of_rows, cells, places) = memory.runtime, memory.bounds, where
+    has_tma, threads = runtime.has_tma, grid[1]
+    laid = places, (*of_rows, peers)[0], cells, LaySizes(shape.hidden_bytes, shape.num_topk, LATER)
     meeting = Begins(LATER, LATER, LATER), peers, bounds, cells, call
+    last = peers, *of_rows, bounds, cells, shape, sizes
     return Fetch(
-        runtime.prepare(lay_out_rows, num_blocks, threads, smem_bytes, places, in_rows, cells, lay_sizes),
+        runtime.prepare(lay_out_rows, *grid, lay_out_smem_bytes(threads, has_tma), *laid),
         runtime.prepare(memory.kernel(offer_rows), 1, block_sizes(runtime).notify, 0, *meeting),
-        runtime.prepare(
-            kernel, num_blocks, threads, sums_smem_bytes(threads, has_tma), peers, *of_rows, bounds, cells, shape, sizes
-        ),
+        runtime.prepare(kernel, *grid, sums_smem_bytes(threads, has_tma), *last),
         prepare_reset(memory, peers, 0, call),
         places,
     )

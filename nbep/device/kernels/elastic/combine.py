@@ -45,6 +45,7 @@ from nbep.device.kernels.parts.staged_sums import add_up, list_row, locate_list,
 from nbep.device.kernels.parts.sums import Listed, list_biases
 from nbep.device.layout.elastic import (
     NEXT_TOKEN,
+    THREADS_BEFORE_SM90,
     ElasticNodes,
     ElasticSlots,
     landed_cell,
@@ -354,7 +355,7 @@ def receive_tokens(ctx, out, inputs, rows, stage, parities):
         token = ptx.shfl_idx_s32(ptx.FULL_MASK, following, 0)
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
 def elastic_combine(
     out: ElasticSums,
     inputs: ElasticRows,

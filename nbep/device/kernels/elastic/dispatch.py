@@ -43,6 +43,7 @@ from nbep.device.kernels.parts.notes import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
 from nbep.device.layout.elastic import (
     OFFERS,
+    THREADS_BEFORE_SM90,
     TURN,
     ElasticPlaces,
     ElasticShape,
@@ -409,7 +410,7 @@ def spoil_outputs(ctx, out):
         spoil(out.recv_topk_weights, 4 * sizes.num_rows, lane)
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
 def elastic_dispatch(
     out: ElasticOutputs,
     inputs: ElasticInputs,
