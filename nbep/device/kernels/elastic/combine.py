@@ -314,10 +314,7 @@ def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
     """
     shape, lane = ctx.shape, ctx.team.lane
     own = buffer_of(ctx.peers, ctx.peers.rank)
-    same = ptx.match_any_s32(ptx.FULL_MASK, rank)
-    last = 31
-    while same >> last != 1:
-        last -= 1
+    last = ptx.bfind_u32(ptx.match_any_s32(ptx.FULL_MASK, rank))
     place = rank if shape.by_rank != 0 else last
     is_row = rank >= 0 and last == lane
     if ctx.sizes.one_each != 0:

@@ -16,7 +16,6 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.combine import find_owner
-from nbep.device.kernels.elastic.gather_combine import last_of
 from nbep.device.kernels.parts.fetched_sums import (
     FetchContext,
     FetchedSums,
@@ -51,12 +50,11 @@ def find_choice(ctx, inputs, token):
     """In lane k what is known of choice k of a token."""
     shape, lane = ctx.shape, ctx.team.lane
     rank = find_owner(ctx, inputs, token)
-    same = ptx.match_any_s32(ptx.FULL_MASK, rank)
-    is_row = rank >= 0 and last_of(same) == lane
+    is_last = ptx.bfind_u32(ptx.match_any_s32(ptx.FULL_MASK, rank)) == lane
     index = 0
     if rank >= 0:
         index = ptx.ld_nc_s32(matrix_cell(inputs.dst_buffer_slot_idx, ptx.s64(token), lane, shape.num_topk))
-    return Found(rank, index, is_row)
+    return Found(rank, index, rank >= 0 and is_last)
 
 
 @device_function
