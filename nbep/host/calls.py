@@ -24,8 +24,8 @@ from nbep.host.config import Config
 from nbep.host.elastic.handle import EPHandle
 from nbep.host.handles import ArraysHandle, Numbered
 from nbep.host.node import Node
+from nbep.host.normal_checks import Tokens
 from nbep.host.ranks.call_log import Arguments, Made, difference
-from nbep.host.tokens import Tokens
 
 DISPATCH, COMBINE, ELASTIC_DISPATCH, ELASTIC_COMBINE, BARRIER = VERBS = (
     "dispatch",

@@ -14,7 +14,7 @@ import numpy as np
 from nbep.device.layout.internode import bits_shift, bits_word
 from nbep.device.protocols.channels import channel_task_range
 from nbep.host.arguments import refuse
-from nbep.host.elastic.handle import EPHandle
+from nbep.host.elastic.handle import ARRAYS, EPHandle
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.target.base import Array
@@ -94,7 +94,7 @@ def elastic(handle: EPHandle, contents: Callable[[Array], np.ndarray], rows_may_
 
     Raises: ValueError if an array is not as dispatch has made it, where that is known
     """
-    found = {name: contents(array) for name, array in handle.arrays.items()}
+    found = {name: contents(array) for name, array in zip(ARRAYS, handle.arrays, strict=True)}
     for name, made in handle.made.items():
         now = found[name]
         if name == "recv_src_metadata" and rows_may_differ:

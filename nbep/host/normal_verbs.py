@@ -20,8 +20,8 @@ from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.node import Node
 from nbep.host.normal_calls import Mode, combine, dispatch
+from nbep.host.normal_checks import CombineRequest, DispatchRequest
 from nbep.host.one_thread import in_turn
-from nbep.host.request import CombineRequest, DispatchRequest
 from nbep.host.target.base import Array
 from nbep.host.target.views import new_tuple
 

@@ -20,7 +20,7 @@ from nbep import reference
 from nbep.device.cards import SM90, ComputeCapability
 from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
-from nbep.host.low_latency.size import quarter_bytes_needed
+from nbep.host.low_latency.memory import quarter_bytes_needed
 from nbep.workloads import arrays
 from nbep.workloads.arrays import Report, assert_kind, assign, to_numpy, to_target
 from nbep.workloads.cases import Case

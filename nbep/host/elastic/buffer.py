@@ -17,11 +17,11 @@ from nbep.host.arguments import integer, refuse, switches
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
 from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
-from nbep.host.elastic.barrier import barrier
 from nbep.host.elastic.experimental import Experimental
 from nbep.host.elastic.memory import BUFFER_ALIGNMENT, Areas, ElasticMemory, Group, divide, size_hint, size_of
 from nbep.host.elastic.num_sms import NVLINK_GBS, RDMA_GBS, Rates, theoretical_num_sms
 from nbep.host.elastic.rows import SharedRows, make_rows
+from nbep.host.elastic.streams import barrier
 from nbep.host.elastic.verbs import ElasticVerbs
 from nbep.host.events import EventHandle
 from nbep.host.handles import OfThisProcess

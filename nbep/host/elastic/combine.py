@@ -11,6 +11,7 @@ Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::combine
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine
@@ -23,20 +24,21 @@ from nbep.device.kernels.parts.calls import Call
 from nbep.device.kernels.parts.fetched_sums import FetchShape, OfferCells
 from nbep.device.kernels.parts.staged_sums import sums_smem_bytes
 from nbep.device.layout.elastic import NEXT_TOKEN, OFFERS, ElasticSlots
+from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import elastic_combine_call
 from nbep.host.elastic import checks
-from nbep.host.elastic.barrier import prepare_meeting
-from nbep.host.elastic.handle import EPHandle, OfHandle
-from nbep.host.elastic.request import ElasticCombineRequest
-from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
+from nbep.host.elastic.checks import ElasticCombineRequest
+from nbep.host.elastic.handle import OfHandle
+from nbep.host.elastic.streams import blocks_for, num_threads, prepare_meeting, wait_before_epilogue
 from nbep.host.events import EventOverlap
 from nbep.host.intranode.fetch import Fetch, Rows, Where, prepare_fetch
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
+from nbep.host.normal_checks import BF16_BYTES
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make, Wanted
-from nbep.host.tokens import BF16_BYTES
+from nbep.host.target.views import View
 
 FEW_SMS = 12  # up to here more warps add up than push
 
@@ -64,13 +66,19 @@ class Plan(NamedTuple):
 def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Array, MaybeArray, EventOverlap]:
     """See ElasticBuffer.combine. reduces: whether a rank may add up the rows of a token before it sends"""
     memory.check_faults()
-    handle = request.handle
+    handle, bias = request.handle, request.bias
+    given = request.x, request.topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))
+    if len(given) != 4:
+        refuse("bias", f"a tuple of {len(given) - 2}", "an array, a tuple of two, or None")
     assert memory.elastic is not None
     shared = memory.elastic.rows
-    begin = -1
-    if shared is not None and not getattr(request.handle, "do_expand", True):
-        begin = shared.offset_of(request.x)
-    plan, arguments = _find_plan(memory, request, reduces, begin >= 0)
+    begin = -1 if shared is None or handle.do_expand else shared.offset_of(request.x)
+    options: tuple[Any, ...] | None = None
+    if handle.owner is memory.identity:
+        options = request.num_sms, begin >= 0, request.async_finish, request.allocate_on_comm_stream
+        options += *handle.form, handle.number
+    arrays, of = given + handle.arrays, (memory, request, reduces, begin >= 0)
+    plan, arguments, _ = memory.elastic_combine_plans.find(arrays, options, _check_and_plan, *of)
     checks.contents_of_handle(memory, request, reduces)
     made, addresses = memory.allocate(request, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
@@ -100,26 +108,14 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     return made[0], made[1], memory.finish(request.async_finish)
 
 
-def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool) -> tuple[Plan, list[Any]]:
-    """The plan of a call, and what launches take for x, topk_weights, both biases, then `OfHandle`."""
-    handle, given = request.handle, request.arrays
-    arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
-    key = None
-    if len(given) == 4 and isinstance(handle, EPHandle) and handle.owner is memory.identity:
-        of_handle = handle.form, handle.number
-        key = request.num_sms, reduces, is_fetched, request.async_finish, request.allocate_on_comm_stream, *of_handle
-    key, plan, arguments, _ = memory.elastic_combine_plans.find(arrays, key)
-    if plan is None:
-        plan = _make_plan(memory, request, reduces, is_fetched)
-        memory.elastic_combine_plans.keep(key, plan)
-    return plan, arguments
-
-
-def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool) -> Plan:
+def _check_and_plan(
+    memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool, views: Sequence[View]
+) -> Plan:
     """Check what does not change, and prepare the launches."""
     checks.options(request)
-    runtime, handle = memory.runtime, checks.owned(memory, request.handle)
-    hidden = checks.rows(memory, request)
+    runtime, handle = memory.runtime, request.handle
+    checks.owned(memory, handle, views[4:])
+    hidden = checks.rows(request, views[:4])
     num_tokens, num_topk = handle.topk_idx.shape
     one_each = handle.do_expand and not reduces
     most = handle.num_max_tokens_per_rank

@@ -16,10 +16,19 @@ FORM = (
     "num_recv_tokens",
     "num_expanded_tokens",
 )
+# The arrays that kernels read, in the order of OfHandle
+ARRAYS = (
+    "topk_idx",
+    "psum_of_ranks",
+    "psum_num_recv_tokens_per_expert",
+    "num_unaligned_recv_tokens_per_expert",
+    "recv_src_metadata",
+    "dst_buffer_slot_idx",
+)
 
 
 class OfHandle(NamedTuple):
-    """What launches take for the arrays of a handle, in the order of `EPHandle.arrays`."""
+    """The arrays of a handle that kernels read, or what launches take for them."""
 
     topk_idx: Any
     of_ranks: Any  # EPHandle.psum_of_ranks
@@ -109,7 +118,7 @@ class EPHandle(OfThisProcess):
 
     def keep_contents(self, contents: Callable[[Array], Any]) -> None:
         """The dispatch that has made it has ended: copy what is in the arrays."""
-        self.made = {name: contents(array).copy() for name, array in self.arrays.items()}
+        self.made = {name: contents(array).copy() for name, array in zip(ARRAYS, self.arrays, strict=True)}
 
     @property
     def form(self) -> tuple[Any, ...]:
@@ -137,17 +146,16 @@ class EPHandle(OfThisProcess):
         return self.psum_num_recv_tokens_per_scaleup_rank if of_ranks is None else of_ranks
 
     @property
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> OfHandle:
         """Those that kernels read."""
-        names = (
-            "topk_idx",
-            "psum_of_ranks",
-            "psum_num_recv_tokens_per_expert",
-            "num_unaligned_recv_tokens_per_expert",
-            "recv_src_metadata",
-            "dst_buffer_slot_idx",
+        return OfHandle(
+            self.topk_idx,
+            self.psum_of_ranks,
+            self.psum_num_recv_tokens_per_expert,
+            self.num_unaligned_recv_tokens_per_expert,
+            self.recv_src_metadata,
+            self.dst_buffer_slot_idx,
         )
-        return {name: getattr(self, name) for name in names}
 
 
 def _num_writes(array: Array) -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbep.host.arguments import integer, refuse
+from nbep.host.elastic.checks import ElasticCombineRequest, ElasticDispatchRequest
 from nbep.host.elastic.combine import combine
 from nbep.host.elastic.dispatch import dispatch
 from nbep.host.elastic.handle import EPHandle
-from nbep.host.elastic.request import ElasticCombineRequest, ElasticDispatchRequest
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.node import Node
 from nbep.host.one_thread import in_turn
@@ -120,15 +120,15 @@ class ElasticVerbs:
             topk_idx,
             topk_weights,
             cumulative_local_expert_recv_stats,
-            num_experts,
-            self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank,
-            1 if expert_alignment is None else expert_alignment,
-            num_sms,
+            handle,
             previous_event,
             previous_event_before_epilogue,
             async_with_compute_stream,
             allocate_on_comm_stream,
-            handle,
+            num_experts,
+            self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank,
+            1 if expert_alignment is None else expert_alignment,
+            num_sms,
             do_handle_copy,
             handle is None if do_cpu_sync is None else do_cpu_sync,
             do_expand,

@@ -29,10 +29,9 @@ from nbep.host.intranode import checks
 from nbep.host.intranode.fetch import Rows, Where, prepare_fetch
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
+from nbep.host.normal_checks import CombineGiven, CombineRequest
 from nbep.host.plans import Plan
-from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.tokens import CombineGiven
 
 MIN_THREADS = 64  # one warp coordinates, the others receive
 
@@ -84,7 +83,7 @@ def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle
     notify, launch, shape = prepare(memory, num_combined_tokens, config, rings, call)
     weights = ((num_combined_tokens, num_topk), "float32") if num_topk > 0 else None
     outputs = ((num_combined_tokens, hidden), "bfloat16"), weights
-    return Plan(runtime.prepare_empty(outputs, given.x.array), notify, launch, shape, call)
+    return Plan(runtime.prepare_empty(outputs, given.x.array), launch, notify, shape, call)
 
 
 def _prepare(

@@ -178,7 +178,8 @@ class Runtime(ABC):
 
         num_free: of so many of them the number of rows is not said
         Returns: of what kinds they are: class, shape, dtype, gaps and alignment of each, or None for one that is not
-                 given. What is right with some arrays is right with all of their kinds. None if one is no array
+                 given, and on which device the first one is. What is right with some arrays is right with all of their
+                 kinds. None if one is no array
                  what a launch takes for each
                  what `view` says of each, where the host reads arrays
         """
