@@ -14,6 +14,7 @@ END_OF_KERNEL = "no kernel reads the rows before this one has ended, copies incl
 FLAG = "publishes nothing, and only this GPU's threads look at it: relaxed.gpu would do"
 INPUTS = "loads inputs, which no kernel writes while this one runs"
 STATISTICS = "only this GPU's threads add to it: relaxed.gpu would do"
+OFFERED = "no rank writes to what is offered before all have met behind this kernel: ld_nc would do"
 HALF = "no rank writes to a half while a kernel reads it: ld_nc would do"
 WORDS = "the release of the status takes the words along, whatever their own scope"
 SLOTS_ALONE = "kernels only use slots again behind it; tests/network/test_broken_steps.py reads more"
@@ -36,7 +37,6 @@ REASONS = {
     # Not needed
     "internode.combine_sender.send_row: coherent loads": INPUTS,
     "intranode.combine.send_tokens: coherent loads": INPUTS,
-    "intranode.direct_combine.send_row: coherent loads": INPUTS,
     "intranode.direct_dispatch.send_token: coherent loads": INPUTS,
     "low_latency.combine_receiver.list_rows: coherent loads": INPUTS,
     "low_latency.deduplicated_dispatch.take_places: coherent loads": INPUTS,
@@ -63,6 +63,17 @@ REASONS = {
     "elastic.notify_dispatch.count_tokens: syncthreads": ONE_WARP,
     "elastic.publish.elastic_publish: bar_red_and": AFTER_TIMEOUT,
     "elastic.publish.lay_out_tokens: tma_store_wait_all until read": END_OF_KERNEL,
+    **{
+        f"{function}: coherent loads": OFFERED
+        for function in (
+            "elastic.dispatch.find_sources",
+            "elastic.fetch_combine.weight_of_choice",
+            "fetched_sums.find_origins",
+            "intranode.direct_combine.sum_weights_of",
+        )
+    },
+    "intranode.lay_out_rows: tma_store_wait_all until read": END_OF_KERNEL,
+    "intranode.lay_out_rows.lay_out_row: coherent loads": INPUTS,
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
     "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "intranode.dispatch.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,

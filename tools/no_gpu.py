@@ -24,7 +24,7 @@ from nbep.host.symmetric import NodeMemory
 from nbep.host.target.cuda import arrays, launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
-from nbep.host.target.memory import HostWords
+from nbep.host.target.memory import HostWords, Memory
 from nbep.host.transport.base import NetworkOptions, NicOptions
 from nbep.host.transport.direct import DirectTransport
 
@@ -70,6 +70,7 @@ class HostMemory:
     """Host memory in place of a GPU's."""
 
     handle = SimpleNamespace(bus_id="")
+    span = Memory.span
 
     def __init__(self, num_bytes: int, num_ranks: int = 1):
         self.address, self.num_bytes, self._num_ranks = 1 << 30, num_bytes, num_ranks

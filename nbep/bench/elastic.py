@@ -1,4 +1,4 @@
-"""ElasticBuffer beside Buffer inside a node, in one run: compact beside the way without rings, expanded, and decoding.
+"""ElasticBuffer beside Buffer inside a node: compact, with x in shared rows, expanded, without rings; and decoding.
 
     mpirun -n 8 nbep bench elastic [--sms 16,24] [--json [FILE.json]]
     nbep bench elastic --ranks 4          virtual ranks on one card: the kernels run, but no wire is measured
@@ -31,6 +31,7 @@ from nbep.bench.harness.normal_calls import (
     token_bytes,
 )
 from nbep.bench.harness.report import Case, Report
+from nbep.host.elastic.rows import SharedRows
 from nbep.workloads.cases import routes_of
 
 CHUNK = 4  # of the combine without rings
@@ -76,6 +77,14 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> None:
     buffer.destroy()
 
 
+def _shared(rows: SharedRows, x: Any) -> Any:
+    """A copy of x in shared rows; scales, if there are some, stay where they are."""
+    values, *scales = x if isinstance(x, tuple) else (x,)
+    shared = rows.like(values, str(values.dtype).rpartition(".")[2])
+    shared[:] = values
+    return (shared, *scales) if scales else shared
+
+
 def cases(
     comm: Any,
     buffer: nbep.Buffer,
@@ -107,6 +116,11 @@ def cases(
         for work in (DISPATCH_BF16, DISPATCH_FP8):
             yield case(form, work, partial(elastic.dispatch, inputs.xs[work], **way))
         yield case(form, COMBINE_BF16, partial(elastic.combine, recv_x, handle))
+        if not do_expand:
+            rows = elastic.make_rows(options.tokens * comm.size, options.hidden)
+            for work in (DISPATCH_BF16, DISPATCH_FP8):
+                yield case("shared", work, partial(elastic.dispatch, _shared(rows, inputs.xs[work]), **way))
+            yield case("shared", COMBINE_BF16, partial(elastic.combine, _shared(rows, recv_x), handle))
     if options.whole:
         return
     direct: dict[str, Any] = {"config": nbep.Config(num_sms, CHUNK, 256), "zero_copy": True}

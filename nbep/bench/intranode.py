@@ -2,7 +2,7 @@
 
     mpirun -n 8 nbep bench intranode [--sms 8,16,24] [--chunks 4,8,16] [--json [FILE.json]] [--plot FILE]
     nbep bench intranode --ranks 4        virtual ranks on one card: the kernels run, but no wire is measured
-    nbep bench intranode --zero-copy      the calls without rings; --push-warps 8,12 tries splits of combine's SMs
+    nbep bench intranode --zero-copy      the calls without rings
 
 All with a cached handle; times are the mean over the repetitions and the ranks. GB/s counts every received token, the
 rank's own included (DeepEP's unit); "wire" leaves the own ones out; "of push" is wire over what `push`, copies to all
@@ -22,15 +22,7 @@ from typing import Any
 import nbep
 from nbep.bench.harness.clocks import Clock, HostTime, Step, host_times, mean, mean_us
 from nbep.bench.harness.command import Parser, numbers, run
-from nbep.bench.harness.normal_calls import (
-    COMBINE_BF16,
-    DISPATCH_BF16,
-    WORKS,
-    Inputs,
-    call_of,
-    make_inputs,
-    token_bytes,
-)
+from nbep.bench.harness.normal_calls import DISPATCH_BF16, WORKS, Inputs, call_of, make_inputs, token_bytes
 from nbep.bench.harness.report import Case, Push, Pushes, Report, Row, draw, push_gbps, push_rates, say_push
 from nbep.workloads.cases import routes_of
 
@@ -38,7 +30,6 @@ NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
 COLUMNS = {
     "work": "work",
     "SMs": "num_sms",
-    "push warps": "num_push_warps",
     "chunk": "chunk",
     "us": "us:.1f",
     "GB/s": "gbps:.1f",
@@ -64,7 +55,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--sms", type=numbers, default=[8, 12, 16, 20, 24], help="SMs to try, even numbers")
     parser.add_argument("--chunks", type=numbers, help="tokens a chunk to try; with --zero-copy of combine alone")
     parser.add_argument("--zero-copy", action="store_true", help="calls without rings")
-    parser.add_argument("--push-warps", type=numbers, default=[], help="with --zero-copy: warps that begin to push")
     parser.add_argument("--slots", type=int, default=256, help="slots of a ring")
     parser.add("threads")
     parser.add_works(WORKS)
@@ -111,33 +101,23 @@ def prepare(comm: Any, options: argparse.Namespace) -> Setup:
     return Setup(comm, options, buffer, inputs, routes_of(buffer.get_dispatch_layout(inputs.topk_idx, options.experts)))
 
 
-def settings_of(options: argparse.Namespace, work: str) -> list[tuple[int, int | None]]:
-    """The (chunk, num_push_warps) to try: what has no meaning for a work is not tried."""
-    if not options.zero_copy:
-        return [(chunk, None) for chunk in options.chunks]
-    if work != COMBINE_BF16:
-        return [(options.chunks[0], None)]
-    return [(chunk, split) for split in (None, *options.push_warps) for chunk in options.chunks]
-
-
 def cases(setup: Setup, work: str, num_sms: int, push: Push) -> Iterator[Case]:
     """All chunk sizes of one work at one number of SMs."""
     buffer, options, way = setup.buffer, setup.options, {"zero_copy": setup.options.zero_copy}
 
-    def config_of(chunk: int, num_push_warps: int | None) -> nbep.Config:
-        threads = {"num_threads": options.threads, "num_push_warps": num_push_warps}
-        return nbep.Config(num_sms, chunk, options.slots, **threads)
+    def config_of(chunk: int) -> nbep.Config:
+        return nbep.Config(num_sms, chunk, options.slots, num_threads=options.threads)
 
-    x, config = setup.inputs.xs[DISPATCH_BF16], config_of(options.chunks[0], None)
+    x, config = setup.inputs.xs[DISPATCH_BF16], config_of(options.chunks[0])
     recv_x, _, _, _, handle, _ = buffer.dispatch(x, config=config, **way, **setup.layout)
     num_own = int(setup.layout["num_tokens_per_rank"][setup.comm.rank])
     size = token_bytes(work, options.hidden)
     moved, wire = (mean(setup.comm, size * number) for number in (len(recv_x), len(recv_x) - num_own))
-    for chunk, num_push_warps in settings_of(options, work):
-        config = config_of(chunk, num_push_warps)
+    # Without rings nothing lands in chunks.
+    for chunk in options.chunks[:1] if options.zero_copy else options.chunks:
         yield Case(
-            {"work": work, "num_sms": num_sms, "chunk": chunk, "num_push_warps": num_push_warps},
-            call_of(work, buffer, setup.inputs, recv_x, handle, config=config, **way),
+            {"work": work, "num_sms": num_sms, "chunk": chunk},
+            call_of(work, buffer, setup.inputs, recv_x, handle, config=config_of(chunk), **way),
             {"gbps": moved, "wire_gbps": wire},
             {"of_push": wire / push.to_peers / 1e3},
         )

@@ -11,11 +11,17 @@ Source: DeepEP deep_ep/buffers/elastic.py
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from nbep.deep_ep.calls import is_int32, torch_stream, widened
 from nbep.host.elastic.buffer import ElasticBuffer as NbepElasticBuffer
 from nbep.host.events import EventOverlap
+
+COMPACT_ROWS = (
+    "dispatch: got a handle with do_expand=True, and do_expand=False: there comes one row for each token, as with "
+    "DeepEP. Pass do_expand=True for a row for each choice, as the backward of an expanded combine needs"
+)
 
 
 class ElasticBuffer(NbepElasticBuffer):
@@ -54,6 +60,8 @@ class ElasticBuffer(NbepElasticBuffer):
     ) -> Any:
         if topk_idx is not None and is_int32(topk_idx):
             topk_idx, previous_event = widened(topk_idx, previous_event)
+        if handle is not None and getattr(handle, "do_expand", False) and not do_expand:
+            warnings.warn(COMPACT_ROWS, RuntimeWarning, stacklevel=2)
         *received, event = super().dispatch(
             x,
             topk_idx,

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-ROW_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn")
+ROW_DTYPES = ("bfloat16", "float16", "float32", "float8_e4m3fn", "float8_e5m2", "uint8", "int8")  # uint8: FP4, packed
 
 
 def refuse(name: str, got: object, allowed: str) -> NoReturn:

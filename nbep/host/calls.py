@@ -24,8 +24,8 @@ from nbep.host.config import Config
 from nbep.host.elastic.handle import EPHandle
 from nbep.host.handles import ArraysHandle, Numbered
 from nbep.host.node import Node
+from nbep.host.normal_checks import Tokens
 from nbep.host.ranks.call_log import Arguments, Made, difference
-from nbep.host.tokens import Tokens
 
 DISPATCH, COMBINE, ELASTIC_DISPATCH, ELASTIC_COMBINE, BARRIER = VERBS = (
     "dispatch",
@@ -129,7 +129,7 @@ def combine_call(
 ) -> Call:
     """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
     words = handle_word(memory, handle), int(zero_copy), hidden, num_topk
-    return make_call(COMBINE, *words, *_of_config(config, between_nodes, zero_copy))
+    return make_call(COMBINE, *words, *(() if zero_copy else _of_config(config, between_nodes, zero_copy)))
 
 
 def elastic_dispatch_call(
@@ -149,7 +149,7 @@ def elastic_combine_call(
     has_weights: bool,
     is_fetched: bool = False,
 ) -> Call:
-    """Where this rank's rows come to lie at the others. one_each, is_fetched: see kernels.elastic.combine, fetch_combine"""
+    """Where this rank's rows come to lie at the others. one_each: see kernels.elastic.combine"""
     words = handle_word(memory, handle), int(has_weights), hidden, num_topk, handle.num_experts
     return make_call(ELASTIC_COMBINE, *words, handle.num_max_tokens_per_rank, int(one_each), int(is_fetched))
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from nbep.device.kernels.elastic.combine import ELASTIC_SOURCES, ELASTIC_SUM_ROWS
-from nbep.device.kernels.elastic.dispatch import ELASTIC_ROWS
+from nbep.device.kernels.elastic.dispatch import ELASTIC_ROWS, ELASTIC_SOURCES
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.low_latency.coordinator import LOW_LATENCY_HALF, UNCLEAN
 from nbep.device.kernels.low_latency.dispatch_sender import LOW_LATENCY_CHOICE
 from nbep.device.kernels.parts.arrivals import number_of
 from nbep.device.kernels.parts.calls import CALLS_DIFFER, NUM_WORDS
-from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, SUM_ROWS
 from nbep.device.layout.internode import call_offset
 from nbep.device.layout.intranode import CALL_BYTES, CALL_ROWS
 from nbep.device.layout.low_latency import call_offset as word_offset
@@ -71,19 +70,19 @@ def cause_of(rank: int, report: FaultReport) -> ValueError | None:
             f"recv_x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, the rows that came: "
             f"tokens name an expert more than once. do_cpu_sync=True makes room for all"
         )
-    if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_SUM_ROWS and report.expected == 0:
+    if report.site == DISPATCH_RECEIVER_ROWS and report.channel == SUM_ROWS and report.expected == 0:
         return ValueError(
             f"handle.recv_src_metadata: got a rewritten one on rank {rank}; must be as dispatch made it with "
             f"topk_weights, and without allow_multiple_reduction: the row of each choice is looked up there"
         )
-    if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_SUM_ROWS:
+    if report.site == DISPATCH_RECEIVER_ROWS and report.channel == SUM_ROWS:
         return ValueError(
             f"x: got {report.seen} rows on rank {rank}; must be at least {report.expected}, as a token of "
             f"handle.recv_src_metadata has row {report.expected - 1}"
         )
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel == ELASTIC_SOURCES:
         return ValueError(
-            f"handle.recv_src_metadata: got a row {report.expected - 1} on rank {rank} that is of no token of its rank; "
+            f"handle.recv_src_metadata: got a row {report.expected - 1} on rank {rank} that is of no token; "
             f"must be as dispatch made it"
         )
     if report.site == DISPATCH_RECEIVER_ROWS and report.channel < 0:

@@ -54,8 +54,6 @@ class Config:
         num_threads: threads of a block, a multiple of 32; None: what suits the target
         mix_roles: dispatch: False: even blocks send and odd ones receive, as DeepEP's; True: all do both; None: what
             suits the target
-        num_push_warps: combine with zero_copy: warps of an SM that push before they add up, the others add up from
-            the start; None: a third; with more than 12 SMs a half
 
     Raises:
         ValueError: if a setting is no integer or out of range
@@ -67,7 +65,6 @@ class Config:
     num_max_rdma_chunked_send_tokens: int = 6
     num_max_rdma_chunked_recv_tokens: int = 256
     num_threads: int | None = field(default=None, kw_only=True)
-    num_push_warps: int | None = field(default=None, kw_only=True)
     mix_roles: bool | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -93,8 +90,6 @@ class Config:
                 f"num_max_rdma_chunked_send_tokens: got {send_tokens}; "
                 f"must be at most half of num_max_rdma_chunked_recv_tokens ({recv_tokens})"
             )
-        if self.num_push_warps is not None:
-            object.__setattr__(self, "num_push_warps", integer("num_push_warps", self.num_push_warps, 1))
         if self.mix_roles is not None:
             flags(mix_roles=self.mix_roles)
         if self.num_threads is not None:
@@ -197,8 +192,8 @@ class Table(NamedTuple):
     two_of_two: tuple[int, int]
 
 
-# Inside a node: from runs of `nbep bench intranode`, see records/measured.md. Between nodes: DeepEP's, but for 2 nodes of
-# 2, which are from runs of `nbep bench internode`: there a ring has many warps, and so a chunk takes many tokens.
+# Inside a node: from runs of `nbep bench intranode`, see records/measured.md. Between nodes: DeepEP's, but for 2 nodes
+# of 2, which are from runs of `nbep bench internode`: there a ring has many warps, and so a chunk takes many tokens.
 IN_NODE_SLOTS = 256
 DISPATCH_TABLE = Table(
     in_node={2: (48, 48, 48), 4: (32, 24, 12), 8: (48, 12, 6)},

@@ -14,7 +14,7 @@ import numpy as np
 from nbep.device.layout.internode import bits_shift, bits_word
 from nbep.device.protocols.channels import channel_task_range
 from nbep.host.arguments import refuse
-from nbep.host.elastic.handle import EPHandle
+from nbep.host.elastic.handle import ARRAYS, EPHandle
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.target.base import Array
@@ -89,19 +89,24 @@ def internode(handle: InternodeHandle, rank: int, num_nvl_peers: int) -> None:
     _passed_on(handle, rank, num_nvl_peers, firsts)
 
 
-def expanded(handle: EPHandle, contents: Callable[[Array], np.ndarray], allowed: str) -> None:
-    """Raises: ValueError, unless each row of an expert is that of one choice, and the last choice of a token has one"""
-    metadata = contents(handle.recv_src_metadata)
-    ends, counts = map(contents, (handle.psum_num_recv_tokens_per_expert, handle.num_unaligned_recv_tokens_per_expert))
-    sources, rows = metadata[:, :2], metadata[:, 2:]
-    of_experts = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
-    found = np.sort(rows[rows >= 0])
-    num_topk = rows.shape[1]
-    choices = np.where(rows >= 0, np.arange(num_topk), -1).max(axis=1, initial=-1)
-    last = sources[:, 1] - sources[:, 0] // handle.num_max_tokens_per_rank * num_topk
-    is_token = sources[:, 0] >= 0
-    if not np.array_equal(found, np.concatenate(of_experts)) or (choices != last)[is_token].any():
-        refuse("handle.recv_src_metadata", "a rewritten one", allowed)
+def elastic(handle: EPHandle, contents: Callable[[Array], np.ndarray], rows_may_differ: bool) -> int:
+    """How many rows of x a combine takes. rows_may_differ: the rows of choices in recv_src_metadata may be rewritten
+
+    Raises: ValueError if an array is not as dispatch has made it, where that is known
+    """
+    found = {name: contents(array) for name, array in zip(ARRAYS, handle.arrays, strict=True)}
+    for name, made in handle.made.items():
+        now = found[name]
+        if name == "recv_src_metadata" and rows_may_differ:
+            now, made = now[:, :2], made[:, :2]
+        if now.shape != made.shape:
+            refuse(f"handle.{name}", f"{list(now.shape)}", f"{list(made.shape)}, as dispatch made it")
+        for at in zip(*(now != made).nonzero(), strict=True):
+            where = ", ".join(map(str, at))
+            refuse(f"handle.{name}[{where}]", now[at], f"{made[at]}, as dispatch made it")
+    if handle.do_expand:
+        return int(found["recv_src_metadata"][:, 2:].max(initial=-1)) + 1
+    return int(found["psum_of_ranks"][-1])
 
 
 def _passed_on(handle: InternodeHandle, rank: int, num_nvl_peers: int, firsts: np.ndarray) -> None:

@@ -5,7 +5,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::get_dispatch_layout
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from nbep.device.kernels.get_dispatch_layout import (
     LayoutSizes,
@@ -17,17 +17,11 @@ from nbep.host import validate
 from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
 from nbep.host.node import Node, Order
-from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import Make
+from nbep.host.plans import Plan
+from nbep.host.target.base import Array, MaybeArray
+from nbep.host.target.views import View
 
 LAYOUT_MAX_BLOCKS = 32
-
-
-class Plan(NamedTuple):
-    """What depends on sizes alone."""
-
-    make: Make
-    launch: PreparedLaunch
 
 
 def get_dispatch_layout(
@@ -41,25 +35,22 @@ def get_dispatch_layout(
     """See Buffer.get_dispatch_layout."""
     memory.check_faults()
     validate.stream_options(previous_event, async_finish, allocate_on_comm_stream)
-    key, plan, arguments, _ = memory.layout_plans.find((topk_idx,), (num_experts,))
-    if plan is None:
-        num_experts = validate.num_experts(memory.num_ranks, num_experts)
-        validate.array("topk_idx", memory.runtime.view(topk_idx), "int64", ("num_tokens", "num_topk"))
-        validate.topk_size("topk_idx", topk_idx.shape[1])
+    plan, arguments, _ = memory.layout_plans.find((topk_idx,), (num_experts,), _check_and_plan, memory, num_experts)
     if validate.may_read(memory, previous_event):
         validate.expert_indices(memory.runtime.contents(topk_idx), num_experts)
-    if plan is None:
-        plan = _make_plan(memory, topk_idx, num_experts)
-        memory.layout_plans.keep(key, plan)
     order = Order(previous_event, async_finish, allocate_on_comm_stream)
     arrays, addresses = memory.allocate(order, plan.make)
     plan.launch.launch(memory.stream, (*addresses, *arguments), (topk_idx, *arrays))
     return (*arrays, memory.finish(async_finish))
 
 
-def _make_plan(memory: Node, topk_idx: Array, num_experts: int) -> Plan:
+def _check_and_plan(memory: Node, num_experts: int, views: Sequence[View]) -> Plan:
     """The plan for this call, and for later ones with as many tokens, choices and experts."""
-    runtime, num_ranks, (num_tokens, num_topk) = memory.runtime, memory.num_ranks, topk_idx.shape
+    runtime, num_ranks, topk_idx = memory.runtime, memory.num_ranks, views[0]
+    num_experts = validate.num_experts(num_ranks, num_experts)
+    validate.array("topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
+    num_tokens, num_topk = topk_idx.shape
+    validate.topk_size("topk_idx", num_topk)
     sizes = LayoutSizes(num_tokens, num_topk, num_ranks, memory.num_nvl_peers, num_experts)
     block = block_sizes(runtime).layout
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
@@ -68,4 +59,4 @@ def _make_plan(memory: Node, topk_idx: Array, num_experts: int) -> Plan:
     of_nodes = ((memory.num_nodes,), "int32") if memory.num_nodes > 1 else None
     outputs = ((num_ranks,), "int32"), of_nodes, ((num_experts,), "int32"), ((num_tokens, num_ranks), "bool")
     launch = runtime.prepare(layout_kernel, grid, block, 4 * (num_counters(sizes) + 1), workspace, sizes)
-    return Plan(runtime.prepare_empty(outputs, topk_idx), launch)
+    return Plan(runtime.prepare_empty(outputs, topk_idx.array), launch)

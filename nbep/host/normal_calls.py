@@ -2,29 +2,66 @@
 
  look at each argument --> find the plan, or check everything and make it --> launch
 
-Where the host reads arrays, what is in them is checked before the launch, in each call.
+Where the host reads arrays, where they lie and what is in them is checked before the launch, in each call.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 from nbep.host import validate
 from nbep.host.arguments import refuse
 from nbep.host.events import EventOverlap
+from nbep.host.handles import ArraysHandle
 from nbep.host.node import Node
-from nbep.host.request import CombineRequest, Dispatched, DispatchRequest
+from nbep.host.normal_checks import (
+    A_PAIR,
+    CombineGiven,
+    CombineRequest,
+    Dispatched,
+    DispatchRequest,
+    Tokens,
+    check_combine,
+    check_counts,
+    check_dispatch,
+    check_overlaps,
+    outside_rings,
+)
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.tokens import A_PAIR, check_combine, check_counts, check_dispatch, check_overlaps, outside_rings
+from nbep.host.target.views import View
+
+
+class Checks(Protocol):
+    """Of handles: that it is one of the mode, for this buffer; and of what is in its arrays."""
+
+    @property
+    def handle(self) -> Any: ...
+    @property
+    def contents(self) -> Any: ...
+
+
+class DispatchModule(Protocol):
+    def make_plan(self, memory: Node, request: DispatchRequest, tokens: Tokens, handle: Any) -> Any: ...
+    def launch(
+        self, memory: Node, plan: Any, arguments: Sequence[Any], request: DispatchRequest, handle: Any
+    ) -> Dispatched: ...
+
+
+class CombineModule(Protocol):
+    def make_plan(self, memory: Node, request: CombineRequest, given: CombineGiven, handle: Any) -> Any: ...
+    def launch(
+        self, memory: Node, plan: Any, arguments: Sequence[Any], request: CombineRequest, handle: Any
+    ) -> tuple[Array, MaybeArray, EventOverlap]: ...
 
 
 class Mode(NamedTuple):
     """Inside a node, or between nodes: the class of the handles, and the modules of that folder."""
 
-    kind: type[Any]
-    checks: Any
-    dispatch: Any
-    combine: Any
+    kind: type[ArraysHandle]
+    checks: Checks
+    dispatch: DispatchModule
+    combine: CombineModule
 
 
 def dispatch(memory: Node, request: DispatchRequest, mode: Mode) -> Dispatched:
@@ -50,12 +87,8 @@ def dispatch(memory: Node, request: DispatchRequest, mode: Mode) -> Dispatched:
             name = "topk_weights" if request.topk_idx is None else "topk_idx"
             refuse(name, type(getattr(request, name)).__name__, "None together with a handle")
         plans = memory.cached_plans
-        options = _along(memory, handle, mode, (request.config, request.zero_copy, is_pair))
-    key, plan, arguments, views = plans.find(given, options)
-    if plan is None:
-        if handle is not None:
-            handle = mode.checks.handle(memory, handle)
-        tokens = check_dispatch(memory, request, handle, views or [*map(runtime.view, given)])
+        handle, options = _along(memory, handle, mode, (request.config, request.zero_copy, is_pair))
+    plan, arguments, views = plans.find(given, options, _plan_dispatch, memory, request, handle, mode)
     if runtime.host_reads_arrays:
         if not request.zero_copy:
             outside_rings(memory, dict(zip(("x", "scales", "topk_idx", "topk_weights"), views, strict=False)))
@@ -64,44 +97,46 @@ def dispatch(memory: Node, request: DispatchRequest, mode: Mode) -> Dispatched:
                 check_counts(memory, request)
             else:
                 mode.checks.contents(memory, handle)
-    if plan is None:
-        plan = mode.dispatch.make_plan(memory, request, tokens, handle)
-        plans.keep(key, plan)
-    if handle is None:
-        return mode.dispatch.launch_counted(memory, plan, arguments, request)
-    return mode.dispatch.launch_cached(memory, plan, arguments, request, handle)
+    return mode.dispatch.launch(memory, plan, arguments, request, handle)
+
+
+def _plan_dispatch(memory: Node, request: DispatchRequest, handle: Any, mode: Mode, views: Sequence[View]) -> Any:
+    return mode.dispatch.make_plan(memory, request, check_dispatch(memory, request, handle, views), handle)
 
 
 def combine(memory: Node, request: CombineRequest, mode: Mode) -> tuple[Array, MaybeArray, EventOverlap]:
     """See Buffer.combine."""
-    handle, bias, runtime = request.handle, request.bias, memory.runtime
+    bias, runtime = request.bias, memory.runtime
     given = request.x, request.topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))
-    options = _along(memory, handle, mode, (request.config, request.zero_copy)) if len(given) == 4 else None
-    key, plan, arguments, views = memory.combine_plans.find(given, options)
-    if plan is not None:
-        num_rows = handle.taken(runtime).numbers[0]  # which the plan does not know
-        for array in given[:2]:
-            if array is not None and array.shape[0] != num_rows:
-                key, plan = None, None
-    if plan is None:
-        views = views or [*map(runtime.view, given)]
-        handle = mode.checks.handle(memory, handle)
-        of_call = check_combine(request, views, handle.taken(runtime))
-    if not request.zero_copy and (runtime.host_reads_arrays or not handle.is_as_made):
-        check_overlaps(memory, handle, views)
-    if runtime.host_reads_arrays and validate.may_read(memory, request.previous_event):
-        mode.checks.contents(memory, handle)
-    if plan is None:
-        plan = mode.combine.make_plan(memory, request, of_call, handle)
-        memory.combine_plans.keep(key, plan)
+    handle, options = _along(memory, request.handle, mode, (request.config, request.zero_copy))
+    if len(given) != 4:
+        refuse("bias", f"a tuple of {len(given) - 2}", "an array, a tuple of two, or None")
+    plan, arguments, views = memory.combine_plans.find(given, options, _plan_combine, memory, request, handle, mode)
+    num_rows = handle.taken(runtime).numbers[0]  # which the plan does not know
+    for array in given[:2]:
+        if array is not None and array.shape[0] != num_rows:
+            check_combine(request, [*map(runtime.view, given)], handle.taken(runtime))
+    if runtime.host_reads_arrays:
+        if not request.zero_copy:
+            check_overlaps(memory, handle, views)
+        if validate.may_read(memory, request.previous_event):
+            mode.checks.contents(memory, handle)
     return mode.combine.launch(memory, plan, arguments, request, handle)
 
 
-def _along(memory: Node, handle: Any, mode: Mode, options: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """The options of a call along the routes of a handle, and what a plan has to know of that.
+def _plan_combine(memory: Node, request: CombineRequest, handle: Any, mode: Mode, views: Sequence[View]) -> Any:
+    of_call = check_combine(request, views, handle.taken(memory.runtime))
+    if not request.zero_copy and not handle.is_as_made:
+        check_overlaps(memory, handle, views)
+    return mode.combine.make_plan(memory, request, of_call, handle)
 
-    None, so that all is checked, for any other handle than that of a dispatch of this buffer as it was made.
+
+def _along(memory: Node, handle: Any, mode: Mode, options: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...] | None]:
+    """A handle, and the options of a call along its routes with what a plan has to know of it.
+
+    None, so that all is checked, with any other handle than that of a dispatch of this buffer as it was made.
     """
     if not isinstance(handle, mode.kind) or not handle.is_as_made or handle.owner is not memory.identity:
-        return None
-    return *options, handle.taken(memory.runtime).sizes, handle.number if memory.compares_handles else 0
+        return mode.checks.handle(memory, handle), None
+    number = handle.number if memory.compares_handles else 0
+    return handle, (*options, handle.taken(memory.runtime).sizes, number)

@@ -20,8 +20,8 @@ from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.layout import get_dispatch_layout
 from nbep.host.node import Node
 from nbep.host.normal_calls import Mode, combine, dispatch
+from nbep.host.normal_checks import CombineRequest, DispatchRequest
 from nbep.host.one_thread import in_turn
-from nbep.host.request import CombineRequest, DispatchRequest
 from nbep.host.target.base import Array
 from nbep.host.target.views import new_tuple
 
@@ -104,7 +104,7 @@ class NormalVerbs:
         """Send each token once to every rank that owns one of its experts. Collective.
 
         Args:
-            x: [num_tokens, hidden] bf16, float16, float32 or e4m3, or (x [num_tokens, hidden] e4m3, scales
+            x: [num_tokens, hidden] bf16, float16, float32, e4m3, e5m2, uint8 or int8, or (such an x, scales
                 [num_tokens, num_scales] float32 or int32, any strides); a row is a multiple of 16 bytes, num_scales
                 at most 1024
             handle: of an earlier dispatch: send along the same routes, without counting and without top-k

@@ -13,10 +13,9 @@ Runtime.recognizer. What it does not recognize is looked up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from nbep.device.kernels.parts.calls import Call
 from nbep.host.target.base import PreparedLaunch, Recognizer, Runtime
 from nbep.host.target.new_arrays import Make
 from nbep.host.target.views import View
@@ -26,18 +25,18 @@ MAX_PLANS = 1024  # of a verb
 
 
 class Plan(NamedTuple):
-    """Of a dispatch or combine through rings: what depends on sizes, dtypes and options, and on those of a handle.
+    """Of get_dispatch_layout, and of a dispatch or combine through rings.
 
-    make: outputs, and in front of a dispatch's without a handle what notify writes; shape: of what it takes of the
-    buffers, to name cells in reports. The rest is of a dispatch without a handle
-    make_counted: its outputs, if rows are counted before; counters: where; sizes: of the handle
+    make: outputs, and in front of a dispatch's without a handle what notify writes. The rest is not of a layout
+    shape: of what it takes of the buffers, to name cells in reports. What comes behind `call` is of a dispatch without
+    a handle: make_counted: its outputs, if rows are counted before; counters: where; sizes: of the handle
     """
 
     make: Make
-    notify: PreparedLaunch
     launch: PreparedLaunch
-    shape: Any
-    call: Call
+    notify: Any = None  # a PreparedLaunch
+    shape: Any = None
+    call: Any = None  # a Call
     make_counted: Make | None = None
     counters: tuple[int, ...] = ()
     sizes: tuple[int, int] = (0, 0)
@@ -61,7 +60,7 @@ class _Kept(Generic[AnyPlan]):
 
     __slots__ = ("can_recognize", "options", "plan", "recognize", "types")
 
-    def __init__(self, plan: AnyPlan, options: tuple[Any, ...], can_recognize: bool):
+    def __init__(self, plan: AnyPlan, options: Any, can_recognize: bool):
         self.plan = plan
         self.options = options
         self.types = list(map(type, options))
@@ -73,26 +72,24 @@ class Plans(Generic[AnyPlan]):
     """The plans of one verb of a buffer.
 
     runtime: what looks at arrays; num_free: so many of them may have any number of rows, which the verb compares
-    are_kept: whether there are any; not for a verb that checks contents together with all else, where the host reads
     """
 
-    __slots__ = ("_are_kept", "_kept", "_latest", "_num_free", "_runtime")
+    __slots__ = ("_kept", "_latest", "_num_free", "_runtime")
 
-    def __init__(self, runtime: Runtime, num_free: int = 0, are_kept: bool = True):
+    def __init__(self, runtime: Runtime, num_free: int = 0):
         self._runtime = runtime
         self._num_free = num_free
-        self._are_kept = are_kept
         self._kept: dict[Any, _Kept[AnyPlan]] = {}
         self._latest: _Kept[AnyPlan] | None = None  # with a recognizer
 
     def find(
-        self, given: Sequence[Any], options: tuple[Any, ...] | None
-    ) -> tuple[Any, AnyPlan | None, list[Any], list[View]]:
-        """The plan of an earlier call with such arrays and the same options.
+        self, given: Sequence[Any], options: tuple[Any, ...] | None, check_and_make: Callable[..., AnyPlan], *of: Any
+    ) -> tuple[AnyPlan, list[Any], list[View]]:
+        """The plan of an earlier call with such arrays and the same options, or what check_and_make makes.
 
-        options: None if all must be checked
-        Returns: without a plan, what to keep one under once all is checked, None if none must be kept; the plan, None
-                 if there is none; what a launch takes for the arrays; where the host reads them, what they are
+        options: None if all must be checked, and what is made serves no other call
+        check_and_make: takes `of`, and what the arrays are
+        Returns: the plan; what a launch takes for the arrays; where the host reads them, what they are
         """
         latest = self._latest
         # 1 is no True, and 4.0 no 4.
@@ -104,30 +101,27 @@ class Plans(Generic[AnyPlan]):
         ):
             addresses = latest.recognize(given)  # type: ignore[misc]
             if addresses is not None:
-                return None, latest.plan, addresses, []
-        kinds, addresses, views = self._runtime.look_at(given, self._num_free)
-        if kinds is None or options is None or not self._are_kept:
-            return None, None, addresses, views
-        key = kinds, tuple(map(type, options)), options
+                return latest.plan, addresses, []
+        runtime = self._runtime
+        kinds, addresses, views = runtime.look_at(given, self._num_free)
+        key, kept = (kinds, None if options is None else tuple(map(type, options)), options), None
+        is_kept = kinds is not None and options is not None
         try:
-            kept = self._kept.get(key)
+            kept = self._kept.get(key) if is_kept else None
         except TypeError:  # an option that cannot be part of a key
-            return None, None, addresses, views
+            is_kept = False
         if kept is None:
-            return key, None, addresses, views
+            plan = check_and_make(*of, views or [*map(runtime.view, given)])
+            if is_kept:
+                if len(self._kept) >= MAX_PLANS:
+                    self._kept.clear()
+                self._kept[key] = _Kept(plan, options, runtime.has_recognizers)
+            return plan, addresses if kinds is not None else runtime.arguments(given), views
         if kept.can_recognize and (kept.recognize is None or kept.recognize(given) is None):
-            kept.recognize = self._runtime.recognizer(given, self._num_free)
+            kept.recognize = runtime.recognizer(given, self._num_free)
             kept.can_recognize = kept.recognize is not None
         self._latest = kept if kept.can_recognize else None
-        return None, kept.plan, addresses, views
-
-    def keep(self, key: Any, plan: AnyPlan) -> None:
-        """Keep a plan for later calls."""
-        if key is None:
-            return
-        if len(self._kept) >= MAX_PLANS:
-            self._kept.clear()
-        self._kept[key] = _Kept(plan, key[2], self._runtime.has_recognizers)
+        return kept.plan, addresses, views
 
     def __len__(self) -> int:
         return len(self._kept)

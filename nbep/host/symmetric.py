@@ -77,9 +77,8 @@ class NodeMemory(CommWork, SharedMemory):
         self.counted_plans: Plans[Any] = Plans(runtime)
         self.cached_plans: Plans[Any] = Plans(runtime)
         self.combine_plans: Plans[Any] = Plans(runtime, 2)  # as many rows of x and topk_weights as the handle says
-        are_kept = not runtime.host_reads_arrays
-        self.elastic_plans: Plans[Any] = Plans(runtime, are_kept=are_kept)
-        self.elastic_combine_plans: Plans[Any] = Plans(runtime, are_kept=are_kept)
+        self.elastic_plans: Plans[Any] = Plans(runtime)
+        self.elastic_combine_plans: Plans[Any] = Plans(runtime)
         self.rdma: RdmaMemory | None = None
         self.low_latency: LowLatencyMemory | None = None  # unless the buffer has no low-latency mode
         self.direct: DirectMemory | None = None  # unless the buffer has no room for it

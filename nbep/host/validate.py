@@ -37,9 +37,17 @@ AnyHandle = TypeVar("AnyHandle", bound=ArraysHandle)
 
 
 def array(
-    name: str, view: View, dtypes: str | tuple[str, ...], shape: tuple[int | str, ...], contiguous: bool = True
+    name: str,
+    view: View,
+    dtypes: str | tuple[str, ...],
+    shape: tuple[int | str, ...],
+    contiguous: bool = True,
+    aligned: bool = False,
 ) -> None:
-    """An array of one of the dtypes. An int in shape is a size that must be; a str names a size that is free."""
+    """An array of one of the dtypes. An int in shape is a size that must be; a str names a size that is free.
+
+    aligned: rows move 16 bytes at a time; a hidden size that fits keeps them aligned if the first one is
+    """
     dtypes = (dtypes,) if isinstance(dtypes, str) else dtypes
     if not view.is_array:
         value = view.array
@@ -53,11 +61,14 @@ def array(
         refuse(name, _describe(dtype, sizes), _describe(" or ".join(dtypes), shape))
     if contiguous and not view.is_contiguous:
         refuse(name, f"a strided {_describe(dtype, sizes)}", "row-major without gaps")
+    past = view.address % VEC_BYTES
+    if aligned and past:
+        refuse(name, f"an array that starts {past} bytes past a multiple of {VEC_BYTES}", f"{VEC_BYTES}-byte aligned")
 
 
-def output(name: str, view: View, dtype: str, shape: tuple[int | str, ...]) -> None:
+def output(name: str, view: View, dtype: str, shape: tuple[int | str, ...], aligned: bool = False) -> None:
     """An array that a kernel writes: read-only memory would end the process, or change what must stay as it is."""
-    array(name, view, dtype, shape)
+    array(name, view, dtype, shape, aligned=aligned)
     if not view.is_writeable:
         refuse(name, f"a read-only {_describe(dtype, view.shape)}", "writeable: the call writes it")
 
@@ -251,13 +262,6 @@ def expert_indices(topk_idx: Array, num_experts: int) -> None:
             int(topk_idx[token, choice]),
             f"-1 (unused) or an expert below {num_experts}",
         )
-
-
-def row_alignment(name: str, view: View) -> None:
-    """Rows move 16 bytes at a time; a hidden size that fits keeps them aligned if the first one is."""
-    past = view.address % VEC_BYTES
-    if past:
-        refuse(name, f"an array that starts {past} bytes past a multiple of {VEC_BYTES}", f"{VEC_BYTES}-byte aligned")
 
 
 def hidden_size(name: str, hidden: int, multiple: int) -> None:

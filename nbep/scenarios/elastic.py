@@ -17,9 +17,9 @@ from nbep.workloads.elastic import (
 )
 
 # experts: of each rank. blocks: of a launch, at most. rounds: dispatches one behind the other, before their combines.
-# expand, once, sync, cached, column, fp8, tma, uneven, hybrid, ibgda: 1 or 0. once: one reduction. tma: there is a copy
-# engine. hybrid: ranks of a node share what comes from another one. ibgda: the software NIC between nodes.
-# inputs: seed of the tokens and where they go.
+# expand, once, sync, cached, column, fp8, tma, uneven, hybrid, ibgda, shared: 1 or 0. once: one reduction. tma: there
+# is a copy engine. hybrid: ranks of a node share what comes from another one. ibgda: the software NIC between nodes.
+# shared: x lies in shared rows. inputs: seed of the tokens and where they go.
 PARAMETERS = {
     "ranks": 2,
     "nodes": 1,
@@ -40,11 +40,19 @@ PARAMETERS = {
     "uneven": 0,
     "hybrid": 0,
     "ibgda": 0,
+    "shared": 0,
     "inputs": 1,
 }
-NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven", "hybrid", "ibgda")
+NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven", "hybrid", "ibgda", "shared")
 LEAST = {"ranks": 2, "hidden": 16, **dict.fromkeys(NOT_LESS, 0)}
 OF_NODE = tuple(f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine"))
+OF_SHARED = (
+    "elastic.fetch_combine",
+    "elastic.dispatch",
+    "elastic.publish",
+    "intranode.offer_rows",
+    "intranode.lay_out_rows",
+)
 OF_NODES = tuple(f"elastic.{name}" for name in ("send_dispatch", "meet_dispatch", "send_combine", "meet_combine"))
 VARIANTS = (
     {"rounds": 3},
@@ -86,6 +94,7 @@ def options_of(parameters: dict[str, int]) -> ElasticOptions:
         num_sms=parameters["blocks"],
         allow_hybrid_mode=bool(parameters["hybrid"]),
         num_nodes=parameters["nodes"],
+        is_shared=bool(parameters["shared"]),
         transport="ibgda" if parameters["ibgda"] else "direct",
     )
 
@@ -152,6 +161,7 @@ SCENARIOS = (
     make("elastic", "ElasticBuffer: tokens go to the ranks of their experts, a row each, and come back"),
     make("elastic.expanded", "the same with a row for each expert; a rank adds up before it sends", expand=1),
     make("elastic.once", "the same, and all rows are added up at once", expand=1, once=1),
+    make("elastic.shared", "the ranks fetch what lies in shared rows", OF_SHARED, shared=1),
     make_between("elastic.nodes", "ElasticBuffer between nodes"),
     make_between("elastic.nodes.once", "the same with a row for each expert, all added up at once", expand=1, once=1),
     make_hybrid("elastic.hybrid", "between nodes, where a row and a sum cross the network once for each node"),

@@ -175,7 +175,10 @@ SCENARIOS = (
         "the same without rings, each dispatched twice",
         "combine",
         True,
-        (*NOTIFY, "intranode.cached_notify_dispatch", "intranode.direct_dispatch", "intranode.direct_combine"),
+        (
+            *(*NOTIFY, "intranode.cached_notify_dispatch", "intranode.direct_dispatch", "intranode.direct_combine"),
+            *("intranode.offer_rows", "intranode.lay_out_rows"),
+        ),
         DIRECT_VARIANTS,
         True,
     ),

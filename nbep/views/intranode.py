@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
-from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes
 from nbep.device.kernels.intranode.dispatch import DispatchSizes, join_team
 from nbep.device.layout.intranode import Notes, RingShape, locate_notes, note_bytes
 from nbep.emulator.machine.carrier import CURRENT
@@ -126,6 +125,6 @@ def role_of(launch: Any, block: int, thread: int) -> str:
         return "coordinator" if thread < 32 else "receiver"
     if launch.name == "direct_dispatch":
         return "sender"
-    if launch.name == "direct_combine" and DirectCombineSizes in args:
-        return "sender" if thread // 32 < args[DirectCombineSizes].num_push_warps else "receiver"
+    if launch.name == "direct_combine":
+        return "receiver"
     return launch.name

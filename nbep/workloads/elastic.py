@@ -30,6 +30,7 @@ class ElasticOptions:
     num_sms: blocks of each kernel, at most
     is_cached: dispatch is called again with its handle, and combine takes what comes then
     own_weights: each rank gives combine weights of its own for all choices; else it gives back what it received
+    is_shared: x of dispatch and combine lies in shared rows
     num_nodes, transport, nic: between nodes, see Buffer
     """
 
@@ -49,6 +50,7 @@ class ElasticOptions:
     allow_hybrid_mode: bool = True
     spare: int = 1
     num_sms: int = 2
+    is_shared: bool = False
     num_nodes: int = 1
     transport: str = "direct"
     nic: nbep.NicOptions = NIC
@@ -100,7 +102,7 @@ def make_elastic_buffer(comm: Any, calls: list[tuple[Case, ElasticOptions]]) -> 
     class OfNodes(nbep.ElasticBuffer):
         _network = options.transport, comm.size // options.num_nodes, options.nic
 
-    return (nbep.ElasticBuffer if options.num_nodes == 1 else OfNodes)(
+    buffer = (nbep.ElasticBuffer if options.num_nodes == 1 else OfNodes)(
         comm,
         num_max_tokens_per_rank=max(num_max_tokens(case, options) for case, options in calls),
         hidden=max(case.hidden for case, _ in calls),
@@ -108,6 +110,10 @@ def make_elastic_buffer(comm: Any, calls: list[tuple[Case, ElasticOptions]]) -> 
         allow_multiple_reduction=options.allow_multiple_reduction,
         allow_hybrid_mode=options.allow_hybrid_mode,
     )
+    if options.is_shared:
+        rows = sum(comm.size * num_max_tokens(case, options) for case, options in calls)
+        buffer.make_rows(rows, max(case.hidden for case, _ in calls))
+    return buffer
 
 
 def dispatch_arguments(case: Case, options: ElasticOptions, rank: int) -> dict[str, Any]:
@@ -140,7 +146,9 @@ def received_trips(
     buffer: nbep.ElasticBuffer, cases: Iterable[Case], options: ElasticOptions, is_async: bool = True
 ) -> list[Trip]:
     """A trip for each case, all dispatched one behind the other, and then received."""
-    trips = [Trip(buffer, case, options, is_async) for case in cases]
+    trips: list[Trip] = []
+    for case in cases:
+        trips.append(Trip(buffer, case, options, is_async, sum(trip.num_shared for trip in trips)))
     for trip in trips:
         trip.dispatch()
     for trip in trips:
@@ -154,15 +162,35 @@ class Trip:
     dispatch -> receive -> combine -> end; until receive and end nothing is waited for if the calls are asynchronous
     """
 
-    def __init__(self, buffer: nbep.ElasticBuffer, case: Case, options: ElasticOptions, is_async: bool = False):
-        self.buffer, self.case, self.options = buffer, case, options
+    def __init__(
+        self, buffer: nbep.ElasticBuffer, case: Case, options: ElasticOptions, is_async: bool = False, begin: int = 0
+    ):
+        """begin: of its rows, where x lies in shared ones"""
+        self.buffer, self.case, self.options, self.begin = buffer, case, options, begin
+        self.num_shared = case.num_ranks * num_max_tokens(case, options)
         self.way: dict[str, Any] = {"async_with_compute_stream": is_async}
         self.arguments = dispatch_arguments(case, options, buffer.rank_idx)
         self.stats: Any = None
         self.outcome: Any = None  # an ElasticOutcome, from receive on
 
+    def share(self, array: Any) -> Any:
+        """The array, or a copy in shared rows."""
+        if not self.options.is_shared:
+            return array
+        memory = self.buffer._memory
+        assert memory is not None
+        assert memory.elastic is not None
+        assert memory.elastic.rows is not None
+        rows = memory.elastic.rows
+        values = array[0] if isinstance(array, tuple) else array
+        begin = self.begin * self.case.hidden // rows.hidden
+        shared = rows.like(np.empty(begin + len(values)), values.dtype.name)[begin:]
+        shared[:] = values
+        return (shared, array[1]) if isinstance(array, tuple) else shared
+
     def dispatch(self) -> None:
         options, case = self.options, self.case
+        self.arguments["x"] = self.share(self.arguments["x"])
         if options.with_stats:
             self.stats = to_target(np.full(case.num_experts // case.num_ranks, STATS_BEFORE, np.int32))
         *self.received, self.handle, self.event = self.buffer.dispatch(
@@ -197,7 +225,7 @@ class Trip:
         if weights is not None and options.own_weights:
             weights = to_target(own_weights(to_numpy(weights), rank))
         *self.combined, self.event = self.buffer.combine(
-            to_target(expert_rows(case, options, to_numpy(recv_x), rank)),
+            self.share(to_target(expert_rows(case, options, to_numpy(recv_x), rank))),
             self.handle,
             topk_weights=weights,
             bias=to_target(biases(case, options.as_intranode, rank)),

@@ -14,7 +14,7 @@ import numpy as np
 
 import nbep
 from nbep import reference
-from nbep.device.layout.direct import DirectShape, SlotShape, num_direct_bytes_needed
+from nbep.device.layout.direct import DirectShape, num_direct_bytes_needed
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 from nbep.workloads.cases import Case, Report, assert_kind, routes_of, to_numpy, to_target
 
@@ -130,9 +130,7 @@ def num_zero_copy_bytes(case: Case, options: Options) -> int:
     num_rows = max(sum(layout.num_tokens_per_rank[rank] for layout in case.layouts) for rank in range(num_ranks))
     num_scales = case.hidden // 128 if options.fp8 else 0
     shape = DirectShape(config.num_channels, 2 * case.hidden, num_topk, num_scales, 1)
-    slots = SlotShape(num_ranks, config.num_channels, 2 * case.hidden, num_topk, config.num_max_nvl_chunked_send_tokens)
-    num_slots = max(case.num_tokens) * (num_ranks - 1)
-    return num_direct_bytes_needed(max(num_rows, options.num_worst_tokens, 1), num_slots, num_ranks, shape, slots)
+    return num_direct_bytes_needed(max(num_rows, options.num_worst_tokens, 1), num_ranks, shape)
 
 
 def dispatch_input(case: Case, options: Options, rank: int):

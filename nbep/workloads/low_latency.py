@@ -20,7 +20,7 @@ from nbep import reference
 from nbep.device.cards import SM90, ComputeCapability
 from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
-from nbep.host.low_latency.size import quarter_bytes_needed
+from nbep.host.low_latency.memory import quarter_bytes_needed
 from nbep.workloads.cases import Case, Report, assert_kind, assign, to_numpy, to_target, used
 
 # What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.

@@ -63,7 +63,6 @@ def test_inside_a_node_every_work_number_of_sms_and_chunk_has_a_row(measured, tm
     sent = tokens_to_ranks()
     for row in found["rows"]:
         assert row["us"] == CALL_US
-        assert row["num_push_warps"] is None
         size = ROW_BYTES[row["work"]] / 2
         wire = size * (sent[0][1] + sent[1][0]) / CALL_US / 1e3
         assert row["gbps"] == pytest.approx(size * sum(map(sum, sent)) / CALL_US / 1e3)
@@ -78,19 +77,15 @@ def test_inside_a_node_every_work_number_of_sms_and_chunk_has_a_row(measured, tm
     assert plot.stat().st_size > 0
 
 
-def test_without_rings_only_combine_has_chunks_and_splits_to_try(measured):
-    found = measured(intranode, "--zero-copy", "--sms", "2", "--chunks", "1,2", "--push-warps", "1")
-    assert [(row["work"], row["chunk"], row["num_push_warps"]) for row in found["rows"]] == [
-        (WORKS[0], 1, None),
-        (WORKS[1], 1, None),
-        *[(WORKS[2], chunk, split) for split in (None, 1) for chunk in (1, 2)],
-    ]
+def test_without_rings_there_are_no_chunks_to_try(measured):
+    found = measured(intranode, "--zero-copy", "--sms", "2", "--chunks", "1,2")
+    assert [(row["work"], row["chunk"]) for row in found["rows"]] == [(work, 1) for work in WORKS]
 
 
 @pytest.mark.parametrize("way", [[], ["--whole"]], ids=["with a handle", "whole calls"])
 def test_elastic_calls_are_compared_with_those_without_rings(way, measured, capsys):
     found = measured(elastic, "--sms", "2", "--align", "2", *way)
-    forms = ["compact", "expanded", *([] if way else ["zero_copy"])]
+    forms = ["compact", "shared", "expanded", *([] if way else ["zero_copy"])]
     assert [row["work"] for row in found["rows"]] == [f"{form} {work}" for form in forms for work in WORKS]
     num_tokens = sum(map(sum, tokens_to_ranks())) / 2
     for row in found["rows"]:

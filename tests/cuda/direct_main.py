@@ -91,7 +91,7 @@ def parts(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
     sms = ",".join(map(str, options.sms))
     common = ["--sms", sms, "--repeat", "15"]
     for name, flags in (
-        ("zero_copy", ["--zero-copy", "--chunks", "4,8", "--push-warps", "6,8,10,12,16"]),
+        ("zero_copy", ["--zero-copy", "--chunks", "4,8"]),
         ("rings", ["--chunks", "12,24,48"]),
     ):
         say(comm, f"{name}, {time.strftime('%X')}")

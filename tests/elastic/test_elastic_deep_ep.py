@@ -110,6 +110,23 @@ def test_topk_idx_may_be_int32_and_an_asynchronous_call_has_an_event(monkeypatch
     check(case, options, blocking, "blocking")
 
 
+def test_a_compact_dispatch_with_an_expanded_handle_warns_at_the_line_of_the_call():
+    case, options = make_case(2, num_topk=3), ElasticOptions(do_expand=True)
+
+    def main(comm):
+        buffer = deep_ep.ElasticBuffer(comm, num_max_tokens_per_rank=8, hidden=16, num_topk=3)
+        arguments = dispatch_arguments(case, options, comm.rank)
+        *_, handle, _ = buffer.dispatch(**arguments)
+        with pytest.warns(RuntimeWarning, match="do_expand=False: there comes one row for each token") as found:
+            compact = buffer.dispatch(arguments["x"], handle=handle)[0]
+        buffer.dispatch(arguments["x"], handle=handle, do_expand=True)
+        buffer.destroy()
+        assert [each.filename for each in found] == [__file__]
+        return len(compact) == len(to_numpy(handle.recv_src_metadata))
+
+    assert spawn(main, 2) == [True, True]
+
+
 @pytest.mark.parametrize("name", EXPERIMENTAL.split())
 def test_what_no_framework_calls_is_refused_by_name_with_what_to_use(name):
     verb = getattr(deep_ep.ElasticBuffer, name)

@@ -13,7 +13,8 @@ from target import spawn
 import nbep
 from nbep import reference
 from nbep.host import handle_contents
-from nbep.host.elastic.handle import EPHandle
+from nbep.host.arguments import ROW_DTYPES
+from nbep.host.elastic.handle import ARRAYS, FORM, EPHandle
 from nbep.host.handles import Identity
 
 pytestmark = pytest.mark.emulator_only("a GPU's host does not look into arrays")
@@ -105,8 +106,8 @@ def test_arguments_of_dispatch_and_combine():
             }
             tried(buffer.dispatch, {"x": arguments["x"], "handle": handle}, with_handle)
             rows = {
-                "x": ({"x": recv_x[:-1]}, f"x: got {len(recv_x) - 1} rows; must be {len(recv_x)} rows"),
-                "compact": ({"handle": other[3]}, f"x: got {len(recv_x)} rows; must be {len(other[0])} rows"),
+                "x": ({"x": recv_x[:-1]}, f"x: got {len(recv_x) - 1} rows; must be at least {len(recv_x)}, those that"),
+                "compact": ({"handle": other[3]}, f"x: got {len(recv_x)} rows; must be at most {len(other[0])}"),
                 "dtype": ({"x": recv_x.astype(np.float32)}, "x: got float32"),
                 "weights": ({"topk_weights": weights[:-1]}, "topk_weights: got float32"),
                 "a bias": ({"bias": X[:2]}, "bias_0: got bfloat16 [2, 16]"),
@@ -144,7 +145,7 @@ def rewrite(handle, way):
 @pytest.mark.parametrize("do_cpu_sync", [True, False], ids=["sync", "no sync"])
 @pytest.mark.parametrize("num_nodes", [1, 2])
 def test_a_rewritten_handle_serves_only_sums_without_weights(way, do_cpu_sync, num_nodes):
-    name = re.escape("handle.recv_src_metadata: got a rewritten one; must be as dispatch made it ")
+    name = r"handle.recv_src_metadata(: got a rewritten one|\[.*\]: got .*); must be .*as dispatch made it"
 
     def main(comm, reduces):
         options = ElasticOptions(
@@ -157,13 +158,12 @@ def test_a_rewritten_handle_serves_only_sums_without_weights(way, do_cpu_sync, n
         buffer.combine(recv_x, handle, weights)  # the plan of this call is known then
         comm.barrier()
         rewrite(handle, way)
-        reason = "with topk_weights" if reduces else "without allow_multiple_reduction"
-        with pytest.raises(ValueError, match=name + reason):
+        with pytest.raises(ValueError, match=name):
             buffer.combine(recv_x, handle, weights)
         if not reduces:
-            with pytest.raises(ValueError, match=name + reason):
+            with pytest.raises(ValueError, match=name):
                 buffer.combine(recv_x, handle)
-        with pytest.raises(ValueError, match=name + "with do_expand"):
+        with pytest.raises(ValueError, match=name):
             buffer.dispatch(arguments["x"], handle=handle, do_expand=True)
         buffer.dispatch(arguments["x"], handle=handle)
         if reduces:
@@ -174,23 +174,141 @@ def test_a_rewritten_handle_serves_only_sums_without_weights(way, do_cpu_sync, n
         spawn(main, 2, (reduces,))
 
 
-@pytest.mark.parametrize("reduces", [True, False], ids=["weights", "one reduction"])
-def test_a_last_choice_without_a_row_is_reported_where_the_host_reads_nothing(monkeypatch, reduces):
-    monkeypatch.setattr(handle_contents, "expanded", lambda *_: None)
-    options = ElasticOptions(do_expand=True, allow_multiple_reduction=reduces)
+def changed(array):
+    """An array in place, one element at a time."""
+    array = to_numpy(array)
+    for at in np.ndindex(array.shape):
+        before = array[at]
+        for value in {-1, 0, int(before) - 1, int(before) + 1} - {int(before)}:
+            array[at] = value
+            yield f"{at}: {before} -> {value}"
+        array[at] = before
+
+
+@pytest.mark.parametrize("num_nodes", [1, 2])
+def test_no_element_of_a_handle_changes_in_silence(num_nodes):
+    def main(comm):
+        options = ElasticOptions(num_nodes=num_nodes, do_handle_copy=False, expert_alignment=2)
+        buffer = make_elastic_buffer(comm, [(CASE, options)])
+        for do_expand in (False, True):
+            arguments = {**dispatch_arguments(CASE, options, comm.rank), "do_expand": do_expand}
+            recv_x, _, weights, handle, _ = buffer.dispatch(**arguments)
+            calls = (
+                lambda x=recv_x, of=handle, w=weights: buffer.combine(x, of, w),
+                lambda x=arguments["x"], of=handle, way=do_expand: buffer.dispatch(x, handle=of, do_expand=way),
+            )
+            for name in ARRAYS:
+                for change in changed(getattr(handle, name)):
+                    for call in calls:
+                        try:
+                            call()
+                            told = ""
+                        except ValueError as error:
+                            told = str(error)
+                        assert told.startswith(("handle.", "topk_idx[")), (name, change, handle)
+            for name in FORM:
+                made = getattr(handle, name)
+                setattr(handle, name, not made if name == "do_expand" else 2 * made)
+                # That an expanded handle is compact now may be said; the arrays of these calls are not of such a one.
+                names = "do_expand|x|topk_weights" if name == "do_expand" and made else name
+                for call in calls:
+                    with pytest.raises(ValueError, match=rf"^(handle\.)?({names}): got"):
+                        call()
+                setattr(handle, name, made)
+            comm.barrier()
+            for call in calls:
+                call()
+        buffer.destroy()
+
+    spawn(main, 2)
+
+
+LAST_CHOICE = "handle.recv_src_metadata: got a rewritten one on rank"
+NO_TOKEN = "handle.recv_src_metadata: got a row 0 on rank"
+
+
+@pytest.mark.parametrize(
+    ("do_expand", "verb", "reduces", "message"),
+    [
+        (True, "combine", True, LAST_CHOICE),
+        (True, "combine", False, LAST_CHOICE),
+        (False, "combine", True, NO_TOKEN),
+        (False, "dispatch", True, NO_TOKEN),
+        (True, "dispatch", True, NO_TOKEN),
+    ],
+)
+def test_kernels_report_what_no_token_can_be(monkeypatch, do_expand, verb, reduces, message):
+    """Where the host reads nothing, as with GPUs."""
+    monkeypatch.setattr(handle_contents, "elastic", lambda *_: 0)
+    options = ElasticOptions(do_expand=do_expand, allow_multiple_reduction=reduces)
 
     def main(comm):
         buffer = make_elastic_buffer(comm, [(CASE, options)])
-        recv_x, _, _, handle, _ = buffer.dispatch(**dispatch_arguments(CASE, options, comm.rank))
+        arguments = dispatch_arguments(CASE, options, comm.rank)
+        recv_x, _, _, handle, _ = buffer.dispatch(**arguments)
         comm.barrier()
         metadata = to_numpy(handle.recv_src_metadata)
-        metadata[:, 2:] = -1
-        metadata[:, 2] = np.arange(len(metadata))
-        buffer.combine(recv_x, handle, to_target(np.ones(len(recv_x), np.float32)) if reduces else None)
+        if message == NO_TOKEN:
+            metadata[0, 0] = -1
+        else:
+            metadata[:, 2:] = -1
+            metadata[:, 2] = np.arange(len(metadata))
+        if verb == "dispatch":
+            buffer.dispatch(arguments["x"], handle=handle, do_expand=do_expand)
+        else:
+            has_weights = do_expand and reduces
+            buffer.combine(recv_x, handle, to_target(np.ones(len(recv_x), np.float32)) if has_weights else None)
+        buffer.destroy()
 
-    name = re.escape("handle.recv_src_metadata: got a rewritten one on rank ")
-    with pytest.raises(ValueError, match=rf"{name}\d; must be as dispatch made it"):
+    with pytest.raises(ValueError, match=rf"{re.escape(message)} \d"):
         spawn(main, 2, on_deadlock="expire")
+
+
+@pytest.mark.parametrize("do_expand", [False, True])
+@pytest.mark.parametrize("host_reads", [False, True])
+def test_x_may_end_behind_the_last_row_of_a_token(monkeypatch, do_expand, host_reads):
+    if not host_reads:
+        monkeypatch.setattr(handle_contents, "elastic", lambda *_: 0)
+    options = ElasticOptions(do_expand=do_expand, do_cpu_sync=False, expert_alignment=4)
+
+    def main(comm, less):
+        buffer = make_elastic_buffer(comm, [(CASE, options)])
+        recv_x, *_, handle, _ = buffer.dispatch(**dispatch_arguments(CASE, options, comm.rank))
+        comm.barrier()
+        ends = handle.psum_num_recv_tokens_per_expert if do_expand else handle.psum_of_ranks
+        used = int(to_numpy(ends)[-1])
+        x = to_target(np.array(to_numpy(recv_x)[: used - less]))
+        combined = [to_numpy(buffer.combine(rows, handle)[0]).tobytes() for rows in (x, recv_x)]
+        buffer.destroy()
+        return combined
+
+    for cut, whole in spawn(main, 2, (0,)):
+        assert cut == whole
+    with pytest.raises(ValueError, match=r"x: got \d+ rows( on rank \d)?; must be at least \d+"):
+        spawn(main, 2, (1,), on_deadlock="expire")
+
+
+@pytest.mark.parametrize("has_scales", [False, True])
+@pytest.mark.parametrize("dtype", ROW_DTYPES)
+def test_rows_of_each_type_travel_with_scales_and_without(dtype, has_scales):
+    def rows(rank):
+        x = np.arange(16 * CASE.num_tokens[rank]).reshape(-1, 16) % 64 + rank
+        return x.astype(np.dtype(dtype)), np.arange(len(x), dtype=np.int32)[:, None]
+
+    def main(comm):
+        options = ElasticOptions()
+        buffer = make_elastic_buffer(comm, [(CASE, options)])
+        pair = rows(comm.rank)
+        given = {**dispatch_arguments(CASE, options, comm.rank), "x": pair if has_scales else pair[0]}
+        received = buffer.dispatch(**given)[0]
+        buffer.destroy()
+        return received if has_scales else (received,)
+
+    for rank, received in enumerate(spawn(main, 2)):
+        comes = [(topk_idx // 2 == rank).any(axis=1) for topk_idx in CASE.topk_idx]
+        sent = [[part[here] for part in rows(src)] for src, here in enumerate(comes)]
+        for got, wanted in zip(received, zip(*sent, strict=True), strict=False):
+            assert got.tobytes() == np.concatenate(wanted).tobytes()
 
 
 def test_what_torch_writes_to_a_handle_is_known_without_reading_it():

@@ -138,10 +138,10 @@ def test_as_many_warps_as_there_are(form):
 
 
 def test_rows_that_the_caller_has_added_up_are_taken_where_the_handle_says():
-    """As LightLLM does: it rewrites the rows of each token in the handle."""
+    """As LightLLM does: it rewrites the rows of each token in the handle, or says that the handle is compact now."""
     case = make_case(3, num_ranks=2, num_tokens=5, num_topk=3)
 
-    def main(comm, dense):
+    def main(comm, way):
         buffer = make_elastic_buffer(comm, [(case, FORMS["expanded"])])
         _, _, _, handle, _ = buffer.dispatch(**dispatch_arguments(case, FORMS["expanded"], comm.rank))
         metadata = to_numpy(handle.recv_src_metadata).copy()
@@ -150,25 +150,17 @@ def test_rows_that_the_caller_has_added_up_are_taken_where_the_handle_says():
         sums = np.arange(num_tokens)[:, None] + np.zeros((1, 16)) + comm.rank
         for i, rows in enumerate(metadata[:, 2:]):  # the sum stands in a token's first row, the others are 0
             expanded[rows[rows >= 0][0]] = sums[i]
-        if dense:
+        if way == "compact":
+            handle.do_expand = False
+        if way == "rewritten":
             metadata[:, 2:] = -1
             metadata[:, 2] = np.arange(num_tokens)
             handle.recv_src_metadata = to_target(metadata)
-        combined, _, _ = buffer.combine(to_target(sums.astype(expanded.dtype) if dense else expanded), handle)
+        combined, _, _ = buffer.combine(
+            to_target(expanded if way == "expanded" else sums.astype(expanded.dtype)), handle
+        )
         buffer.destroy()
         return to_numpy(combined).tobytes()
 
-    assert spawn(main, 2, (True,)) == spawn(main, 2, (False,))
-
-
-def test_a_row_past_the_last_is_reported():
-    case = make_case(3, num_ranks=2, num_tokens=5, num_topk=3)
-
-    def main(comm):
-        buffer = make_elastic_buffer(comm, [(case, FORMS["expanded"])])
-        *_, handle, _ = buffer.dispatch(**dispatch_arguments(case, FORMS["expanded"], comm.rank))
-        num_tokens = len(to_numpy(handle.recv_src_metadata))
-        buffer.combine(to_target(np.zeros((num_tokens, 16), ml_dtypes.bfloat16)), handle)
-
-    with pytest.raises(ValueError, match=r"x: got \d+ rows on rank \d; must be at least \d+, as a token of handle"):
-        spawn(main, 2)
+    expanded, rewritten, compact = (spawn(main, 2, (way,)) for way in ("expanded", "rewritten", "compact"))
+    assert expanded == rewritten == compact

@@ -57,7 +57,7 @@ WAITS: dict[str, dict[str, int]] = {
     },
     "without rings": {
         "wait_blocks_arrived < receive in intranode/direct_dispatch": 32,
-        "wait_landed < receive_tokens in intranode/direct_combine": 33,
+        f"{MEET} < meet_block in intranode/offer_rows": 1,
     },
     "internode": {
         "wait_arrivals < barrier_grid in internode/notify_dispatch": 9,

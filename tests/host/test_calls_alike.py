@@ -27,7 +27,7 @@ ZERO_COPY_BYTES = 1 << 17
 def like_processes(monkeypatch):
     monkeypatch.setattr(CallLog, "shared", classmethod(lambda cls, comm: None))
     # Six experts, of which no token chooses the last.
-    monkeypatch.setattr(nbep.host.tokens, "check_routing", lambda *_: None)
+    monkeypatch.setattr(nbep.host.normal_checks, "check_routing", lambda *_: None)
 
 
 def fp8(num_scales, dtype=np.float32):

@@ -6,7 +6,8 @@ from target import spawn
 
 import nbep
 from nbep.device.protocols.peers import BARRIER_SIGNAL_BYTES
-from nbep.host.target.emulator import EmulatedStream, EmulatedSymmetricMemory, EmulatorRuntime
+from nbep.host.target.emulated_memory import EmulatedSymmetricMemory
+from nbep.host.target.emulator import EmulatedStream, EmulatorRuntime
 
 emulator_only = pytest.mark.emulator_only("what fails is the emulator's memory")
 

@@ -15,8 +15,8 @@ from nbep.device.layout.low_latency import MAX_TOPK as MAX_LOW_LATENCY_TOPK
 from nbep.emulator import World
 from nbep.emulator.machine.stream import MAX_BLOCK
 from nbep.host.intranode.checks import MAX_RING_THREADS
+from nbep.host.normal_checks import MAX_SCALES
 from nbep.host.ranks.timeouts import MAX_TIMEOUT_MS
-from nbep.host.tokens import MAX_SCALES
 
 pytestmark = pytest.mark.emulator_only("the limits are the host's")
 

@@ -107,7 +107,7 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_call(gpu):
     wrong = [
         (dispatch, "x: got a strided bfloat16", {"x": strided}),
         (dispatch, "x: got 17 tokens", {"x": gpu.tensor("bfloat16", NUM_TOKENS + 1, HIDDEN)}),
-        (dispatch, r"x\[0\]: got bfloat16", {"x": (gpu.tokens(), None)}),
+        (dispatch, r"x\[1\]: got NoneType", {"x": (gpu.tokens(), None)}),
         (dispatch, "topk_idx: got Tensor; must be None", {"topk_idx": gpu.tensor("int64", NUM_TOKENS, NUM_TOPK)}),
         (dispatch, "handle: got the handle of another buffer", {"handle": other}),
         (dispatch, "config.num_sms: got 4", {"config": nbep.Config(4, 4, 16)}),

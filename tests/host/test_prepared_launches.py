@@ -226,7 +226,8 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_low_latency_
             with pytest.raises(ValueError, match=message):
                 call(**right | {name: made(gpu, value) for name, value in arguments.items()})
     assert gpu.launches == []
-    assert (len(mode.dispatch_plans), len(mode.combine_plans)) == (1, int(verb == "low_latency_combine"))
+    # What is wrong with zero_copy is found after the plan: the buffer was not asked for.
+    assert (len(mode.dispatch_plans), len(mode.combine_plans)) == (1, 2 * (verb == "low_latency_combine"))
     call(**right)
     assert len(gpu.launches) == 1
 
@@ -312,12 +313,18 @@ def test_cached_dispatches_and_combines_launch_with_their_own_arrays(gpu, fp8, z
         weights = gpu.tensor("float32", num_recv_tokens, NUM_TOPK) if number % 2 else None
         bias = gpu.tensor("bfloat16", NUM_TOKENS, HIDDEN) if number >= 2 else None
         combined_x, combined_weights, _ = gpu.buffer.combine(rows, handle, weights, (None, bias), zero_copy=zero_copy)
+        if zero_copy:
+            assert gpu.launches.pop(0)[0] == "lay_out_rows"
         name, notify = gpu.launches.pop(0)
-        assert name == ("cached_notify_dispatch" if zero_copy else "cached_notify_combine")
+        assert name == ("offer_rows" if zero_copy else "cached_notify_combine")
         assert zero_copy or notify["send_head"] == handle.send_head.address
         prefix = handle.channel_prefix_matrix if zero_copy else handle.recv_channel_prefix_matrix
         wanted = {"inputs__x": rows, "inputs__topk_weights": weights, "inputs__bias_0": None, "inputs__bias_1": bias}
         wanted |= {"out__combined_x": combined_x, "out__combined_topk_weights": combined_weights}
-        wanted |= {"inputs__rank_prefix_matrix": handle.rank_prefix_matrix, "inputs__channel_prefix_matrix": prefix}
+        wanted |= {"inputs__channel_prefix_matrix": prefix}
+        if not zero_copy:
+            wanted |= {"inputs__rank_prefix_matrix": handle.rank_prefix_matrix}
         gpu.check("direct_combine" if zero_copy else "combine", inputs__send_head=handle.send_head, **wanted)
+        if zero_copy:
+            assert gpu.launches.pop(0)[0] == "cached_notify_dispatch"
     assert gpu.launches == []

@@ -1,4 +1,4 @@
-"""Kernels without rings, broken on purpose, are caught: both ends of each pair, in the run that records/faults.md names.
+"""Kernels without rings, broken on purpose, are caught: both ends of each pair, in the run named in records/faults.md.
 
 Their other steps are broken by tests/check/test_table.py.
 """
@@ -37,5 +37,4 @@ def test_either_end_of_a_pair_that_is_broken_is_caught(fault):
 @pytest.mark.thorough
 def test_rows_that_are_announced_while_their_copies_are_under_way_are_caught():
     """The stage has been read, which is enough for the next load only."""
-    for kernel in ("direct_dispatch.send_tokens", "direct_combine.announce"):
-        assert is_found(f"intranode.{kernel}: tma_store_wait_all until read")
+    assert is_found("intranode.direct_dispatch.send_tokens: tma_store_wait_all until read")

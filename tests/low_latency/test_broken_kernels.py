@@ -1,4 +1,4 @@
-"""Low-latency kernels broken on purpose are caught: every step that keeps order, in the run that records/faults.md names.
+"""Low-latency kernels broken on purpose are caught: every step that keeps order, in the run named in records/faults.md.
 
 The steps of queue pairs and of the software NIC are broken by tests/network/test_broken_steps.py, too.
 """

@@ -10,7 +10,7 @@ import nbep
 from nbep.device.kernels.parts import arrivals
 from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
-from nbep.host.low_latency.size import quarter_bytes_needed
+from nbep.host.low_latency.memory import quarter_bytes_needed
 from nbep.host.target.emulator import EmulatorRuntime
 from research.model import per_call_overhead
 from research.model.runs import tokens_of

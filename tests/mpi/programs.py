@@ -378,7 +378,7 @@ def calls_that_differ(comm):
         arguments |= all_pass | (last_passes if last else {})
         with pytest.MonkeyPatch.context() as patch, raises_naming(*words):
             # counts of other experts, and other choices
-            patch.setattr(nbep.host.tokens, "check_routing", lambda *_: None)
+            patch.setattr(nbep.host.normal_checks, "check_routing", lambda *_: None)
             buffer.dispatch(**arguments)
         buffer.destroy()
     for zero_copy in (False, True):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from nbep.device.primitives import (
+    bfind_u32,
     byteswap_u32,
     f32,
     f32_abs,
@@ -83,6 +84,7 @@ def test_a_kernel_that_divides_a_negative_number_stops_at_its_line():
 def test_bit_counts_look_at_32_bits(x, ones, lowest):
     assert popc_u32(x) == ones
     assert ffs_u32(x) == lowest
+    assert bfind_u32(x) == ((x & 0xFFFFFFFF).bit_length() - 1) % 2**32
 
 
 @pytest.mark.parametrize(("x", "swapped"), [(0x01020304, 0x04030201), (0x80, 1 << 31), (-2, 0xFEFFFFFF), (1 << 32, 0)])

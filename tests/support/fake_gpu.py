@@ -43,6 +43,7 @@ def make_torch() -> ModuleType:
 
     class Tensor:
         is_cuda = True
+        card = 0
 
         def __init__(self, shape: tuple[int, ...], dtype: Any, strides: tuple[int, ...] | None = None):
             self.shape, self.dtype, self._strides = shape, dtype, strides
@@ -68,14 +69,16 @@ def make_torch() -> ModuleType:
         def _packed(self) -> tuple[int, ...]:
             return tuple(math.prod(self.shape[i + 1 :]) for i in range(len(self.shape)))
 
-        def new_empty(self, shape: tuple[int, ...], dtype: Any) -> "Tensor":
-            return Tensor(shape, dtype)
+        def new_empty_strided(self, shape: tuple[int, ...], strides: Any, dtype: Any) -> "Tensor":
+            made = Tensor(shape, dtype, strides)
+            made.card = self.card
+            return made
 
-        def new_empty_strided(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> "Tensor":
-            return Tensor(shape, dtype, strides)
+        def new_empty(self, shape: tuple[int, ...], dtype: Any) -> "Tensor":
+            return self.new_empty_strided(shape, None, dtype)
 
         def get_device(self) -> int:
-            return 0
+            return self.card
 
         def view(self, what: Any) -> "Tensor":
             return Tensor(self.shape, what) if not isinstance(what, tuple) else Tensor(what, self.dtype)

@@ -107,6 +107,7 @@ OTHERS = {
     "u32_mod": Promise(("rem.u32",)),
     "byteswap_u32": Promise(("prmt.b32",)),
     "popc_u32": Promise(("popc.b32",)),
+    "bfind_u32": Promise(("bfind.u32",)),
     "ffs_u32": Promise(("brev.b32", "bfind.shiftamt.u32")),
     "f32_add_rn": Promise(("add.rn.f32",)),
     "f32_mul_rn": Promise(("mul.rn.f32",)),

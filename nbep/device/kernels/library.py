@@ -7,13 +7,12 @@ from functools import partial
 from typing import Any
 
 from nbep.device.jit import over, spec_of
-from nbep.device.kernels.elastic import combine as elastic_combine
 from nbep.device.kernels.elastic.number_choices import TABLE_BYTES
 from nbep.device.kernels.elastic.publish import PublishSizes
 from nbep.device.kernels.get_dispatch_layout import LayoutSizes, num_counters
 from nbep.device.kernels.internode import arguments as internode
 from nbep.device.kernels.internode.combine import internode_combine, kernel_for
-from nbep.device.kernels.intranode import combine, direct_combine
+from nbep.device.kernels.intranode import combine
 from nbep.device.kernels.intranode.dispatch import SHARED_TAILS_BYTES
 from nbep.device.kernels.low_latency.arguments import Call
 from nbep.device.kernels.low_latency.calls import ComparedCall
@@ -21,7 +20,7 @@ from nbep.device.kernels.low_latency.combine_receiver import sum_table_bytes
 from nbep.device.kernels.low_latency.dispatch_receiver import table_bytes
 from nbep.device.kernels.low_latency.dispatch_sender import stage_bytes
 from nbep.device.kernels.network_push import PushSizes, smem_bytes
-from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES
+from nbep.device.kernels.parts.staged_sums import FULL_BYTES, LIST_BYTES, SUM_STAGE_BYTES
 from nbep.device.layout.internode import COUNT_MESSAGE_BYTES, MAX_RDMA_RANKS
 from nbep.device.layout.low_latency import DeduplicatedShape, LowLatencyShape
 from nbep.device.library import KernelLibrary
@@ -41,14 +40,15 @@ def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bo
         "dispatch": _dispatch,
         "combine": lambda offset: _combine(num_threads // WARP, offset),
         "direct_dispatch": _stage,
-        "direct_combine": lambda offset: _direct_combine(num_threads // WARP, has_tma, offset),
+        "lay_out_rows": _stage,
+        "direct_combine": lambda offset: _listed_sums(num_threads // WARP, has_tma, offset),
         "elastic_publish": lambda offset: _elastic_publish(_one_of(args, PublishSizes), offset),
         "elastic_dispatch": _stage,
         "elastic_send_dispatch": _stage,
         "elastic_send_combine": _stage,
-        "elastic_combine": lambda offset: _elastic_combine(num_threads // WARP, has_tma, offset),
-        "elastic_fetch_combine": lambda offset: _elastic_combine(num_threads // WARP, has_tma, offset),
-        "elastic_gather_combine": lambda offset: _elastic_combine(num_threads // WARP, has_tma, offset),
+        "elastic_combine": lambda offset: _listed_sums(num_threads // WARP, has_tma, offset),
+        "elastic_fetch_combine": lambda offset: _listed_sums(num_threads // WARP, has_tma, offset),
+        "elastic_gather_combine": lambda offset: _listed_sums(num_threads // WARP, has_tma, offset),
         "low_latency_dispatch": lambda offset: _low_latency_dispatch(_one_of(args, LowLatencyShape), offset),
         "low_latency_combine": lambda offset: _low_latency_combine(_one_of(args, LowLatencyShape), offset),
         "internode_notify_dispatch": partial(_of_warp, "count message", COUNT_MESSAGE_BYTES),
@@ -100,21 +100,10 @@ def _combine(num_warps: int, offset: int) -> str:
     return f"rows[warp {warp}, {row}]"
 
 
-def _direct_combine(num_warps: int, has_tma: bool, offset: int) -> str:
+def _listed_sums(num_warps: int, has_tma: bool, offset: int) -> str:
     stages = (SUM_STAGE_BYTES + FULL_BYTES) * num_warps if has_tma else 0
     if offset >= stages:
-        warp, byte = divmod(offset - stages, direct_combine.LIST_BYTES)
-        row = byte // 8
-        if row < direct_combine.MAX_ROWS:
-            return f"rows[warp {warp}, {row}]"
-        return f"weights[warp {warp}, {row - direct_combine.MAX_ROWS}]"
-    return _sum_stage(num_warps, offset)
-
-
-def _elastic_combine(num_warps: int, has_tma: bool, offset: int) -> str:
-    stages = (SUM_STAGE_BYTES + FULL_BYTES) * num_warps if has_tma else 0
-    if offset >= stages:
-        warp, byte = divmod(offset - stages, elastic_combine.LIST_BYTES)
+        warp, byte = divmod(offset - stages, LIST_BYTES)
         return f"rows[warp {warp}, {byte // 8}]"
     return _sum_stage(num_warps, offset)
 

@@ -3,28 +3,25 @@
  offset 0          addresses of this part at all ranks: [MAX_POINTERS] s64
  FIXED             rank_counts, expert_counts: as in layout.intranode, for the notify kernels. The area starts here
  FIXED + RINGS     arrived [MAX_NVL_PEERS] s32, next_token s32
- then a share      landed [...] s32, slots [num_slots, slot_bytes], topk_weights [num_slots, num_topk] f32    (combine)
+ FIXED + OFFERS    offers of each rank [MAX_NVL_PEERS, OFFER_BYTES]: see fetched_sums                         (combine)
+ then a share      x [num_rows, hidden_bytes], topk_weights [num_rows, num_topk] f32: what lies elsewhere     (combine)
  then two shares   a half: channel_starts [num_ranks, num_channels] s32, recv_x [num_rows, hidden_bytes],
                    recv_x_scales, recv_topk_idx, recv_topk_weights, recv_src_idx, as many rows each           (dispatch)
 
 All offsets but the pointers' count from the area's start. The three shares are equally large. How many rows of a half
-and slots there are follows from what a row takes, so all ranks come to the same numbers: senders know where a peer's
-arrays begin without asking.
-
-A slot is for one (token, rank) of the owner: those of rank 0 first, then those of rank 1, ..., its own left out, each
-in the order of the tokens. landed has a word for each chunk of them: see locate_landed.
+there are follows from what a row takes, so all ranks come to the same number: senders know where a peer's arrays begin
+without asking.
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
-import nbep.device.primitives as ptx
 from nbep.device.alignment import POINTER_TABLE_BYTES
-from nbep.device.jit import device_function
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     EXPERT_COUNTS,
     MAX_NVL_PEERS,
+    OFFER_BYTES,
     RINGS,
     align_up,
 )
@@ -33,9 +30,10 @@ from nbep.device.types import I32, I64
 FIXED = POINTER_TABLE_BYTES
 NUM_SHARES = 3
 NUM_HALVES = 2
-CELL_WORDS = ALIGNMENT_BYTES // 4  # arrived, next_token, and room up to landed
+CELL_WORDS = ALIGNMENT_BYTES // 4  # arrived, next_token, and room up to the offers
 NEXT_TOKEN = RINGS + 4 * MAX_NVL_PEERS
-SHARES = RINGS + 4 * CELL_WORDS
+OFFERS = RINGS + 4 * CELL_WORDS
+SHARES = OFFERS + OFFER_BYTES * MAX_NVL_PEERS
 NUM_PARTS = 6  # of a half, each of which starts at a multiple of ALIGNMENT_BYTES
 
 
@@ -61,40 +59,12 @@ class HalfPlaces(NamedTuple):
     num_rows: I32
 
 
-class SlotShape(NamedTuple):
-    """What a sender and a receiver of a direct combine must agree on."""
+class RowPlaces(NamedTuple):
+    """Where what a combine lays out begins, in bytes from the area's start, and how many rows there may be."""
 
-    num_ranks: I32
-    num_channels: I32
-    hidden_bytes: I32
-    num_topk: I32
-    chunk: I32  # slots that become readable together
-
-
-class SlotPlaces(NamedTuple):
-    """Where combine's arrays begin, in bytes from the area's start, and how many slots there are."""
-
-    landed: I64
     x: I64
     topk_weights: I64
-    num_slots: I32
-
-
-@device_function
-def slot_stride(hidden_bytes):
-    """From a slot to the next."""
-    return align_up(hidden_bytes, ALIGNMENT_BYTES)
-
-
-@device_function
-def locate_landed(first_slot, rank, chunk):
-    """Which word of landed is the first of a rank's chunks, given its first slot. No two chunks have the same."""
-    return ptx.u32_div(first_slot, chunk) + rank
-
-
-def num_landed_words(num_slots: int, num_ranks: int, chunk: int) -> int:
-    """Words of landed that so many slots need."""
-    return num_slots // chunk + num_ranks
+    num_rows: I32
 
 
 def share_bytes(num_bytes: int) -> int:
@@ -129,33 +99,27 @@ def place_half(num_bytes: int, half: int, num_ranks: int, shape: DirectShape) ->
 
 
 @lru_cache(maxsize=1024)
-def place_slots(num_bytes: int, shape: SlotShape) -> SlotPlaces:
-    """Combine's arrays for rows of this shape, with as many slots as there is room for."""
-    room = max(0, share_bytes(num_bytes) - 4 * shape.num_ranks - 3 * ALIGNMENT_BYTES)
-    stride = slot_stride(shape.hidden_bytes)
-    num_slots = room * shape.chunk // (shape.chunk * (stride + 4 * shape.num_topk) + 4)
-    landed_bytes = 4 * num_landed_words(num_slots, shape.num_ranks, shape.chunk)
-    x = SHARES + align_up(landed_bytes, ALIGNMENT_BYTES)
-    return SlotPlaces(SHARES, x, x + num_slots * stride, num_slots)
+def place_rows(num_bytes: int, hidden_bytes: int, num_topk: int) -> RowPlaces:
+    """Combine's arrays for rows of this shape, with as many as there is room for."""
+    num_rows = max(0, share_bytes(num_bytes) - ALIGNMENT_BYTES) // (hidden_bytes + 4 * num_topk)
+    return RowPlaces(SHARES, SHARES + align_up(num_rows * hidden_bytes, ALIGNMENT_BYTES), num_rows)
 
 
-def num_direct_bytes_needed(num_rows: int, num_slots: int, num_ranks: int, shape: DirectShape, slots: SlotShape) -> int:
-    """Bytes of the part in which a half has room for so many rows, and combine for so many slots."""
+def num_direct_bytes_needed(num_rows: int, num_ranks: int, shape: DirectShape) -> int:
+    """Bytes of the part in which a half has room for so many rows, and combine for as many."""
     half = num_rows * row_bytes(shape) + 4 * num_ranks * shape.num_channels + NUM_PARTS * ALIGNMENT_BYTES
-    landed_bytes = 4 * (num_landed_words(num_slots, num_ranks, slots.chunk) + num_ranks + 1)
-    places = num_slots * (slot_stride(slots.hidden_bytes) + 4 * slots.num_topk) + landed_bytes + 3 * ALIGNMENT_BYTES
-    return FIXED + SHARES + NUM_SHARES * align_up(max(half, places), ALIGNMENT_BYTES)
+    return FIXED + SHARES + NUM_SHARES * align_up(half, ALIGNMENT_BYTES)
 
 
 def describe_direct(
     half: tuple[HalfPlaces, DirectShape, int] | None,
-    slots: tuple[SlotPlaces, SlotShape] | None,
+    rows: RowPlaces | None,
     num_ranks: int,
     offset: int,
 ) -> str:
     """Name the cell at an offset of the area, for reports.
 
-    half: of the latest dispatch, with its number; slots: of the latest combine
+    half: of the latest dispatch, with its number; rows: of the latest combine
     """
     if offset < 0:
         return f"pointer table of the direct area + {offset + FIXED}"
@@ -166,12 +130,15 @@ def describe_direct(
         return f"expert_counts word {(offset - EXPERT_COUNTS) // 4}"
     if offset < NEXT_TOKEN:
         return f"arrived[rank {(offset - RINGS) // 4}]"
-    if offset < SHARES:
+    if offset < OFFERS:
         return "next_token"
+    if offset < SHARES:
+        return "offers[rank {}] + {}".format(*divmod(offset - OFFERS, OFFER_BYTES))
     if half is not None and offset >= half[0].channel_starts:
         return _describe_half(*half, offset)
-    if slots is not None:
-        return _describe_slots(*slots, offset)
+    if rows is not None:
+        name, begin = ("x", rows.x) if offset < rows.topk_weights else ("topk_weights", rows.topk_weights)
+        return f"{name} of combine + {offset - begin}"
     return f"direct area + {offset}"
 
 
@@ -190,15 +157,3 @@ def _describe_half(places: HalfPlaces, shape: DirectShape, number: int, offset: 
                 return f"{name}[row {row}, half {number}] + {at}"
     src, channel = divmod((offset - places.channel_starts) // 4, shape.num_channels)
     return f"channel_starts[half {number}, src {src}, channel {channel}]"
-
-
-def _describe_slots(places: SlotPlaces, shape: SlotShape, offset: int) -> str:
-    if offset < places.x:
-        return f"landed[{(offset - places.landed) // 4}]"
-    if offset < places.topk_weights:
-        slot, at = divmod(offset - places.x, slot_stride(shape.hidden_bytes))
-        return f"x[slot {slot}] + {at}"
-    if shape.num_topk == 0:
-        return f"direct area + {offset}"
-    slot, at = divmod(offset - places.topk_weights, 4 * shape.num_topk)
-    return f"topk_weights[slot {slot}] + {at}"

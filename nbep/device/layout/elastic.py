@@ -1,7 +1,7 @@
 """The symmetric buffer of one rank of an `ElasticBuffer`.
 
  offset 0          turn s32: how many dispatches there were; next_token s32; called s32           of the owner alone
- OFFERS            [8] of each rank of the node: where its rows for the owner begin, 2 s32        (combine by fetching)
+ OFFERS            [8] of each rank of the node: where its rows for the owner begin               (in shared rows)
  COUNTS            [2, MAX_RANKS] rows of COUNTS_BYTES: tokens from each rank to the owner s32,   (dispatch)
                    behind 16 bytes its choices of each local expert [MAX_LOCAL_EXPERTS] s32
  LANDED            [MAX_RANKS, LANDED_WORDS] s32                                                  (combine)
@@ -50,16 +50,17 @@ import nbep.device.primitives as ptx
 from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.jit import device_function
 from nbep.device.layout.internode import call_offset, cells_bytes
-from nbep.device.layout.intranode import CALL_BYTES, MAX_LOCAL_EXPERTS
+from nbep.device.layout.intranode import CALL_BYTES, MAX_LOCAL_EXPERTS, MAX_NVL_PEERS, OFFER_BYTES
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.types import I32, I64
 
 MAX_RANKS = 32  # a lane of a warp for each
+THREADS_BEFORE_SM90 = 512  # of a block; with more, some kernels have too few registers where there is no copy engine
 TURN = 0
 NEXT_TOKEN = 4
 CALLED = 8
-OFFERS = 64  # to COUNTS: for the ranks of a node
-COUNTS = ALIGNMENT_BYTES
+OFFERS = ALIGNMENT_BYTES
+COUNTS = OFFERS + OFFER_BYTES * MAX_NVL_PEERS
 COUNTS_HEAD = 16
 COUNTS_BYTES = COUNTS_HEAD + 4 * MAX_LOCAL_EXPERTS
 LANDED = COUNTS + 2 * MAX_RANKS * COUNTS_BYTES
@@ -151,12 +152,6 @@ def rank_count(number, src):
 def expert_count(number, src, expert):
     """The count of choices of a local expert by a rank, for a dispatch."""
     return counts_row(number, src) + COUNTS_HEAD + 4 * expert
-
-
-@device_function
-def offer_cell(src):
-    """Where a rank says where the rows are that it has for the owner: its x in 16 bytes, and the first row in there."""
-    return OFFERS + 8 * src
 
 
 @device_function
@@ -283,7 +278,7 @@ def describe_elastic(
 ) -> str:
     """Name the cell at an offset of the buffer, for reports; of the latest calls' shapes."""
     if OFFERS <= offset < COUNTS:
-        return f"offers[rank {(offset - OFFERS) // 8}]" + (" + 4" if offset % 8 else "")
+        return "offers[rank {}] + {}".format(*divmod(offset - OFFERS, OFFER_BYTES))
     if offset < COUNTS:
         return ("turn", "next_token", "called")[offset // 4] if offset < 12 else f"buffer + {offset}"
     if offset < LANDED:

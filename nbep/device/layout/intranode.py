@@ -35,6 +35,7 @@ MAX_LOCAL_EXPERTS = 128
 MAX_TOPK = 32
 
 EXPERT_COUNTS = MAX_NVL_PEERS * MAX_NVL_PEERS * 4
+OFFER_BYTES = 16  # of a rank, in what it offers to another one: see fetched_sums
 RINGS = EXPERT_COUNTS + MAX_NVL_PEERS * MAX_LOCAL_EXPERTS * 4
 NUM_RING_CELLS = 4  # start, end, head, tail
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from nbep.emulator.machine.source import no_kernel_in
 
 from .arith import (
+    bfind_u32,
     byteswap_u32,
     f32,
     f32_abs,
@@ -193,6 +194,7 @@ __all__ = [
     "bar_red_and",
     "bar_sync",
     "bf16x2_to_f32x2",
+    "bfind_u32",
     "block_dim",
     "block_idx",
     "byteswap_u32",

@@ -73,6 +73,12 @@ def popc_u32(x):
     return (x & 0xFFFFFFFF).bit_count()
 
 
+@primitive("bfind.u32 $0, $1;", "u32", "u32", effect="pure")
+def bfind_u32(x):
+    """The position of the highest set bit of a u32; 2**32 - 1 if none is set."""
+    return ((x & 0xFFFFFFFF).bit_length() - 1) & 0xFFFFFFFF
+
+
 @primitive("{ .reg .b32 t; brev.b32 t, $1; bfind.shiftamt.u32 t, t; add.s32 $0, t, 1; }", "u32", "u32", effect="pure")
 def ffs_u32(x):
     """One plus the position of the lowest set bit of a u32; 0 if none is set."""

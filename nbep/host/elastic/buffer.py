@@ -17,11 +17,11 @@ from nbep.host.arguments import integer, refuse, switches
 from nbep.host.config import Sizes
 from nbep.host.connect import connect
 from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
-from nbep.host.elastic.barrier import barrier
 from nbep.host.elastic.experimental import Experimental
 from nbep.host.elastic.memory import BUFFER_ALIGNMENT, Areas, ElasticMemory, Group, divide, size_hint, size_of
 from nbep.host.elastic.num_sms import NVLINK_GBS, RDMA_GBS, Rates, theoretical_num_sms
 from nbep.host.elastic.rows import SharedRows, make_rows
+from nbep.host.elastic.streams import barrier
 from nbep.host.elastic.verbs import ElasticVerbs
 from nbep.host.events import EventHandle
 from nbep.host.handles import OfThisProcess
@@ -205,38 +205,45 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         Raises:
             as Buffer.destroy
         """
-        self._give_back_rows()
+        self._give_back_rows("destroy")
         self._give_back()
 
     @in_turn
     def make_rows(self, num_rows: int, hidden: int) -> SharedRows:
-        """Shared rows, which take the place of earlier ones: a compact combine whose x lies there fetches. Collective.
+        """Shared rows, which take the place of earlier ones: a dispatch or compact combine whose x lies there fetches.
 
-        Each rank gives such an x then, or none does. It is inside a node alone, and without topk_weights; else such an
-        x is one like any other.
+        Collective. Each rank gives such an x then, or none does. It is inside a node alone. An expanded combine takes
+        such an x as any other: each row of a token would cross to its rank, which gets one sum otherwise.
 
-        Args: num_rows: that a rank may get at most; the same on all ranks, as hidden
+        Args:
+            num_rows: that a rank may get at most; the same on all ranks, as hidden
+            hidden: values of a row
+
+        Returns:
+            the rows; see SharedRows.like
 
         Raises:
             ValueError: between nodes, and for wrong arguments
             RuntimeError: if a rank has not enough memory
+
+        Blocks:
+            until all ranks of the group are here
         """
         memory = self._usable("make_rows")
         assert memory.elastic is not None
         if memory.num_nodes > 1:
             refuse("make_rows", f"{memory.num_nodes} nodes", "called inside a node: no rank reads over a network")
-        self._give_back_rows()
+        self._give_back_rows("make_rows")
         memory.elastic.rows = make_rows(self.group, num_rows, hidden, self.timeout_ms)
         return memory.elastic.rows
 
-    def _give_back_rows(self) -> None:
-        elastic = None if self._memory is None else self._memory.elastic
-        if elastic is not None and elastic.rows is not None:
-            self._memory.synchronize_calls()
-            elastic.rows.memory.close()
-            elastic.rows = None
-            self._memory.elastic_combine_plans = Plans(self._memory.runtime)
-            self._memory.elastic_plans = Plans(self._memory.runtime)
+    def _give_back_rows(self, by: str) -> None:
+        memory = self._memory
+        if memory is not None and memory.elastic is not None and memory.elastic.rows is not None:
+            memory.synchronize_calls()
+            memory.elastic.rows.close(by)
+            memory.elastic.rows = None
+            memory.elastic_plans, memory.elastic_combine_plans = Plans(memory.runtime), Plans(memory.runtime)
 
     def __repr__(self) -> str:
         return f"<ElasticBuffer of rank {self.rank_idx} of {self.num_ranks}, {self.num_bytes} bytes>"

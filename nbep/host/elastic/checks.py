@@ -1,21 +1,66 @@
-"""Checks of what an `ElasticBuffer` is passed, all before anything is launched or allocated.
+"""What an `ElasticBuffer` is passed, and the checks of it, all before anything is launched or allocated.
+
+A call is one object: what the caller passed, with the defaults of the buffer filled in.
 
 Every failure is a ValueError that says which argument it is, what came and what is allowed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import integer, refuse, switches
-from nbep.host.elastic.handle import EPHandle
-from nbep.host.elastic.request import ElasticCombineRequest, ElasticDispatchRequest
+from nbep.host.elastic.handle import FORM, EPHandle
 from nbep.host.events import handle_of
 from nbep.host.node import Node
-from nbep.host.target.views import NO_ARRAY
-from nbep.host.tokens import A_PAIR, Tokens, check_rows
+from nbep.host.normal_checks import Tokens, check_rows
+from nbep.host.target.base import Array, MaybeArray
+from nbep.host.target.views import View
+
+STATS = "cumulative_local_expert_recv_stats"
+
+
+class ElasticDispatchRequest(NamedTuple):
+    """See ElasticBuffer.dispatch."""
+
+    x: Any
+    topk_idx: MaybeArray
+    topk_weights: MaybeArray
+    stats: MaybeArray
+    handle: EPHandle | None
+    previous_event: Any
+    previous_event_before_epilogue: Any
+    async_finish: bool
+    allocate_on_comm_stream: bool
+    num_experts: Any
+    num_max_tokens_per_rank: Any
+    expert_alignment: Any
+    num_sms: int
+    do_handle_copy: bool
+    do_cpu_sync: bool
+    do_expand: bool
+    do_zero_padding: bool
+    use_tma_aligned_col_major_sf: bool
+
+
+FIRST_OPTION = ElasticDispatchRequest._fields.index("async_finish")  # from here on a plan depends on it
+
+
+class ElasticCombineRequest(NamedTuple):
+    """See ElasticBuffer.combine."""
+
+    x: Array
+    handle: EPHandle
+    topk_weights: MaybeArray
+    bias: Any
+    num_sms: int
+    previous_event: Any
+    previous_event_before_epilogue: Any
+    async_finish: bool
+    allocate_on_comm_stream: bool
 
 
 def options(request: ElasticDispatchRequest | ElasticCombineRequest) -> None:
@@ -40,41 +85,32 @@ def options(request: ElasticDispatchRequest | ElasticCombineRequest) -> None:
             refuse("do_cpu_sync", True, "False or None with a handle, which knows the counts")
 
 
-def cpu_may_wait(memory: Node, request: ElasticDispatchRequest) -> None:
-    """Raises: ValueError where the CPU cannot wait for counts"""
-    if request.do_cpu_sync and memory.runtime.is_capturing:
-        refuse("do_cpu_sync", True, "False in a CUDA graph, or a handle given: the CPU cannot wait there")
-
-
-def owned(memory: Node, handle: Any) -> EPHandle:
-    """A handle of this buffer."""
-    if not isinstance(handle, EPHandle):
-        refuse("handle", type(handle).__name__, "the EPHandle that dispatch returned")
+def owned(memory: Node, handle: EPHandle, views: Sequence[View]) -> None:
+    """A handle of this buffer. views: of its arrays"""
     if handle.owner is not None and handle.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"one that this buffer made on rank {memory.rank}")
-    view, num_ranks = memory.runtime.view, memory.num_ranks
+    for name, value, made in zip(FORM, handle.form, handle.made_form or handle.form, strict=True):
+        # Who has added up the rows of each token may say so: LightLLM does.
+        if value != made and not (name == "do_expand" and made):
+            refuse(f"handle.{name}", value, f"{made}, as dispatch made it")
+    num_ranks = memory.num_ranks
     num_experts = validate.num_experts(num_ranks, handle.num_experts, "handle.num_experts")
-    topk_idx = view(handle.topk_idx)
+    topk_idx, of_ranks, ends, counted, metadata, slots = views
     validate.array("handle.topk_idx", topk_idx, "int64", ("num_tokens", "num_topk"))
     has_own = handle.token_metadata_at_forward is not None
     name = "token_metadata_at_forward" if has_own else "psum_num_recv_tokens_per_scaleup_rank"
-    validate.array(f"handle.{name}", view(handle.psum_of_ranks), "int32", (num_ranks,))
-    for name in ("psum_num_recv_tokens_per_expert", "num_unaligned_recv_tokens_per_expert"):
-        validate.array(f"handle.{name}", view(getattr(handle, name)), "int32", (num_experts // num_ranks,))
-    metadata = view(handle.recv_src_metadata)
+    validate.array(f"handle.{name}", of_ranks, "int32", (num_ranks,))
+    of_experts = (num_experts // num_ranks,)
+    validate.array("handle.psum_num_recv_tokens_per_expert", ends, "int32", of_experts)
+    validate.array("handle.num_unaligned_recv_tokens_per_expert", counted, "int32", of_experts)
     validate.array("handle.recv_src_metadata", metadata, "int32", ("num_recv_tokens", 2 + topk_idx.shape[1]))
-    validate.array("handle.dst_buffer_slot_idx", view(handle.dst_buffer_slot_idx), "int32", topk_idx.shape)
-    return handle
+    validate.array("handle.dst_buffer_slot_idx", slots, "int32", topk_idx.shape)
 
 
-def tokens(memory: Node, request: ElasticDispatchRequest) -> Tokens:
-    """What travels, and where to. request: with the handle's topk_idx if there is a handle"""
-    runtime, num_ranks, is_pair = memory.runtime, memory.num_ranks, isinstance(request.x, tuple)
-    topk_idx, topk_weights = runtime.view(request.topk_idx), runtime.view(request.topk_weights)
-    if is_pair and len(request.x) != 2:
-        refuse("x", f"a tuple of {len(request.x)}", A_PAIR)
-    x, scales = map(runtime.view, request.x) if is_pair else (runtime.view(request.x), NO_ARRAY)
-    check_rows(x, scales, is_pair)
+def tokens(memory: Node, request: ElasticDispatchRequest, views: Sequence[View]) -> Tokens:
+    """What travels, and where to. views: of x, its scales, topk_idx (of the handle if there is one), weights, stats"""
+    num_ranks, (x, scales, topk_idx, topk_weights, stats) = memory.num_ranks, views
+    check_rows(x, scales, isinstance(request.x, tuple))
     num_tokens = x.shape[0]
     if request.num_experts is None:
         refuse("num_experts", None, f"given unless there is a handle: a multiple of {num_ranks}")
@@ -91,64 +127,71 @@ def tokens(memory: Node, request: ElasticDispatchRequest) -> Tokens:
     if request.topk_weights is not None:
         validate.array("topk_weights", topk_weights, "float32", topk_idx.shape)
     if request.stats is not None:
-        stats = runtime.view(request.stats)
-        name = "cumulative_local_expert_recv_stats"
-        validate.output(name, stats, "int32", (num_experts // num_ranks,))
-        validate.apart({name: stats}, {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights})
-    if validate.may_read(memory, request.previous_event):
-        validate.expert_indices(runtime.contents(request.topk_idx), num_experts)
+        validate.output(STATS, stats, "int32", (num_experts // num_ranks,))
+        _apart(views)
     return Tokens.of(x, scales, topk_idx, topk_weights, num_experts)
 
 
-def rows(memory: Node, request: ElasticCombineRequest) -> int:
-    """Rows, weights and biases fit each other and the handle. Returns the hidden size."""
-    handle, view = request.handle, memory.runtime.view
-    x, topk_weights, *of_biases = map(view, request.arrays)
-    if len(of_biases) != 2:
-        raise ValueError(f"bias: got a tuple of {len(of_biases)}; must be an array, a tuple of two, or None")
+def _apart(views: Sequence[View]) -> None:
+    """What a dispatch adds to lies in memory of its own."""
+    x, _, topk_idx, topk_weights, stats = views[:5]
+    validate.apart({STATS: stats}, {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights})
+
+
+def each_dispatch(memory: Node, request: ElasticDispatchRequest, views: Sequence[View]) -> None:
+    """What is checked in each call: whether the CPU can wait, and what `contents_of_handle` says; where the host reads
+    arrays, also what is in them and where they lie. views: see Plans.find
+    """
+    if request.do_cpu_sync and memory.runtime.is_capturing:
+        refuse("do_cpu_sync", True, "False in a CUDA graph, or a handle given: the CPU cannot wait there")
+    if views and request.stats is not None:
+        _apart(views)
+    if request.handle is not None:
+        contents_of_handle(memory, request)
+    if validate.may_read(memory, request.previous_event):
+        validate.expert_indices(memory.runtime.contents(request.topk_idx), request.num_experts)
+
+
+def rows(request: ElasticCombineRequest, views: Sequence[View]) -> int:
+    """Rows, weights and biases fit each other and the handle. Returns the hidden size. views: of them"""
+    handle, (x, topk_weights, *of_biases) = request.handle, views
     integer("num_sms", request.num_sms, 1)
     num_tokens, num_topk = handle.topk_idx.shape
-    validate.array("x", x, "bfloat16", ("num_rows", "hidden"))
+    validate.array("x", x, "bfloat16", ("num_rows", "hidden"), aligned=True)
     num_rows, hidden = x.shape
     validate.hidden_size("x", hidden, 8)
-    validate.row_alignment("x", x)
     num_received = handle.recv_src_metadata.shape[0]
-    if handle.do_expand and num_rows < handle.num_expanded_tokens and num_rows != num_received:
-        refuse("x", f"{num_rows} rows", f"{handle.num_expanded_tokens} rows, as dispatch returned")
-    if not handle.do_expand and num_rows != num_received:
-        refuse("x", f"{num_rows} rows", f"{num_received} rows, as dispatch returned")
+    if not handle.do_expand and num_rows > num_received:
+        refuse("x", f"{num_rows} rows", f"at most {num_received}, as dispatch returned")
     if request.topk_weights is not None:
         shape = (num_rows,) if handle.do_expand else (num_rows, num_topk)
         validate.array("topk_weights", topk_weights, "float32", shape)
     for name, bias in (("bias_0", of_biases[0]), ("bias_1", of_biases[1])):
         if bias.array is not None:
-            validate.array(name, bias, "bfloat16", (num_tokens, hidden))
-            validate.row_alignment(name, bias)
+            validate.array(name, bias, "bfloat16", (num_tokens, hidden), aligned=True)
     if num_topk > MAX_TOPK:
         refuse("handle.topk_idx", f"{num_topk} choices a token", f"at most {MAX_TOPK}")
     return hidden
 
 
-def rows_of_choices(
+def contents_of_handle(
     memory: Node, request: ElasticDispatchRequest | ElasticCombineRequest, reduces: bool = True
 ) -> None:
-    """A call that has to know the row of each choice gets an expanded handle that still says it.
+    """A handle still says what dispatch has written there, but that expanded rows may be others where each choice's is
+    not looked up.
 
     Each call is checked: a handle may be rewritten between two of them. reduces: see combine.combine
     """
-    handle = request.handle
-    if not isinstance(handle, EPHandle) or not handle.do_expand:
-        return
+    handle, why = request.handle, ""
+    assert handle is not None
     if isinstance(request, ElasticDispatchRequest):
-        if not request.do_expand:
-            return
-        where = "with do_expand"
-    elif reduces and request.topk_weights is None:
-        return
-    else:
-        where = "with topk_weights" if reduces else "without allow_multiple_reduction"
-    allowed = f"as dispatch made it {where}: the row of each choice is looked up there"
-    if handle.is_rewritten:
+        why = "with do_expand" if request.do_expand else ""
+    elif not reduces or request.topk_weights is not None:
+        why = "with topk_weights" if reduces else "without allow_multiple_reduction"
+    if handle.do_expand and why and handle.is_rewritten:
+        allowed = f"as dispatch made it {why}: the row of each choice is looked up there"
         refuse("handle.recv_src_metadata", "a rewritten one", allowed)
     if validate.may_read(memory, request.previous_event):
-        handle_contents.expanded(handle, memory.runtime.contents, allowed)
+        used = handle_contents.elastic(handle, memory.runtime.contents, handle.do_expand and not why)
+        if isinstance(request, ElasticCombineRequest) and request.x.shape[0] < used:
+            refuse("x", f"{request.x.shape[0]} rows", f"at least {used}, those that the handle names")

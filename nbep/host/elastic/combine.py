@@ -4,40 +4,43 @@
  between nodes:  elastic_meet_combine --> elastic_combine, which only pushes --> elastic_send_combine
                  --> elastic_meet_combine --> elastic_combine, which only adds up
  in hybrid mode  before elastic_send_combine the ranks of the node meet --> elastic_gather_combine
- x in shared rows, inside a node and compact:
-                 elastic_offer_combine: meet the others --> elastic_fetch_combine --> meet the others
+ x in shared rows, inside a node and compact: elastic_fetch_combine, see intranode.fetch
 
 Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::combine
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine, elastic_combine_smem_bytes
+from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine
 from nbep.device.kernels.elastic.fetch_combine import ElasticFetchSizes, elastic_fetch_combine
 from nbep.device.kernels.elastic.gather_combine import ElasticGatherSizes, elastic_gather_combine
 from nbep.device.kernels.elastic.notify_combine import elastic_notify_combine
-from nbep.device.kernels.elastic.offer_combine import elastic_offer_combine
 from nbep.device.kernels.elastic.send_combine import ElasticReturnSizes, elastic_send_combine
 from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, elastic_send_smem_bytes
 from nbep.device.kernels.parts.calls import Call
-from nbep.device.layout.elastic import ElasticSlots
+from nbep.device.kernels.parts.fetched_sums import FetchShape, OfferCells
+from nbep.device.kernels.parts.staged_sums import sums_smem_bytes
+from nbep.device.layout.elastic import NEXT_TOKEN, OFFERS, ElasticSlots
+from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import elastic_combine_call
 from nbep.host.elastic import checks
-from nbep.host.elastic.barrier import prepare_meeting
-from nbep.host.elastic.handle import EPHandle, OfHandle
-from nbep.host.elastic.request import ElasticCombineRequest
-from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
+from nbep.host.elastic.checks import ElasticCombineRequest
+from nbep.host.elastic.handle import OfHandle
+from nbep.host.elastic.streams import blocks_for, num_threads, prepare_meeting, wait_before_epilogue
 from nbep.host.events import EventOverlap
+from nbep.host.intranode.fetch import Fetch, Rows, Where, prepare_fetch
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
-from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
+from nbep.host.normal_checks import BF16_BYTES
+from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make, Wanted
-from nbep.host.tokens import BF16_BYTES
+from nbep.host.target.views import View
 
-FEW_SMS = 12  # up to here more warps add up than push: see intranode.direct_combine
+FEW_SMS = 12  # up to here more warps add up than push
 
 
 class Away(NamedTuple):
@@ -53,10 +56,9 @@ class Plan(NamedTuple):
     """What depends on the sizes of the arrays, on the handle's, and on the options."""
 
     make: Make  # combined_x and combined_topk_weights
-    notify: PreparedLaunch
+    notify: PreparedLaunch | None
     away: Away | None
-    combine: PreparedLaunch
-    leave: PreparedLaunch | None  # the meeting behind a combine that fetches
+    combine: PreparedLaunch | Fetch
     call: Call
     slots: ElasticSlots
 
@@ -64,64 +66,56 @@ class Plan(NamedTuple):
 def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Array, MaybeArray, EventOverlap]:
     """See ElasticBuffer.combine. reduces: whether a rank may add up the rows of a token before it sends"""
     memory.check_faults()
-    handle = request.handle
-    begin = _begin_of_rows(memory, request)
-    plan, arguments = _find_plan(memory, request, reduces, begin >= 0)
-    checks.rows_of_choices(memory, request, reduces)
+    handle, bias = request.handle, request.bias
+    given = request.x, request.topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))
+    if len(given) != 4:
+        refuse("bias", f"a tuple of {len(given) - 2}", "an array, a tuple of two, or None")
+    assert memory.elastic is not None
+    shared = memory.elastic.rows
+    begin = -1 if shared is None or handle.do_expand else shared.offset_of(request.x)
+    options: tuple[Any, ...] | None = None
+    if handle.owner is memory.identity:
+        options = request.num_sms, begin >= 0, request.async_finish, request.allocate_on_comm_stream
+        options += *handle.form, handle.number
+    arrays, of = given + handle.arrays, (memory, request, reduces, begin >= 0)
+    plan, arguments, _ = memory.elastic_combine_plans.find(arrays, options, _check_and_plan, *of)
+    checks.contents_of_handle(memory, request, reduces)
     made, addresses = memory.allocate(request, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
-    assert memory.elastic is not None
     memory.elastic.begin_combine(plan.slots)
-    of_handle = OfHandle(*arguments[4:])
-    if plan.leave is not None:
-        plan.notify.launch(memory.stream, (of_handle.of_ranks,), (request,), (begin,))
-        wanted = *arguments[2:4], of_handle.topk_idx, of_handle.slots
-        plan.combine.launch(memory.stream, (*addresses, *wanted), (made, request))
-        plan.leave.launch(memory.stream)
-        return made[0], None, memory.finish(request.async_finish)
+    of_handle, keep = OfHandle(*arguments[4:]), (made, request)
+    if isinstance(plan.combine, Fetch):
+        assert shared is not None
+        rows = Rows(begin, 0 if request.topk_weights is None else -1, request.x.shape[0])
+        wanted = *arguments[:4], of_handle.topk_idx, of_handle.slots
+        plan.combine.launch(memory, of_handle.of_ranks, rows, addresses, wanted, keep)
+        event = memory.finish(request.async_finish)
+        if request.async_finish:
+            shared.take(request.x, memory.latest_event)
+        return made[0], made[1], event
+    assert plan.notify is not None
     plan.notify.launch(memory.stream)
     routes = of_handle.of_ranks, of_handle.metadata
     first = *addresses, *arguments[:4], *routes, of_handle.topk_idx, of_handle.slots
     if plan.away is not None:
-        plan.away.push.launch(memory.stream, first, (made, request))
+        plan.away.push.launch(memory.stream, first, keep)
         for launch in plan.away.gather:
             launch.launch(memory.stream)
         plan.away.send.launch(memory.stream, routes, (request,))
         plan.away.meet.launch(memory.stream)
-    plan.combine.launch(memory.stream, first, (made, request))
+    plan.combine.launch(memory.stream, first, keep)
     return made[0], made[1], memory.finish(request.async_finish)
 
 
-def _begin_of_rows(memory: Node, request: ElasticCombineRequest) -> int:
-    """Where x begins in the shared rows, in 16 bytes, if it is fetched from there; else -1."""
-    assert memory.elastic is not None
-    rows = memory.elastic.rows
-    if rows is None or request.topk_weights is not None or getattr(request.handle, "do_expand", True):
-        return -1
-    return rows.offset_of(request.x)
-
-
-def _find_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool) -> tuple[Plan, list[Any]]:
-    """The plan of a call, and what launches take for x, topk_weights, both biases, then `OfHandle`."""
-    handle, given = request.handle, request.arrays
-    arrays = given + tuple(handle.arrays.values()) if isinstance(handle, EPHandle) else given
-    key = None
-    if len(given) == 4 and isinstance(handle, EPHandle) and handle.owner is memory.identity:
-        of_handle = handle.do_expand, handle.num_experts, handle.num_max_tokens_per_rank, handle.number
-        key = request.num_sms, reduces, is_fetched, request.async_finish, request.allocate_on_comm_stream, *of_handle
-    key, plan, arguments, _ = memory.elastic_combine_plans.find(arrays, key)
-    if plan is None:
-        plan = _make_plan(memory, request, reduces, is_fetched)
-        memory.elastic_combine_plans.keep(key, plan)
-    return plan, arguments
-
-
-def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool) -> Plan:
+def _check_and_plan(
+    memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool, views: Sequence[View]
+) -> Plan:
     """Check what does not change, and prepare the launches."""
     checks.options(request)
-    runtime, handle = memory.runtime, checks.owned(memory, request.handle)
-    hidden = checks.rows(memory, request)
+    runtime, handle = memory.runtime, request.handle
+    checks.owned(memory, handle, views[4:])
+    hidden = checks.rows(request, views[:4])
     num_tokens, num_topk = handle.topk_idx.shape
     one_each = handle.do_expand and not reduces
     most = handle.num_max_tokens_per_rank
@@ -143,7 +137,7 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_f
         *elastic.node,
     )
     num_blocks = blocks_for(memory, request.num_sms, most * memory.num_ranks, threads)
-    smem_bytes = elastic_combine_smem_bytes(threads, runtime.has_tma)
+    smem_bytes = sums_smem_bytes(threads, runtime.has_tma)
     num_chunks, notify_threads = -(-most // slots.chunk), block_sizes(runtime).notify
     nodes = elastic.nodes_of_sums(reduces)
     where = elastic.peers, memory.bounds, slots, nodes
@@ -156,23 +150,17 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_f
 
     if is_fetched:
         assert elastic.rows is not None
-        offer = runtime.prepare(elastic_offer_combine, 1, notify_threads, 0, LATER, elastic.peers, memory.bounds, call)
-        fetch = runtime.prepare(
-            elastic_fetch_combine,
-            blocks_for(memory, request.num_sms, num_tokens, threads),
-            threads,
-            smem_bytes,
-            elastic.peers,
-            elastic.rows.memory.peers,
-            memory.bounds,
-            slots,
-            ElasticFetchSizes(num_tokens, sizes.num_local_experts),
-        )
-        return Plan(make, offer, None, fetch, prepare_reset(memory, memory.peers, 0, call), call, slots)
+        cells = OfferCells(NEXT_TOKEN, OFFERS, 0, 1)
+        where_rows = Where(elastic.peers, (elastic.rows.memory.peers,), cells, elastic.rows.places)
+        shape = FetchShape(hidden * BF16_BYTES, num_topk, num_tokens)
+        fetch_sizes = ElasticFetchSizes(sizes.num_local_experts)
+        grid = num_blocks, threads
+        fetch = prepare_fetch(memory, elastic_fetch_combine, grid, where_rows, shape, fetch_sizes, call)
+        return Plan(make, None, None, fetch, call, slots)
     if elastic.rdma is None:
         meeting = num_chunks, elastic.peers, memory.bounds, call
         notify = runtime.prepare(elastic_notify_combine, 1, notify_threads, 0, *meeting)
-        return Plan(make, notify, None, launch_of(sizes), None, call, slots)
+        return Plan(make, notify, None, launch_of(sizes), call, slots)
     among_all = elastic.rdma.network, memory.bounds
     begin, end = (prepare_meeting(memory, landing, call) for landing in (0, num_chunks))
     send = runtime.prepare(
@@ -191,4 +179,4 @@ def _make_plan(memory: Node, request: ElasticCombineRequest, reduces: bool, is_f
         gather = prepare_reset(memory, memory.peers, 0, call), runtime.prepare(elastic_gather_combine, *sums)
     push = launch_of(sizes._replace(num_combined_tokens=0, num_push_warps=num_warps))
     add_up = launch_of(sizes._replace(num_push_warps=0))
-    return Plan(make, begin, Away(push, gather, send, end), add_up, None, call, slots)
+    return Plan(make, begin, Away(push, gather, send, end), add_up, call, slots)

@@ -10,6 +10,8 @@ Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::dispatch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from nbep.device.alignment import align_up
@@ -25,19 +27,22 @@ from nbep.device.kernels.elastic.send_dispatch import (
 )
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.elastic import ElasticPlaces, ElasticShape
+from nbep.device.protocols.staging import VEC_BYTES
+from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import elastic_dispatch_call
 from nbep.host.elastic import checks
+from nbep.host.elastic.checks import FIRST_OPTION, ElasticDispatchRequest
 from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.memory import ElasticMemory
-from nbep.host.elastic.request import ElasticDispatchRequest
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
 from nbep.host.events import EventOverlap
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
+from nbep.host.normal_checks import A_PAIR, Tokens, pair
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import ROWS, Make, Wanted
-from nbep.host.tokens import Tokens, pair
+from nbep.host.target.views import View
 
 ROWS_OF_SCALES = 4  # a column of scales begins at a multiple of 16 bytes, as the copy engine wants it
 NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0, 0)
@@ -98,59 +103,74 @@ def dispatch(
 ) -> tuple[Any, MaybeArray, MaybeArray, EPHandle, EventOverlap]:
     """See ElasticBuffer.dispatch. timeout_s: longest time that the CPU waits for counts"""
     memory.check_faults()
-    begin = -1
-    if _elastic(memory).rows is not None:
-        begin = _elastic(memory).rows.offset_of(request.x[0] if isinstance(request.x, tuple) else request.x)
-    plan, arguments = _find_plan(memory, request, begin >= 0)
-    checks.cpu_may_wait(memory, request)
-    checks.rows_of_choices(memory, request)
-    known = request.handle
-    sizes = None if request.do_cpu_sync else _known_sizes(memory, request, plan)
-    made, addresses = memory.allocate(request, plan.make, _numbers(request, plan, sizes))
+    elastic, handle, x = _elastic(memory), request.handle, request.x
+    is_pair = isinstance(x, tuple)
+    if is_pair and len(x) != 2:
+        refuse("x", f"a tuple of {len(x)}", A_PAIR)
+    begin = -1 if elastic.rows is None else elastic.rows.offset_of(x[0] if is_pair else x) // VEC_BYTES
+    # No array twice, or torch does not recognize them.
+    given: tuple[Any, ...] = x if is_pair else (x, None)
+    given += request.topk_idx if handle is None else None, request.topk_weights, request.stats
+    is_shared = begin >= 0
+    options: Any = is_pair, is_shared, handle is None, *request[FIRST_OPTION:]
+    if handle is not None:
+        given += handle.arrays
+        options = (*options, handle.form, handle.number) if handle.owner is memory.identity else None
+    plan, arguments, views = memory.elastic_plans.find(given, options, _check_and_plan, memory, request, is_shared)
+    checks.each_dispatch(memory, request, views)
+    return _launch(memory, plan, arguments, request, 1 + begin, timeout_s)
+
+
+def _launch(
+    memory: Node, plan: Plan, arguments: list[Any], request: ElasticDispatchRequest, where: int, timeout_s: float
+) -> tuple[Any, MaybeArray, MaybeArray, EPHandle, EventOverlap]:
+    """where: 0, or 1 + where x begins in the shared rows, in 16 bytes"""
+    handle, of_rows = request.handle, (request.do_expand, plan.shape.num_scales)
+    sizes: Sizes | None = None
+    numbers: tuple[int, ...] = ()
+    if not request.do_cpu_sync:
+        sizes = _known_sizes(memory, request, plan)
+        numbers = _numbers(sizes, *of_rows)
+    made, addresses = memory.allocate(request, plan.make, numbers)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
-    memory.compare(plan.call, known)
+    memory.compare(plan.call, handle)
     _elastic(memory).begin_dispatch(plan.places, plan.shape)
-    if known is None:
-        routes, of_launch = Routes(*made[:NUM_ROUTES]), Routes(*addresses[:NUM_ROUTES])
+    x, scales, topk_idx, topk_weights, stats, *of_handle = arguments
+    of_notify: tuple[Any, ...] = NO_ARRAYS
+    if handle is None:
+        of_launch = Routes(*addresses[:NUM_ROUTES])
+        of_notify = *of_launch[2:], stats, *memory.counters.addresses(request.do_cpu_sync)[:2]
         if request.do_cpu_sync:
             memory.counters.reset()
-        x_and_choices, stats = arguments[:4], arguments[4]
-        plan.publish.launch(
-            memory.stream, (of_launch.topk_idx, of_launch.slots, *x_and_choices), (request, made), (1 + begin,)
-        )
-        if plan.send is not None:
-            plan.send.launch(memory.stream)
-        counters = memory.counters.addresses(request.do_cpu_sync)[:2]
-        plan.notify.launch(memory.stream, (*of_launch[2:], stats, *counters), (request, made))
-        if sizes is None:
-            sizes = _received(memory, plan, timeout_s)
-            more = memory.allocate(request, plan.make_counted, _numbers(request, plan, sizes))
-            made, addresses = made + more[0], addresses + more[1]
-        of_outputs = Outputs(*addresses[NUM_ROUTES:])
-        outputs = Outputs(*made[NUM_ROUTES:])
     else:
-        of_handle = OfHandle(*arguments[5:])
-        plan.publish.launch(
-            memory.stream, (0, 0, *arguments[:2], of_handle.topk_idx, arguments[3]), (request,), (1 + begin,)
-        )
-        if plan.send is not None:
-            plan.send.launch(memory.stream)
-        plan.notify.launch(memory.stream, NO_ARRAYS)
-        of_launch = Routes(0, 0, of_handle.of_ranks, of_handle.ends, 0, 0, 0)
-        of_outputs = Outputs(*addresses)._replace(metadata=of_handle.metadata)
-        outputs = Outputs(*made)
-    assert sizes is not None
-    num_rows = sizes.num_expanded_tokens if request.do_expand else sizes.num_recv_tokens
-    recv_scales = outputs.scales
-    if request.use_tma_aligned_col_major_sf and recv_scales is not None:
-        recv_scales = recv_scales.reshape(plan.shape.num_scales, align_up(num_rows, ROWS_OF_SCALES)).T[:num_rows]
+        known = OfHandle(*of_handle)
+        of_launch, topk_idx = Routes(0, 0, known.of_ranks, known.ends, 0, 0, 0), known.topk_idx
+    of_publish = of_launch.topk_idx, of_launch.slots, x, scales, topk_idx, topk_weights
+    plan.publish.launch(memory.stream, of_publish, (request, made), (where,))
+    if plan.send is not None:
+        plan.send.launch(memory.stream)
+    plan.notify.launch(memory.stream, of_notify, (request, made))
+    if sizes is None:
+        sizes = _received(memory, plan, timeout_s)
+        numbers = _numbers(sizes, *of_rows)
+        more = memory.allocate(request, plan.make_counted, numbers)
+        made, addresses = made + more[0], addresses + more[1]
+    num_routes = 0 if handle is not None else NUM_ROUTES
+    outputs, of_outputs = Outputs(*made[num_routes:]), Outputs(*addresses[num_routes:])
+    if handle is not None:
+        of_outputs = of_outputs._replace(metadata=known.metadata)
+    num_rows, num_recv_tokens, _ = numbers
+    recv_scales, strides = outputs.scales, (plan.shape.num_scales, 1)
+    if request.use_tma_aligned_col_major_sf:
+        strides = 1, align_up(num_rows, ROWS_OF_SCALES)
+        if recv_scales is not None:
+            recv_scales = recv_scales.reshape(plan.shape.num_scales, strides[1]).T[:num_rows]
     first = *of_outputs, of_launch.of_ranks, of_launch.ends, of_launch.starts
-    later = num_rows, sizes.num_recv_tokens, *_scale_strides(plan, request, num_rows)
-    plan.fetch.launch(memory.stream, first, (made, known), later)
+    plan.fetch.launch(memory.stream, first, (made, handle), (num_rows, num_recv_tokens, *strides))
     if plan.leave is not None:
         plan.leave.launch(memory.stream)
-    handle = known
     if handle is None:
+        routes = Routes(*made[:NUM_ROUTES])
         handle = EPHandle(
             request.do_expand,
             request.num_experts,
@@ -168,7 +188,11 @@ def dispatch(
             routes.slots,
             None if routes.of_locals is None else routes.of_ranks,
         ).owned_by(memory.identity, memory.num_dispatches)
+        memory.runtime.after_launch(partial(handle.keep_contents, memory.runtime.contents))
     event = memory.finish(request.async_finish)
+    if where > 0 and request.async_finish:
+        rows: Any = _elastic(memory).rows
+        rows.take(request.x[0] if isinstance(request.x, tuple) else request.x, memory.latest_event)
     return pair(outputs.recv_x, recv_scales), outputs.topk_idx, outputs.topk_weights, handle, event
 
 
@@ -177,40 +201,18 @@ def _elastic(memory: Node) -> ElasticMemory:
     return memory.elastic
 
 
-def _find_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool) -> tuple[Plan, list[Any]]:
-    """The plan of a call, and what launches take for x, scales, topk_idx, topk_weights and stats, then `OfHandle`."""
-    is_pair = isinstance(request.x, tuple)
-    x = request.x if is_pair else (request.x, None)
-    handle = request.handle
-    # No array twice, or torch does not recognize them.
-    arrays = (*x, request.topk_idx if handle is None else None, request.topk_weights, request.stats)
-    if isinstance(handle, EPHandle):
-        arrays += tuple(handle.arrays.values())
-    options: tuple[Any, ...] | None = (
-        *(is_pair, request.num_experts, request.num_max_tokens_per_rank, request.expert_alignment),
-        *(request.num_sms, request.do_expand, request.do_zero_padding, request.use_tma_aligned_col_major_sf),
-        *(request.do_handle_copy, request.do_cpu_sync, request.async_finish, request.allocate_on_comm_stream),
-        *(handle is None, getattr(handle, "number", 0), is_shared),
-    )
-    if len(x) != 2 or (handle is not None and getattr(handle, "owner", None) is not memory.identity):
-        options = None
-    key, plan, arguments, _ = memory.elastic_plans.find(arrays, options)
-    if plan is None:
-        plan = _make_plan(memory, request, is_shared)
-        memory.elastic_plans.keep(key, plan)
-    return plan, arguments
-
-
-def _make_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool) -> Plan:
+def _check_and_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool, views: Sequence[View]) -> Plan:
     """Check what does not change, and prepare the launches."""
     runtime, num_ranks, handle = memory.runtime, memory.num_ranks, request.handle
     elastic = _elastic(memory)
     checks.options(request)
+    of_tokens = [*views[:5]]
     if handle is not None:
-        checks.owned(memory, handle)
+        checks.owned(memory, handle, views[5:])
+        of_tokens[2] = views[5]
         if request.do_expand and not handle.do_expand:
-            validate_expand(handle)
-    tokens = checks.tokens(memory, request)
+            refuse("do_expand", True, f"False with {handle!r}: it does not know the rows of experts")
+    tokens = checks.tokens(memory, request, of_tokens)
     num_experts, most = request.num_experts, request.num_max_tokens_per_rank
     num_local_experts = num_experts // num_ranks
     shape = ElasticShape(most, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
@@ -276,8 +278,7 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool) -
         ),
     )
     leave = prepare_reset(memory, memory.peers, 0, call) if is_shared else None
-    routes = () if handle is not None else _routes(request, tokens, num_ranks, elastic.num_scaleup_ranks)
-    outputs = _outputs(request, tokens)
+    routes, outputs = _wanted(request, tokens, num_ranks, elastic.num_scaleup_ranks)
     return Plan(
         runtime.prepare_empty(routes if request.do_cpu_sync else routes + outputs, tokens.x.array),
         runtime.prepare_empty(outputs, tokens.x.array) if request.do_cpu_sync else None,
@@ -294,18 +295,14 @@ def _make_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool) -
     )
 
 
-def validate_expand(handle: EPHandle) -> None:
-    """Raises: ValueError"""
-    checks.refuse("do_expand", True, f"False with {handle!r}: it does not know the rows of experts")
-
-
-def _routes(
+def _wanted(
     request: ElasticDispatchRequest, tokens: Tokens, num_ranks: int, num_scaleup_ranks: int
-) -> tuple[Wanted | None, ...]:
-    """What becomes `Routes`."""
-    choices = tokens.num_tokens, tokens.num_topk
+) -> tuple[tuple[Wanted | None, ...], tuple[Wanted | None, ...]]:
+    """What becomes `Routes`, unless there is a handle, and what becomes `Outputs`."""
+    num_topk, scales = tokens.num_topk, tokens.scales
+    choices = tokens.num_tokens, num_topk
     num_local_experts = request.num_experts // num_ranks
-    return (
+    routes: tuple[Wanted | None, ...] = (
         (choices, "int64") if request.do_handle_copy else None,
         (choices, "int32"),
         ((num_ranks,), "int32"),
@@ -314,31 +311,25 @@ def _routes(
         ((num_ranks, num_local_experts), "int32"),
         None if num_scaleup_ranks == num_ranks else ((num_scaleup_ranks,), "int32"),
     )
-
-
-def _outputs(request: ElasticDispatchRequest, tokens: Tokens) -> tuple[Wanted | None, ...]:
-    """What becomes `Outputs`."""
-    num_topk, scales = tokens.num_topk, tokens.scales
     of_scales: Wanted | None = None
     if scales.is_array:
         shape = (SCALES,) if request.use_tma_aligned_col_major_sf else (ROWS, tokens.num_scales)
         of_scales = shape, scales.dtype_name
     weights: Wanted = ((ROWS,) if request.do_expand else (ROWS, num_topk)), "float32"
-    return (
+    outputs = (
         ((ROWS, tokens.hidden), tokens.x.dtype_name),
         of_scales,
         None if request.do_expand else ((ROWS, num_topk), "int64"),
         None if request.topk_weights is None else weights,
         None if request.handle is not None else ((TOKENS, 2 + num_topk), "int32"),
     )
+    return routes if request.handle is None else (), outputs
 
 
-def _numbers(request: ElasticDispatchRequest, plan: Plan, sizes: Sizes | None) -> tuple[int, ...]:
-    """Those of rows, of received tokens, and of scales that lie by column; none if they are not known yet."""
-    if sizes is None:
-        return ()
-    num_rows = sizes.num_expanded_tokens if request.do_expand else sizes.num_recv_tokens
-    return num_rows, sizes.num_recv_tokens, align_up(num_rows, ROWS_OF_SCALES) * plan.shape.num_scales
+def _numbers(sizes: Sizes, do_expand: bool, num_scales: int) -> tuple[int, int, int]:
+    """Those of rows, of received tokens, and of scales that lie by column."""
+    num_rows = sizes.num_expanded_tokens if do_expand else sizes.num_recv_tokens
+    return num_rows, sizes.num_recv_tokens, align_up(num_rows, ROWS_OF_SCALES) * num_scales
 
 
 def _known_sizes(memory: Node, request: ElasticDispatchRequest, plan: Plan) -> Sizes:
@@ -358,10 +349,3 @@ def _received(memory: Node, plan: Plan, timeout_s: float) -> Sizes:
     timeout_ms = max(2 * memory.timeout_ms, 1e3 * timeout_s)
     received = memory.await_counts(plan.num_local_experts, timeout_ms, f"{timeout_ms / 1e3:g} s")
     return Sizes(received.num_tokens, sum(received.of_experts), received.of_experts)
-
-
-def _scale_strides(plan: Plan, request: ElasticDispatchRequest, num_rows: int) -> tuple[int, int]:
-    """From row to row of recv_x_scales, and from column to column."""
-    if request.use_tma_aligned_col_major_sf:
-        return 1, align_up(num_rows, ROWS_OF_SCALES)
-    return plan.shape.num_scales, 1

@@ -6,63 +6,32 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-ENGRAM = "Engram (a remote key-value store)", "torch.distributed, or nbep.SharedMemory with kernels of your own"
-PIPELINE = "pipeline-parallel send and recv", "torch.distributed.batch_isend_irecv"
-GATHER = "all-gather and reduce-scatter (AGRS)", "torch.distributed.all_gather_into_tensor and reduce_scatter_tensor"
-
-
-def refuse_verb(name: str, what: tuple[str, str]) -> NoReturn:
-    raise NotImplementedError(f"ElasticBuffer.{name}: {what[0]} is not in nbep; use {what[1]}")
+REFUSED = {
+    ("Engram (a remote key-value store)", "torch.distributed, or nbep.SharedMemory with kernels of your own"): (
+        "get_engram_storage_size_hint engram_write engram_fetch"
+    ),
+    ("pipeline-parallel send and recv", "torch.distributed.batch_isend_irecv"): (
+        "get_pp_buffer_size_hint pp_set_config pp_send pp_recv"
+    ),
+    ("all-gather and reduce-scatter (AGRS)", "torch.distributed.all_gather_into_tensor and reduce_scatter_tensor"): (
+        "get_agrs_num_max_session_bytes get_agrs_buffer_size_hint create_agrs_session destroy_agrs_session "
+        "agrs_new_session agrs_set_config agrs_get_inplace_tensor all_gather"
+    ),
+}
 
 
 class Experimental:
     """Each raises NotImplementedError."""
 
-    @staticmethod
-    def get_engram_storage_size_hint(*args: Any, **options: Any) -> NoReturn:
-        refuse_verb("get_engram_storage_size_hint", ENGRAM)
 
-    def engram_write(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("engram_write", ENGRAM)
+def _refuse(name: str, what: str, instead: str) -> Any:
+    def refuse(*args: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError(f"ElasticBuffer.{name}: {what} is not in nbep; use {instead}")
 
-    def engram_fetch(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("engram_fetch", ENGRAM)
+    refuse.__name__ = name
+    return staticmethod(refuse)
 
-    @staticmethod
-    def get_pp_buffer_size_hint(*args: Any, **options: Any) -> NoReturn:
-        refuse_verb("get_pp_buffer_size_hint", PIPELINE)
 
-    def pp_set_config(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("pp_set_config", PIPELINE)
-
-    def pp_send(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("pp_send", PIPELINE)
-
-    def pp_recv(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("pp_recv", PIPELINE)
-
-    @staticmethod
-    def get_agrs_num_max_session_bytes(*args: Any, **options: Any) -> NoReturn:
-        refuse_verb("get_agrs_num_max_session_bytes", GATHER)
-
-    @staticmethod
-    def get_agrs_buffer_size_hint(*args: Any, **options: Any) -> NoReturn:
-        refuse_verb("get_agrs_buffer_size_hint", GATHER)
-
-    def create_agrs_session(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("create_agrs_session", GATHER)
-
-    def destroy_agrs_session(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("destroy_agrs_session", GATHER)
-
-    def agrs_new_session(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("agrs_new_session", GATHER)
-
-    def agrs_set_config(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("agrs_set_config", GATHER)
-
-    def agrs_get_inplace_tensor(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("agrs_get_inplace_tensor", GATHER)
-
-    def all_gather(self, *args: Any, **options: Any) -> NoReturn:
-        refuse_verb("all_gather", GATHER)
+for (what, instead), names in REFUSED.items():
+    for name in names.split():
+        setattr(Experimental, name, _refuse(name, what, instead))

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from nbep.host.handles import Identity, OfThisProcess
 from nbep.host.target.base import Array, MaybeArray
 
+FORM = (
+    "do_expand",
+    "num_experts",
+    "expert_alignment",
+    "num_max_tokens_per_rank",
+    "num_recv_tokens",
+    "num_expanded_tokens",
+)
+# The arrays that kernels read, in the order of OfHandle
+ARRAYS = (
+    "topk_idx",
+    "psum_of_ranks",
+    "psum_num_recv_tokens_per_expert",
+    "num_unaligned_recv_tokens_per_expert",
+    "recv_src_metadata",
+    "dst_buffer_slot_idx",
+)
+
 
 class OfHandle(NamedTuple):
-    """What launches take for the arrays of a handle, in the order of `EPHandle.arrays`."""
+    """The arrays of a handle that kernels read, or what launches take for them."""
 
     topk_idx: Any
     of_ranks: Any  # EPHandle.psum_of_ranks
@@ -52,6 +71,8 @@ class EPHandle(OfThisProcess):
     owner: Identity | None = None
     number = 0
     _made: tuple[Array, int] | None = None  # recv_src_metadata as dispatch made it, and what torch says of writes to it
+    made_form: tuple[Any, ...] | None = None  # `form` as dispatch made it
+    made: Mapping[str, Any] = {}  # copies of `arrays`, where the host reads them and that dispatch has ended
 
     def __init__(
         self,
@@ -91,9 +112,18 @@ class EPHandle(OfThisProcess):
 
     def owned_by(self, owner: Identity, number: int) -> EPHandle:
         """The same, as made by a dispatch of the buffer of this identity."""
-        self.owner, self.number = owner, number
+        self.owner, self.number, self.made, self.made_form = owner, number, {}, self.form
         self._made = self.recv_src_metadata, _num_writes(self.recv_src_metadata)
         return self
+
+    def keep_contents(self, contents: Callable[[Array], Any]) -> None:
+        """The dispatch that has made it has ended: copy what is in the arrays."""
+        self.made = {name: contents(array).copy() for name, array in zip(ARRAYS, self.arrays, strict=True)}
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """The values of `FORM`, on which the launches of a call with this handle depend."""
+        return tuple([getattr(self, name) for name in FORM])
 
     @property
     def is_rewritten(self) -> bool:
@@ -116,17 +146,16 @@ class EPHandle(OfThisProcess):
         return self.psum_num_recv_tokens_per_scaleup_rank if of_ranks is None else of_ranks
 
     @property
-    def arrays(self) -> dict[str, Any]:
+    def arrays(self) -> OfHandle:
         """Those that kernels read."""
-        names = (
-            "topk_idx",
-            "psum_of_ranks",
-            "psum_num_recv_tokens_per_expert",
-            "num_unaligned_recv_tokens_per_expert",
-            "recv_src_metadata",
-            "dst_buffer_slot_idx",
+        return OfHandle(
+            self.topk_idx,
+            self.psum_of_ranks,
+            self.psum_num_recv_tokens_per_expert,
+            self.num_unaligned_recv_tokens_per_expert,
+            self.recv_src_metadata,
+            self.dst_buffer_slot_idx,
         )
-        return {name: getattr(self, name) for name in names}
 
 
 def _num_writes(array: Array) -> int:

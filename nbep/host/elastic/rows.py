@@ -1,18 +1,25 @@
-"""Rows of an `ElasticBuffer` that its ranks share: experts write there, and combine fetches from there.
+"""Rows of an `ElasticBuffer` that its ranks share: dispatch and combine fetch them from where the caller wrote them.
 
 rows = buffer.make_rows(num_rows, hidden)          collective
-x = rows.like(recv_x)                              [len(recv_x), hidden] bf16, in the shared memory
+x = rows.like(recv_x)                              [len(recv_x), hidden] bf16, in memory that peers map
 experts write x; buffer.combine(x, handle)         no rank pushes: each fetches what it wants
 """
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up
+from nbep.device.kernels.intranode.lay_out_rows import LayPlaces
+from nbep.device.layout.intranode import MAX_TOPK
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.arguments import integer, refuse
 from nbep.host.shared_memory import SharedMemory
 from nbep.host.target.base import Array
+from nbep.host.target.checked_arrays import Lease, LentArray
+from nbep.host.target.memory import Span
+from nbep.host.target.streams import Event
 
 BF16_BYTES = 2
 
@@ -20,37 +27,50 @@ BF16_BYTES = 2
 class SharedRows:
     """Room for num_rows rows of hidden bf16 values on each rank. ElasticBuffer.make_rows makes it.
 
-    What `like` returns is the same memory in each call. It may be written again once the combine that takes it is done.
+    What `like` returns is the same memory in each call. It may be used again once the call that takes it is done, until
+    the buffer makes other rows, or is destroyed. Where the emulator sees another use, it is an error.
+
+    places: of x, and of top-k weights, which combine brings here for itself
     """
 
-    def __init__(self, memory: SharedMemory, num_rows: int, hidden: int):
-        self.memory = memory
-        self.num_rows, self.hidden = num_rows, hidden
-        self.begin, self.end = memory.symmetric.span(memory.num_bytes)
+    def __init__(self, memory: SharedMemory, num_rows: int, hidden: int, places: LayPlaces):
+        self.memory, self.num_rows, self.hidden, self.places = memory, num_rows, hidden, places
+        self._x = Span(memory.runtime, memory.symmetric, 0, places.topk_weights)
+        self._leases: WeakSet[Lease] = WeakSet()  # of what `like` has returned
         self.empty: Array = None  # the latest that `like` has made without rows: its address says nothing
 
     def like(self, array: Array, dtype: str = "bfloat16") -> Array:
-        """Shared rows, as many as an array has, and of its library.
+        """Shared rows, as many as an array has, and of its library. dtype: NumPy's name of any that x may have
 
         Raises: ValueError if there are not so many
         """
-        num_rows = array.shape[0]
+        num_rows, runtime = array.shape[0], self.memory.runtime
         if num_rows > self.num_rows:
             refuse("array", f"{num_rows} rows", f"at most {self.num_rows}, as make_rows was told")
-        made = self.memory.symmetric.array(
-            self.memory.runtime.dtype_like(dtype, array), 0, num_rows * self.hidden
-        ).reshape(num_rows, self.hidden)
+        made = self.memory.symmetric.array(runtime.dtype_like(dtype, array), 0, num_rows * self.hidden)
+        lease = Lease("shared rows")
+        self._leases.add(lease)
+        made = runtime.lend(made.reshape(num_rows, self.hidden), lease)
         if num_rows == 0:
             self.empty = made
         return made
 
     def offset_of(self, array: Array) -> int:
-        """How far behind the first row an array begins, in 16 bytes; -1 if it lies elsewhere, or is none."""
+        """How far behind the first row an array begins, in bytes; -1 if it lies elsewhere, or is none."""
         if array is self.empty and array is not None:
             return 0
-        view = self.memory.runtime.view(array)
-        is_here = view.is_array and self.begin <= view.address < self.end
-        return (view.address - self.begin) // VEC_BYTES if is_here else -1
+        return self._x.offset_of(array)
+
+    def take(self, x: Array, end: Event | None) -> None:
+        """A call takes an array that lies here, until that event."""
+        if isinstance(x, LentArray) and x._lease is not None:
+            x._lease.begins_with = end
+
+    def close(self, by: str) -> None:
+        """Give the memory back. Collective."""
+        for lease in self._leases:
+            lease.end(by)
+        self.memory.close()
 
 
 def make_rows(group: Any, num_rows: Any, hidden: Any, timeout_ms: float) -> SharedRows:
@@ -58,6 +78,8 @@ def make_rows(group: Any, num_rows: Any, hidden: Any, timeout_ms: float) -> Shar
     num_rows, hidden = integer("num_rows", num_rows, 1), integer("hidden", hidden, 1)
     if hidden * BF16_BYTES % VEC_BYTES != 0:
         refuse("hidden", hidden, "a multiple of 8")
-    num_bytes = -(-num_rows * hidden * BF16_BYTES // 128) * 128
-    cells = {"x of shared rows": 0}
-    return SharedRows(SharedMemory.create(group, num_bytes, timeout_ms=timeout_ms, cells=cells), num_rows, hidden)
+    places = LayPlaces(0, align_up(num_rows * hidden * BF16_BYTES, ALIGNMENT_BYTES))
+    num_bytes = places.topk_weights + align_up(4 * MAX_TOPK * num_rows, ALIGNMENT_BYTES)
+    cells = {"x of shared rows": 0, "topk_weights of shared rows": places.topk_weights}
+    memory = SharedMemory.create(group, num_bytes, timeout_ms=timeout_ms, cells=cells)
+    return SharedRows(memory, num_rows, hidden, places)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbep.host.arguments import integer, refuse
+from nbep.host.elastic.checks import ElasticCombineRequest, ElasticDispatchRequest
 from nbep.host.elastic.combine import combine
 from nbep.host.elastic.dispatch import dispatch
 from nbep.host.elastic.handle import EPHandle
-from nbep.host.elastic.request import ElasticCombineRequest, ElasticDispatchRequest
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.node import Node
 from nbep.host.one_thread import in_turn
@@ -52,7 +52,7 @@ class ElasticVerbs:
         """Send each token to every rank that owns one of its experts. Collective.
 
         Args:
-            x: [num_tokens, hidden] bf16, float16, float32 or e4m3, or (x [num_tokens, hidden] e4m3, scales
+            x: [num_tokens, hidden] bf16, float16, float32, e4m3, e5m2, uint8 or int8, or (such an x, scales
                 [num_tokens, num_scales] float32 or int32, any strides); a row is a multiple of 16 bytes. No tokens
                 are allowed
             topk_idx: [num_tokens, num_topk] int64, -1 = unused; None with a handle. A token may name an expert
@@ -120,15 +120,15 @@ class ElasticVerbs:
             topk_idx,
             topk_weights,
             cumulative_local_expert_recv_stats,
-            num_experts,
-            self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank,
-            1 if expert_alignment is None else expert_alignment,
-            num_sms,
+            handle,
             previous_event,
             previous_event_before_epilogue,
             async_with_compute_stream,
             allocate_on_comm_stream,
-            handle,
+            num_experts,
+            self.num_max_tokens_per_rank if num_max_tokens_per_rank is None else num_max_tokens_per_rank,
+            1 if expert_alignment is None else expert_alignment,
+            num_sms,
             do_handle_copy,
             handle is None if do_cpu_sync is None else do_cpu_sync,
             do_expand,
@@ -156,7 +156,8 @@ class ElasticVerbs:
         Args:
             x: [num_rows, hidden] bf16, in the order of recv_x; hidden a multiple of 8. Rows of no token are not
                 read. Expanded: handle.recv_src_metadata says which rows a token has, and may have been rewritten, such
-                as to one row each that the caller has added up; as many rows as tokens came are taken, too
+                as to one row each that the caller has added up; as many rows as tokens came are taken, too.
+                x may end behind the last row of a token
             handle: of the dispatch, which says whether x is expanded. A rewritten one is refused with topk_weights,
                 and without allow_multiple_reduction; see docs/elastic.md
             topk_weights: [num_rows, num_topk] float32, expanded [num_rows]

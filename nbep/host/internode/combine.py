@@ -18,10 +18,9 @@ from nbep.host.internode.handle import InternodeHandle
 from nbep.host.internode.rdma_buffer_turns import take_turn
 from nbep.host.internode.rings import Rings, combine_rings
 from nbep.host.node import Node
+from nbep.host.normal_checks import CombineGiven, CombineRequest
 from nbep.host.plans import Plan
-from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.tokens import CombineGiven
 
 
 def launch(
@@ -75,4 +74,4 @@ def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle
     weights = ((num_combined_tokens, given.num_topk), "float32") if given.num_topk > 0 else None
     outputs = ((num_combined_tokens, given.hidden), "bfloat16"), weights
     notify = prepare_cached_notify(memory, rings, num_combined_tokens, call)
-    return Plan(runtime.prepare_empty(outputs, given.x.array), notify, launch, rings, call)
+    return Plan(runtime.prepare_empty(outputs, given.x.array), launch, notify, rings, call)

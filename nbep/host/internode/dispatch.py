@@ -35,11 +35,10 @@ from nbep.host.internode.handle import InternodeHandle, InternodeTuple
 from nbep.host.internode.rdma_buffer_turns import take_turn
 from nbep.host.internode.rings import Rings, dispatch_rings
 from nbep.host.node import Node
+from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair
 from nbep.host.plans import Plan
-from nbep.host.request import Dispatched, DispatchRequest
 from nbep.host.target.base import LATER, PreparedLaunch
 from nbep.host.target.new_arrays import PASSED, ROWS, Wanted
-from nbep.host.tokens import Tokens, pair
 
 NUM_PREFIXES = 6  # arrays that notify writes, as InternodeNotifyOutputs begins
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
@@ -87,7 +86,7 @@ def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: In
     )
     if handle is not None:
         make = runtime.prepare_empty(tokens.received, tokens.x.array)
-        return Plan(make, prepare_cached_notify(memory, rings, None, call), launch, rings, call)
+        return Plan(make, launch, prepare_cached_notify(memory, rings, None, call), rings, call)
     num_channels, num_nodes = config.num_channels, mode.num_rdma_ranks
     of_nodes, of_ranks = ((num_nodes, num_channels), "int32"), ((num_ranks, num_channels), "int32")
     prefixes: tuple[Wanted, ...] = of_nodes, of_ranks, of_nodes, ((num_nodes,), "int32"), of_ranks
@@ -117,8 +116,8 @@ def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: In
     moe_recv_counter, moe_recv_expert_counter, moe_recv_rdma_counter = memory.counters.addresses(waits)
     return Plan(
         runtime.prepare_empty(prefixes if waits else prefixes + outputs, tokens.x.array),
-        notify,
         launch,
+        notify,
         rings,
         call,
         runtime.prepare_empty(outputs, tokens.x.array) if waits else None,
@@ -128,30 +127,39 @@ def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: In
     )
 
 
-def launch_counted(memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest) -> Dispatched:
-    """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
-    mode = checks.mode_of(memory)
-    x, scales, topk_idx, topk_weights, in_rank, _, per_expert, _ = arguments
-    num_worst_tokens = request.num_worst_tokens
+def launch(
+    memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest, handle: InternodeHandle | None
+) -> Dispatched:
+    """Exchange the counts and wait for the totals, unless num_worst_tokens or a handle says them; then dispatch."""
+    mode, num_worst_tokens = checks.mode_of(memory), request.num_worst_tokens
     # Each token that passes through this rank is one of those that come to a rank of its node.
-    numbers = num_worst_tokens, num_worst_tokens * memory.num_nvl_peers
-    counted: list[int] = []
-    memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
+    numbers: tuple[int, ...] = num_worst_tokens, num_worst_tokens * memory.num_nvl_peers
+    if handle is not None:
+        numbers = handle.taken(memory.runtime).numbers
     made, addresses = memory.allocate(request, plan.make, numbers)
-    memory.compare(plan.call)
+    memory.compare(plan.call, handle)
+    memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
     take_turn(memory, "dispatch")
-    if num_worst_tokens == 0:
-        memory.counters.reset()
-    prefixes = addresses[:NUM_PREFIXES]
-    plan.notify.launch(memory.stream, (*prefixes, *plan.counters, per_expert, in_rank), (made, request))
-    if plan.make_counted is not None:
-        num_recv_tokens, counted, num_passed = memory.await_counts(plan.num_local_experts)
-        numbers = num_recv_tokens, num_passed
-        more = memory.allocate(request, plan.make_counted, numbers)
-        made, addresses = made + more[0], addresses + more[1]
-    outputs = addresses[NUM_PREFIXES:]
-    first = *outputs, x, scales, topk_idx, topk_weights, in_rank, prefixes[0], *prefixes[2:]
+    counted: list[int] = []
+    if handle is None:
+        *tokens, in_rank, _, per_expert, _ = arguments
+        prefixes, outputs = addresses[:NUM_PREFIXES], addresses[NUM_PREFIXES:]
+        if plan.make_counted is not None:
+            memory.counters.reset()
+        plan.notify.launch(memory.stream, (*prefixes, *plan.counters, per_expert, in_rank), (made, request))
+        if plan.make_counted is not None:
+            num_recv_tokens, counted, num_passed = memory.await_counts(plan.num_local_experts)
+            numbers = num_recv_tokens, num_passed
+            more, outputs = memory.allocate(request, plan.make_counted, numbers)
+            made = made + more
+    else:
+        in_rank, *prefixes = handle.taken(memory.runtime).arguments[: 1 + NUM_PREFIXES]
+        plan.notify.launch(memory.stream)
+        outputs, tokens = [*addresses, *NO_LISTS], [*arguments, 0, 0]
+    first = *outputs, *tokens, in_rank, prefixes[0], *prefixes[2:]
     plan.launch.launch(memory.stream, first, (request, made), numbers)
+    if handle is not None:
+        return pair(*made), None, None, None, None, memory.finish(request.async_finish)
     recv = InternodeDispatchOutputs(*made[NUM_PREFIXES:])
     arrays = *made[:NUM_PREFIXES], recv.recv_src_meta, recv.send_rdma_head, recv.send_nvl_head
     taken = Taken((in_rank, *prefixes, outputs[2], *outputs[5:]), plan.sizes, numbers)
@@ -159,22 +167,6 @@ def launch_counted(memory: Node, plan: Plan, arguments: Sequence[Any], request: 
     handle = kind.made((request.is_token_in_rank, *arrays), memory.identity, memory.num_dispatches, taken)
     event = memory.finish(request.async_finish)
     return pair(recv.recv_x, recv.recv_x_scales), recv.recv_topk_idx, recv.recv_topk_weights, counted, handle, event
-
-
-def launch_cached(
-    memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest, handle: InternodeHandle
-) -> Dispatched:
-    """Dispatch again along the routes of a handle; recv_x, with its scales if x has some."""
-    mode = checks.mode_of(memory)
-    (in_rank, prefix, _, *prefixes), _, numbers = handle.taken(memory.runtime)
-    made, addresses = memory.allocate(request, plan.make, numbers)
-    memory.ring_shape, mode.rdma.shape = plan.shape.nvl, plan.shape.rdma
-    memory.compare(plan.call, handle)
-    take_turn(memory, "dispatch")
-    plan.notify.launch(memory.stream)
-    first = *addresses, *NO_LISTS, *arguments, 0, 0, in_rank, prefix, *prefixes[:4]
-    plan.launch.launch(memory.stream, first, (request, made), numbers)
-    return pair(*made), None, None, None, None, memory.finish(request.async_finish)
 
 
 def prepare_cached_notify(memory: Node, rings: Rings, num_combined_tokens: Any, call: Call) -> PreparedLaunch:

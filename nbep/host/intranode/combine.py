@@ -1,6 +1,6 @@
 """Buffer.combine inside a node: bring tokens back to their source ranks and add them up.
 
- cached_notify_combine --> combine, or without rings cached_notify_dispatch --> direct_combine
+ cached_notify_combine --> combine, or without rings direct_combine: see fetch.py
 
 Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_combine
 """
@@ -13,10 +13,12 @@ from typing import Any
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.device.kernels.intranode.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
-from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes, direct_combine_smem_bytes
+from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes
 from nbep.device.kernels.intranode.direct_combine import direct_combine as direct_kernel
+from nbep.device.kernels.intranode.lay_out_rows import LayPlaces
 from nbep.device.kernels.parts.calls import Call
-from nbep.device.layout.direct import CELL_WORDS, SlotShape, num_landed_words
+from nbep.device.kernels.parts.fetched_sums import FetchShape, OfferCells
+from nbep.device.layout.direct import NEXT_TOKEN, OFFERS
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
@@ -24,13 +26,12 @@ from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config
 from nbep.host.events import EventOverlap
 from nbep.host.intranode import checks
+from nbep.host.intranode.fetch import Rows, Where, prepare_fetch
 from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
+from nbep.host.normal_checks import CombineGiven, CombineRequest
 from nbep.host.plans import Plan
-from nbep.host.request import CombineRequest
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
-from nbep.host.tokens import CombineGiven
 
 MIN_THREADS = 64  # one warp coordinates, the others receive
 
@@ -40,19 +41,35 @@ def launch(
 ) -> tuple[Array, MaybeArray, EventOverlap]:
     """Meet the other ranks, then combine."""
     of_ranks, of_channels, of_recv_channels, _, _, send_head = handle.taken(memory.runtime).arguments
+    if request.zero_copy:
+        rows = _find_rows(memory, plan, request, arguments)
     outputs, of_outputs = memory.allocate(request, plan.make)
     memory.compare(plan.call, handle)
-    stream = memory.stream
+    keep = request, outputs, handle
     if request.zero_copy:
-        checks.direct_of(memory).begin_combine(*plan.shape)
-        plan.notify.launch(stream)
+        fetch, places = plan.shape
+        checks.direct_of(memory).begin_combine(places)
+        fetch.launch(memory, of_ranks, rows, of_outputs, (*arguments, of_channels, send_head), keep)
     else:
         memory.ring_shape = plan.shape
-        plan.notify.launch(stream, (send_head,), (handle,))
-        of_channels = of_recv_channels
-    first = *of_outputs, *arguments, of_ranks, of_channels, send_head
-    plan.launch.launch(stream, first, (request, outputs, handle))
+        plan.notify.launch(memory.stream, (send_head,), (handle,))
+        first = *of_outputs, *arguments, of_ranks, of_recv_channels, send_head
+        plan.launch.launch(memory.stream, first, keep)
     return outputs[0], outputs[1], memory.finish(request.async_finish)
+
+
+def _find_rows(memory: Node, plan: Plan, request: CombineRequest, arguments: Sequence[Any]) -> Rows:
+    """Where the rows of x are, and their weights.
+
+    Raises: ValueError if there is no room for those that lie elsewhere
+    """
+    direct, num_rows, room = checks.direct_of(memory), request.x.shape[0], plan.shape[1].num_rows
+    of_weights = 0 if request.topk_weights is None else direct.area.offset_of(arguments[1])
+    rows = Rows(direct.area.offset_of(arguments[0]), of_weights, num_rows)
+    if num_rows > room and min(rows) < 0:
+        got = f"{direct.num_bytes} at construction, which has room for {room} rows that lie elsewhere"
+        refuse("num_zero_copy_bytes", got, f"enough for {num_rows}")
+    return rows
 
 
 def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle: DispatchHandle) -> Plan:
@@ -66,7 +83,7 @@ def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle
     notify, launch, shape = prepare(memory, num_combined_tokens, config, rings, call)
     weights = ((num_combined_tokens, num_topk), "float32") if num_topk > 0 else None
     outputs = ((num_combined_tokens, hidden), "bfloat16"), weights
-    return Plan(runtime.prepare_empty(outputs, given.x.array), notify, launch, shape, call)
+    return Plan(runtime.prepare_empty(outputs, given.x.array), launch, notify, shape, call)
 
 
 def _prepare(
@@ -104,26 +121,12 @@ def _prepare_direct(
     memory: Node, num_combined_tokens: int, config: Config, rings: RingShape, call: Call
 ) -> tuple[PreparedLaunch, PreparedLaunch, Any]:
     """Without rings. rings: those that there would be"""
-    runtime, num_ranks, direct = memory.runtime, memory.num_ranks, checks.direct_of(memory)
-    chunk = config.num_max_nvl_chunked_send_tokens
-    shape = SlotShape(num_ranks, config.num_channels, rings.hidden_bytes, rings.num_topk, chunk)
-    places = direct.place_slots(shape, num_combined_tokens)
-    num_words = CELL_WORDS + num_landed_words(num_combined_tokens * (num_ranks - 1), num_ranks, chunk)
-    num_threads = config.num_threads or block_sizes(runtime).ring(num_ranks)
-    num_warps = num_threads // 32
-    if config.num_push_warps is not None and config.num_push_warps > num_warps:
-        refuse("config.num_push_warps", config.num_push_warps, f"at most the warps of a block, {num_warps}")
-    # Enough begin as senders to fill the way out of an SM, the others keep its way in busy.
-    num_push_warps = config.num_push_warps or max(1, num_warps // (3 if config.num_sms <= 12 else 2))
-    combine = runtime.prepare(
-        direct_kernel,
-        config.num_sms,
-        num_threads,
-        direct_combine_smem_bytes(num_threads, runtime.has_tma),
-        direct.peers,
-        memory.bounds,
-        places,
-        shape,
-        DirectCombineSizes(num_combined_tokens, num_push_warps),
-    )
-    return prepare_reset(memory, direct.peers, num_words, call), combine, (places, shape)
+    direct, num_ranks = checks.direct_of(memory), memory.num_ranks
+    shape = FetchShape(rings.hidden_bytes, rings.num_topk, num_combined_tokens)
+    places = direct.place_rows(*shape[:2])
+    cells = OfferCells(NEXT_TOKEN, OFFERS, memory.rank, num_ranks)
+    where = Where(direct.peers, (), cells, LayPlaces(places.x, places.topk_weights))
+    grid = config.num_sms, config.num_threads or block_sizes(memory.runtime).ring(num_ranks)
+    sizes = DirectCombineSizes(config.num_channels)
+    fetch = prepare_fetch(memory, direct_kernel, grid, where, shape, sizes, call)
+    return fetch.offer, fetch.fetch, (fetch, places)

@@ -4,7 +4,7 @@
  dispatch 1 (half 1):               recv_x is the caller's ....|.......
  dispatch 2 (half 0):                                          takes what dispatch 0 had
 
-Combine's slots are used within one call, so there is one set of them.
+What a combine lays out is used within one call, so there is room for one.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ from nbep.device.layout.direct import (
     NUM_HALVES,
     DirectShape,
     HalfPlaces,
-    SlotPlaces,
-    SlotShape,
+    RowPlaces,
     describe_direct,
     num_direct_bytes_needed,
     place_half,
-    place_slots,
+    place_rows,
 )
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.device.protocols.peers import Peers
 from nbep.host.arguments import integer, refuse
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.checked_arrays import Lease
-from nbep.host.target.memory import SymmetricMemory
+from nbep.host.target.memory import Span, SymmetricMemory
 from nbep.host.target.streams import Event
 
 MAX_ARRAYS = 256
@@ -52,11 +51,12 @@ class DirectMemory:
         self._num_ranks = num_ranks
         self.start = start
         self.num_bytes = num_bytes
+        self.area = Span(runtime, symmetric, start + FIXED, num_bytes - FIXED)  # in which arrays may lie
         self._num_dispatches = 0
         self._leases: list[Lease | None] = [None] * NUM_HALVES
         self._arrays: dict[Any, Array] = {}
         self._half: tuple[HalfPlaces, DirectShape, int] | None = None  # of the latest dispatch
-        self._slots: tuple[SlotPlaces, SlotShape] | None = None  # of the latest combine
+        self._rows: RowPlaces | None = None  # of the latest combine
 
     def open(self, bases: np.ndarray, peers: Peers) -> None:
         """bases: of the symmetric memories of all ranks; peers: of the rings' part."""
@@ -89,20 +89,12 @@ class DirectMemory:
         self._half = places, shape, half
         return lease
 
-    def place_slots(self, shape: SlotShape, num_tokens: int) -> SlotPlaces:
-        """Where combine finds its arrays.
+    def place_rows(self, hidden_bytes: int, num_topk: int) -> RowPlaces:
+        """Where combine lays out what lies elsewhere."""
+        return place_rows(self.num_bytes, hidden_bytes, num_topk)
 
-        Raises: ValueError if there is no room for what may come back for so many tokens
-        """
-        places = place_slots(self.num_bytes, shape)
-        most = num_tokens * (shape.num_ranks - 1)
-        if most > places.num_slots:
-            got = f"{self.num_bytes} at construction, which has {places.num_slots} slots"
-            refuse("num_zero_copy_bytes", got, f"enough for {most}: {num_tokens} tokens from each other rank")
-        return places
-
-    def begin_combine(self, places: SlotPlaces, shape: SlotShape) -> None:
-        self._slots = places, shape
+    def begin_combine(self, places: RowPlaces) -> None:
+        self._rows = places
 
     def array(self, place: int, num_rows: int, shape: tuple[int, ...], dtype: str, like: Array, lease: Lease) -> Array:
         """An array that begins at a place of the area, of the kind of `like`. There is room for num_rows.
@@ -135,7 +127,7 @@ class DirectMemory:
 
     def describe(self, offset: int) -> str:
         """Name the cell at an offset of the symmetric memory."""
-        return describe_direct(self._half, self._slots, self._num_ranks, offset - self.start - FIXED)
+        return describe_direct(self._half, self._rows, self._num_ranks, offset - self.start - FIXED)
 
 
 def size_hint(num_max_tokens_per_rank: int, hidden: int, num_ranks: int, num_topk: int = MAX_TOPK) -> int:
@@ -145,5 +137,4 @@ def size_hint(num_max_tokens_per_rank: int, hidden: int, num_ranks: int, num_top
     row = 2 * integer("hidden", hidden, 1)  # FP8 with its scales takes less
     num_topk = integer("num_topk", num_topk, 0)
     shape = DirectShape(MAX_SMS // 2, row, num_topk, 0, 1)
-    slots = SlotShape(num_ranks, MAX_SMS // 2, row, num_topk, 1)
-    return num_direct_bytes_needed(num_ranks * num_tokens, (num_ranks - 1) * num_tokens, num_ranks, shape, slots)
+    return num_direct_bytes_needed(num_ranks * num_tokens, num_ranks, shape)

@@ -20,10 +20,9 @@ from nbep.host.intranode.checks import direct_of
 from nbep.host.intranode.handle import DispatchHandle, DispatchTuple
 from nbep.host.intranode.notify import prepare_counts, prepare_reset
 from nbep.host.node import Node
-from nbep.host.request import Dispatched, DispatchRequest
+from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair
 from nbep.host.target.base import LATER, PreparedLaunch
 from nbep.host.target.new_arrays import ROWS, Make, Wanted
-from nbep.host.tokens import Tokens, pair
 
 
 class Half(NamedTuple):

@@ -24,11 +24,10 @@ from nbep.host.intranode import checks, direct_dispatch
 from nbep.host.intranode.handle import DispatchHandle, DispatchTuple
 from nbep.host.intranode.notify import prepare_counts, prepare_reset
 from nbep.host.node import Node
+from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair
 from nbep.host.plans import Plan
-from nbep.host.request import Dispatched, DispatchRequest
 from nbep.host.target.base import LATER
 from nbep.host.target.new_arrays import ROWS, Wanted
-from nbep.host.tokens import Tokens, pair
 
 NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch gives nothing
 
@@ -72,7 +71,7 @@ def make_plan(
     num_cell_words = num_ring_cell_words(shape)
     if handle is not None:
         notify = prepare_reset(memory, memory.peers, num_cell_words, call)
-        return Plan(runtime.prepare_empty(tokens.received, tokens.x.array), notify, launch, shape, call)
+        return Plan(runtime.prepare_empty(tokens.received, tokens.x.array), launch, notify, shape, call)
     counts = NotifySizes(num_tokens, num_experts, num_channels, num_cell_words, request.expert_alignment)
     of_channels = (num_ranks, num_channels), "int32"
     routes: tuple[Wanted, ...] = ((num_ranks, num_ranks), "int32"), of_channels
@@ -86,8 +85,8 @@ def make_plan(
     waits = num_worst_tokens == 0
     return Plan(
         runtime.prepare_empty(routes if waits else routes + outputs, tokens.x.array),
-        prepare_counts(memory, memory.peers, counts, call),
         launch,
+        prepare_counts(memory, memory.peers, counts, call),
         shape,
         call,
         runtime.prepare_empty(outputs, tokens.x.array) if waits else None,
@@ -97,50 +96,43 @@ def make_plan(
     )
 
 
-def launch_counted(memory: Node, plan: Any, arguments: Sequence[Any], request: DispatchRequest) -> Dispatched:
-    """Exchange the counts, wait for the totals unless num_worst_tokens is given, then dispatch."""
+def launch(
+    memory: Node, plan: Any, arguments: Sequence[Any], request: DispatchRequest, handle: DispatchHandle | None
+) -> Dispatched:
+    """Exchange the counts and wait for the totals, unless num_worst_tokens or a handle says them; then dispatch."""
     if request.zero_copy:
-        return direct_dispatch.launch_without_rings(memory, plan, arguments, request, None)
-    x, scales, topk_idx, topk_weights, in_rank, *counts = arguments
-    num_recv_tokens = request.num_worst_tokens
-    per_expert: list[int] = []
+        return direct_dispatch.launch_without_rings(memory, plan, arguments, request, handle)
+    known = None if handle is None else handle.taken(memory.runtime)
+    numbers: Any = (request.num_worst_tokens,) if known is None else known.numbers
+    made, addresses = memory.allocate(request, plan.make, numbers)
+    memory.compare(plan.call, handle)
     memory.ring_shape = plan.shape
-    made, addresses = memory.allocate(request, plan.make, (num_recv_tokens,))
-    memory.compare(plan.call)
-    if num_recv_tokens == 0:
-        memory.counters.reset()
-    of_ranks, of_channels = addresses[:2]
-    plan.notify.launch(memory.stream, (of_ranks, of_channels, *plan.counters, *counts, in_rank), (made, request))
-    if plan.make_counted is not None:
-        num_recv_tokens, per_expert, _ = memory.await_counts(plan.num_local_experts)
-        more = memory.allocate(request, plan.make_counted, (num_recv_tokens,))
-        made, addresses = made + more[0], addresses + more[1]
-    first = *addresses[2:], x, scales, topk_idx, topk_weights, in_rank, of_ranks, of_channels
-    plan.launch.launch(memory.stream, first, (request, made), (num_recv_tokens,))
+    per_expert: list[int] = []
+    if known is None:
+        *tokens, in_rank, per_rank, experts = arguments
+        of_ranks, of_channels, *outputs = addresses
+        of_notify = of_ranks, of_channels, *plan.counters, per_rank, experts, in_rank
+        if plan.make_counted is not None:
+            memory.counters.reset()
+        plan.notify.launch(memory.stream, of_notify, (made, request))
+        if plan.make_counted is not None:
+            num_recv_tokens, per_expert, _ = memory.await_counts(plan.num_local_experts)
+            numbers = (num_recv_tokens,)
+            more, outputs = memory.allocate(request, plan.make_counted, numbers)
+            made = made + more
+    else:  # a training step makes such a call for each layer: the CPU's time counts where the GPU's is short
+        of_ranks, of_channels, _, _, in_rank, _ = known.arguments
+        plan.notify.launch(memory.stream)
+        outputs, tokens = [*addresses, *NO_LISTS], [*arguments, 0, 0]
+    first = *outputs, *tokens, in_rank, of_ranks, of_channels
+    plan.launch.launch(memory.stream, first, (request, made), numbers)
+    if handle is not None:
+        return pair(*made), None, None, None, None, memory.finish(request.async_finish)
     recv = DispatchOutputs(*made[2:])
-    _, _, src_idx, _, _, recv_channels, send_head = addresses[2:]
-    taken = Taken((of_ranks, of_channels, recv_channels, src_idx, in_rank, send_head), plan.sizes, (num_recv_tokens,))
+    _, _, src_idx, _, _, recv_channels, send_head = outputs
+    taken = Taken((of_ranks, of_channels, recv_channels, src_idx, in_rank, send_head), plan.sizes, numbers)
     routes = *made[:2], recv.recv_channel_prefix_matrix, recv.recv_src_idx, request.is_token_in_rank, recv.send_head
     kind = DispatchTuple if memory.is_deep_eps else DispatchHandle
     handle = kind.made(routes, memory.identity, memory.num_dispatches, taken)
     event = memory.finish(request.async_finish)
     return pair(recv.recv_x, recv.recv_x_scales), recv.recv_topk_idx, recv.recv_topk_weights, per_expert, handle, event
-
-
-def launch_cached(
-    memory: Node, plan: Any, arguments: Sequence[Any], request: DispatchRequest, handle: DispatchHandle
-) -> Dispatched:
-    """Dispatch again along the routes of a handle; recv_x, with its scales if x has some.
-
-    A training step makes such a call for each layer, and the CPU's time for it counts where the GPU's is short.
-    """
-    if request.zero_copy:
-        return direct_dispatch.launch_without_rings(memory, plan, arguments, request, handle)
-    (of_ranks, of_channels, _, _, in_rank, _), _, numbers = handle.taken(memory.runtime)
-    made, addresses = memory.allocate(request, plan.make, numbers)
-    memory.compare(plan.call, handle)
-    memory.ring_shape = plan.shape
-    plan.notify.launch(memory.stream)
-    first = *addresses, *NO_LISTS, *arguments, 0, 0, in_rank, of_ranks, of_channels
-    plan.launch.launch(memory.stream, first, (request, made), numbers)
-    return pair(*made), None, None, None, None, memory.finish(request.async_finish)

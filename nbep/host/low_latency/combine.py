@@ -5,6 +5,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::low_latency_combine, Buffer::get_next_l
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.combine import CombineSizes, combine_smem_bytes
@@ -16,16 +17,15 @@ from nbep.host.arguments import flags, refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
-from nbep.host.low_latency.calls import COMBINE, HOOK, NAMES_IN_HANDLE, ORIGINS, Words, words_of
+from nbep.host.low_latency.calls import COMBINE, HOOK, NAMES_IN_HANDLE, ORIGINS, words_of
 from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
-from nbep.host.low_latency.memory import Launches, LowLatencyMemory
+from nbep.host.low_latency.memory import LowLatencyMemory, Plan
 from nbep.host.node import Node
 from nbep.host.plans import overlap
 from nbep.host.target.base import Array, MaybeArray, Runtime
-from nbep.host.target.new_arrays import Make
-from nbep.host.target.views import NO_ARRAY
+from nbep.host.target.views import View
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"
@@ -34,7 +34,7 @@ MAX_GROUPS = 12  # groups of warps in a block
 
 
 class CombineRequest(NamedTuple):
-    """A combine, as Buffer.low_latency_combine was asked for it: its arrays, its options, and the handle."""
+    """A combine, as Buffer.low_latency_combine was asked for it: its arrays, then its options."""
 
     x: Array
     topk_idx: Array
@@ -45,23 +45,10 @@ class CombineRequest(NamedTuple):
     zero_copy: bool
     async_finish: bool
     return_recv_hook: bool
-    handle: Any
 
 
 FIRST_OUTPUT = CombineRequest._fields.index("out")
 FIRST_OPTION = CombineRequest._fields.index("use_logfmt")
-
-
-class Plan(NamedTuple):
-    """What depends on sizes and options alone."""
-
-    shape: LowLatencyShape
-    words: Words
-    launches: Launches
-    x_size: tuple[int, ...]
-    out_size: tuple[int, ...]
-    make: Make  # combined_x
-    num_bytes: tuple[int, ...]  # of the arrays that are given
 
 
 def low_latency_combine(
@@ -70,30 +57,31 @@ def low_latency_combine(
     """See Buffer.low_latency_combine. given, options: those of a CombineRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
-    key, plan = None, None
-    arguments: list[Any] = []
+    of_plan: Any = None
     if checks.is_ready(mode, handle):
-        origin = handle.call.number % ORIGINS if mode.compares_calls else 0
-        key, plan, arguments, _ = mode.combine_plans.find(given, (*options, handle.sizes, origin))
-    if plan is None:
-        plan, handle = _checked_plan(memory, mode, CombineRequest._make((*given, *options, handle)))
-        mode.combine_plans.keep(key, plan)
-        arguments = runtime.arguments(given)
-    elif (arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT):
-        _checked_plan(memory, mode, CombineRequest._make((*given, *options, handle)))  # says which
+        of_plan = *options, handle.sizes, handle.call.number % ORIGINS if mode.compares_calls else 0
+    else:
+        handle = checks.handle(mode, handle)
+    plan, arguments, views = mode.combine_plans.find(given, of_plan, _check_and_plan, memory, mode, options, handle)
+    use_logfmt, zero_copy, async_finish, return_recv_hook = options
+    if zero_copy:
+        _check_zero_copy(mode, use_logfmt)
+    if views or ((arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
+        _check_places(memory, mode, handle, zero_copy, views or [*map(runtime.view, given)])
+        if validate.may_read(memory, None):
+            _check_contents(runtime, mode, handle, *given[1:3])
+            if return_recv_hook:
+                watched = {"topk_idx": given[1], "topk_weights": given[2]}
+                call.watch = runtime.watch(VERB, "behind its hook", watched)
     x, topk_idx, topk_weights, out, stats = arguments
-    _, zero_copy, async_finish, return_recv_hook = options
     shape, combined_x = plan.shape, given[3]
     if combined_x is None:
         (combined_x,), (out,) = plan.make()
     if zero_copy:
-        _check_zero_copy(mode, options[0])
         x = mode.symmetric.address + send_offset(mode.num_rdma_bytes, call.half)
     of_handle = handle.arguments if handle.is_as_made else runtime.arguments(handle.arguments)
     memory.compare_call(VERB, _alike, return_recv_hook, shape, handle)
     mode.rdma.shape, call.words = shape, plan.words
-    if return_recv_hook and runtime.host_reads_arrays and validate.may_read(memory, None):
-        call.watch = runtime.watch(VERB, "behind its hook", {"topk_idx": given[1], "topk_weights": given[2]})
     event, hook = run_call(
         memory,
         call,
@@ -137,40 +125,52 @@ def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
 # Validate
 
 
-def _checked_plan(memory: Node, mode: LowLatencyMemory, request: CombineRequest) -> tuple[Plan, LowLatencyHandle]:
+def _check_places(
+    memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, zero_copy: bool, views: Sequence[View]
+) -> None:
+    """What the call writes lies nowhere else, and nothing in the RDMA buffer, but for an x that is not read."""
+    view, arrays = memory.runtime.view, dict(zip(CombineRequest._fields, views, strict=False))
+    outputs = {name: arrays.pop(name) for name in CombineRequest._fields[FIRST_OUTPUT:FIRST_OPTION]}
+    if zero_copy:
+        del arrays["x"]
+    of_handle = {f"handle.{name}": view(getattr(handle, name)) for name in ("src_info", "layout_range")}
+    validate.outside(memory, arrays | outputs, mode.symmetric, mode.num_rdma_bytes)
+    validate.apart(outputs, arrays | of_handle)
+
+
+def _check_and_plan(
+    memory: Node, mode: LowLatencyMemory, options: tuple[Any, ...], handle: LowLatencyHandle, views: Sequence[View]
+) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
-    runtime = memory.runtime
-    given = CombineRequest._make((*map(runtime.view, request[:FIRST_OPTION]), *request[FIRST_OPTION:]))
-    handle = checks.handle(mode, given.handle)
+    runtime, given = memory.runtime, CombineRequest._make((*views, *options))
     flags(use_logfmt=given.use_logfmt, zero_copy=given.zero_copy)
     plan = _plan(memory, mode, handle, given)
     shape = plan.shape
     check_options(VERB, given.async_finish, given.return_recv_hook)
-    validate.array("x", given.x, "bfloat16", plan.x_size)
-    validate.row_alignment("x", given.x)
+    num_rows = shape.num_ranks * shape.num_max_tokens
+    x_size = shape.num_experts // shape.num_ranks, num_rows, shape.hidden
+    validate.array("x", given.x, "bfloat16", x_size, aligned=True)
     validate.array("topk_weights", given.topk_weights, "float32", given.topk_idx.shape)
     if not handle.is_as_made:  # else its arrays are those that dispatch made
         _check_handle(runtime, mode, handle)
     if given.out.array is not None:
-        validate.output("out", given.out, "bfloat16", plan.out_size)
-        validate.row_alignment("out", given.out)
+        validate.output("out", given.out, "bfloat16", (given.topk_idx.shape[0], shape.hidden), aligned=True)
     cost_stats = given.combine_wait_recv_cost_stats
     if cost_stats.array is not None:
         validate.output("combine_wait_recv_cost_stats", cost_stats, "int64", (shape.num_ranks,))
-    if given.zero_copy:
-        _check_zero_copy(mode, given.use_logfmt)
-        given = given._replace(x=NO_ARRAY)  # it is not read
-    arrays: dict[str, Any] = dict(zip(given._fields, given[:FIRST_OPTION], strict=False))
-    outputs = {name: arrays.pop(name) for name in given._fields[FIRST_OUTPUT:FIRST_OPTION]}
-    of_handle = {f"handle.{name}": runtime.view(getattr(handle, name)) for name in ("src_info", "layout_range")}
-    validate.outside(memory, arrays | outputs, mode.symmetric, mode.num_rdma_bytes)
-    validate.apart(outputs, arrays | of_handle)
-    if validate.may_read(memory, None):
-        checks.choices(runtime.contents(given.topk_idx.array), handle.num_experts)
-        checks.handle_contents(mode, handle)
-        _check_choices(runtime, handle, given.topk_idx.array)
-        _check_weights(runtime, handle, given.topk_weights.array)
-    return plan, handle
+    if not runtime.host_reads_arrays:  # else it is checked in each call
+        _check_places(memory, mode, handle, given.zero_copy, views)
+    return plan
+
+
+def _check_contents(
+    runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle, topk_idx: Array, topk_weights: Array
+) -> None:
+    """Only if `may_read`."""
+    checks.choices(runtime.contents(topk_idx), handle.num_experts)
+    checks.handle_contents(mode, handle)
+    _check_choices(runtime, handle, topk_idx)
+    _check_weights(runtime, handle, topk_weights)
 
 
 def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -> LowLatencyShape:
@@ -204,19 +204,15 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
         refuse("topk_idx", f"{num_tokens} tokens", allowed)
     _, num_threads = block_sizes(runtime).low_latency
     groups = _num_groups(shape.num_experts, mode.num_blocks, num_threads)
-    num_rows = shape.num_ranks * shape.num_max_tokens
     sizes = CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(shape, num_threads)
-    out_size = num_tokens, shape.hidden
     views: tuple[Any, ...] = given[:FIRST_OPTION]
     words = words_of(COMBINE, shape, origin=mode.origin_of(handle.call))
     return Plan(
         shape,
         words,
         mode.prepare(combine_kernel, num_threads, smem_bytes, words, memory.bounds, shape, sizes),
-        (shape.num_experts // shape.num_ranks, num_rows, shape.hidden),
-        out_size,
-        runtime.prepare_empty([(out_size, "bfloat16")], given.x.array),
+        runtime.prepare_empty([((num_tokens, shape.hidden), "bfloat16")], given.x.array),
         tuple(view.num_bytes for view in views),
     )
 

@@ -8,6 +8,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::low_latency_dispatch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nbep.device.alignment import inverse_of
@@ -22,15 +23,15 @@ from nbep.host.arguments import flags, integer, refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import checks
-from nbep.host.low_latency.calls import DISPATCH, HOOK, MAX_TOKENS, Words, words_of
+from nbep.host.low_latency.calls import DISPATCH, HOOK, MAX_TOKENS, words_of
 from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle, LowLatencyTuple
 from nbep.host.low_latency.launch import Hook, check_options, run_call
-from nbep.host.low_latency.memory import Launches, LowLatencyMemory
+from nbep.host.low_latency.memory import LowLatencyMemory, Plan
 from nbep.host.node import Node
 from nbep.host.plans import overlap
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.new_arrays import ByColumns, Make, PartsLayout, Wanted
+from nbep.host.target.new_arrays import ByColumns, PartsLayout, Wanted
 from nbep.host.target.views import View
 
 VERB = "low_latency_dispatch"
@@ -63,30 +64,18 @@ FIRST_OUTPUT = DispatchRequest._fields.index("cumulative_local_expert_recv_stats
 END_OF_ALIKE = DispatchRequest._fields.index("async_finish")
 
 
-class Plan(NamedTuple):
-    """What depends on sizes and options alone."""
-
-    shape: LowLatencyShape
-    words: Words
-    launches: Launches
-    make: Make  # recv_x, recv_count, parts and recv_x_scales, None without FP8
-    handle_sizes: tuple[int, ...]
-    num_bytes: tuple[int, ...]  # of the arrays that are given
-
-
 def low_latency_dispatch(
     memory: Node, given: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
     """See Buffer.low_latency_dispatch. given, options: those of a DispatchRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
-    key, plan, arguments, _ = mode.dispatch_plans.find(given, options)
-    if plan is None:
-        plan = _checked_plan(memory, mode, DispatchRequest(*given, *options))
-        mode.dispatch_plans.keep(key, plan)
-    elif (arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT):
-        _checked_plan(memory, mode, DispatchRequest(*given, *options))  # says which
-
+    plan, arguments, views = mode.dispatch_plans.find(given, options, _check_and_plan, memory, mode, options)
+    if views or ((arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
+        _check_places(memory, mode, views or [*map(runtime.view, given)])
+        if validate.may_read(memory, None):
+            checks.choices(runtime.contents(given[1]), plan.shape.num_experts)
+            call.choices = runtime.contents(given[1]).copy()
     arrays, (rows, count, of_handle, scales) = plan.make()
     recv_x, recv_count, parts, recv_x_scales = arrays
     if recv_x_scales is not None:
@@ -96,8 +85,6 @@ def low_latency_dispatch(
         of_handle += NO_MESSAGES
     memory.compare_call(VERB, _alike, options, plan.shape.hidden)
     mode.rdma.shape, call.words = plan.shape, plan.words
-    if runtime.host_reads_arrays and validate.may_read(memory, None):
-        call.choices = runtime.contents(given[1]).copy()
     event, hook = run_call(
         memory,
         call,
@@ -119,9 +106,17 @@ def _alike(options: tuple[Any, ...], hidden: int) -> dict[str, object]:
 # Validate
 
 
-def _checked_plan(memory: Node, mode: LowLatencyMemory, request: DispatchRequest) -> Plan:
+def _check_places(memory: Node, mode: LowLatencyMemory, views: Sequence[View]) -> None:
+    """What the call writes lies nowhere else, and nothing in the RDMA buffer."""
+    arrays = dict(zip(DispatchRequest._fields, views, strict=False))
+    outputs = {name: arrays.pop(name) for name in DispatchRequest._fields[FIRST_OUTPUT:FIRST_OPTION]}
+    validate.outside(memory, arrays | outputs, mode.symmetric, mode.num_rdma_bytes)
+    validate.apart(outputs, arrays)
+
+
+def _check_and_plan(memory: Node, mode: LowLatencyMemory, options: tuple[Any, ...], views: Sequence[View]) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
-    given = DispatchRequest._make((*map(memory.runtime.view, request[:FIRST_OPTION]), *request[FIRST_OPTION:]))
+    given = DispatchRequest._make((*views, *options))
     integer("num_max_dispatch_tokens_per_rank", given.num_max_tokens, 1)
     checks.num_experts(mode, given.num_experts)
     flags(
@@ -132,7 +127,6 @@ def _checked_plan(memory: Node, mode: LowLatencyMemory, request: DispatchRequest
     )
     plan = _plan(memory, mode, given)
     shape = plan.shape
-    validate.row_alignment("x", given.x)
     check_options(VERB, given.async_finish, given.return_recv_hook)
     recv_stats, cost_stats = given.cumulative_local_expert_recv_stats, given.dispatch_wait_recv_cost_stats
     if recv_stats.array is not None:
@@ -142,12 +136,6 @@ def _checked_plan(memory: Node, mode: LowLatencyMemory, request: DispatchRequest
         validate.output("dispatch_wait_recv_cost_stats", cost_stats, "int64", (shape.num_ranks,))
     if given.deduplicate or given.topk_weights.array is not None:
         _check_weights(given.deduplicate, given.topk_weights, given.topk_idx.shape)
-    arrays: dict[str, Any] = dict(zip(given._fields, given[:FIRST_OPTION], strict=False))
-    outputs = {name: arrays.pop(name) for name in given._fields[FIRST_OUTPUT:FIRST_OPTION]}
-    validate.outside(memory, arrays | outputs, mode.symmetric, mode.num_rdma_bytes)
-    validate.apart(outputs, arrays)
-    if validate.may_read(memory, None):
-        checks.choices(memory.runtime.contents(request.topk_idx), shape.num_experts)
     return plan
 
 
@@ -155,7 +143,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     """given: with a View for each array"""
     runtime, x, topk_idx = memory.runtime, given.x, given.topk_idx
     num_max_tokens, num_experts = int(given.num_max_tokens), int(given.num_experts)
-    validate.array("x", x, "bfloat16", ("num_tokens", "hidden"))
+    validate.array("x", x, "bfloat16", ("num_tokens", "hidden"), aligned=True)
     num_tokens, hidden = x.shape
     validate.hidden_size("x", hidden, COLUMNS_PER_SCALE)
     if num_max_tokens > MAX_TAGS:
@@ -197,11 +185,10 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     wanted = recv_x, (rows[:1], "int32"), _parts(shape), _scales(shape, given)
     make = runtime.prepare_empty(wanted, given.x.array)
     views: tuple[Any, ...] = given[:FIRST_OPTION]
-    num_bytes = tuple(view.num_bytes for view in views)
     handle_sizes: tuple[int, ...] = num_max_tokens, hidden, num_experts
     if given.deduplicate:
         handle_sizes += (num_topk,)
-    return Plan(shape, words, launches, make, handle_sizes, num_bytes)
+    return Plan(shape, words, launches, make, tuple(view.num_bytes for view in views), handle_sizes)
 
 
 def teams(num_experts: int, num_max_tokens: int, num_blocks: int, num_threads: int) -> tuple[int, int, int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,23 +41,25 @@ from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffe
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
+    MAX_TOPK,
     NUM_HALVES,
     DeduplicatedShape,
     LowLatencyShape,
     message_stride,
     quarter_bytes,
+    row_stride,
 )
-from nbep.device.layout.low_latency_host import recv_begin, share_bytes
+from nbep.device.layout.low_latency_host import recv_begin, shape_of, share_bytes
 from nbep.device.network.seam import sends_from_buffer
-from nbep.host.arguments import refuse
-from nbep.host.config import Sizes
+from nbep.host.arguments import integer, refuse
+from nbep.host.config import INT4_BYTES, Sizes
 from nbep.host.faults import unread_error
 from nbep.host.handles import Identity
 from nbep.host.low_latency.calls import ORIGINS, Words
-from nbep.host.low_latency.size import quarter_bytes_needed
 from nbep.host.plans import Plans
 from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.base import Kernel, PreparedLaunch
+from nbep.host.target.new_arrays import Make
 from nbep.host.target.streams import Stream
 
 JOURNAL_NAMES = {
@@ -69,6 +71,21 @@ JOURNAL_NAMES = {
 }
 
 Launches = tuple[dict[int, PreparedLaunch], ...]  # by half, then by phases
+
+
+class Plan(NamedTuple):
+    """Of a dispatch or combine: what depends on sizes and options alone.
+
+    make: recv_x, recv_count, parts and recv_x_scales, None without FP8; or combined_x
+    num_bytes: of the arrays that are given; handle_sizes: of a dispatch's
+    """
+
+    shape: LowLatencyShape
+    words: Words
+    launches: Launches
+    make: Make
+    num_bytes: tuple[int, ...]
+    handle_sizes: tuple[int, ...] = ()
 
 
 def workspace_at(address: int, num_ranks: int) -> tuple[Workspace, int]:
@@ -171,9 +188,8 @@ class LowLatencyMemory(Identity):
         self.num_calls = 0
         self.halves: list[LowLatencyCall | None] = [None] * NUM_HALVES  # who used each half last
         self.zero_copy_number = -1  # of the call that the zero-copy buffer was handed out for
-        are_kept = not runtime.host_reads_arrays
-        self.dispatch_plans: Plans[Any] = Plans(runtime, are_kept=are_kept)  # for calls that need not be checked again
-        self.combine_plans: Plans[Any] = Plans(runtime, are_kept=are_kept)
+        self.dispatch_plans: Plans[Plan] = Plans(runtime)
+        self.combine_plans: Plans[Plan] = Plans(runtime)
         self.last_stream: Stream | None = None
         self.is_unclean = False  # masks were taken off: clean_low_latency_buffer comes before the next call
         self._taken_by: str | None = None  # the verb between nodes that has used the buffer last, since it was cleaned
@@ -352,3 +368,40 @@ class LowLatencyMemory(Identity):
         self.synchronize()
         mask = self.workspace.read(self.mask - self.workspace.address, self.num_ranks, np.int32)
         return [int(rank) for rank in mask.nonzero()[0]]
+
+
+# How large the RDMA buffer has to be. Source: DeepEP csrc/config.hpp, get_low_latency_rdma_size_hint
+
+
+def low_latency_rdma_size_hint(
+    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+) -> int:
+    """num_rdma_bytes that serve any call with these numbers: DeepEP's, or ours if larger."""
+    num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 0)
+    hidden, num_experts = integer("hidden", hidden, 0), integer("num_experts", num_experts, 0)
+    num_ranks = integer("num_ranks", num_ranks, 1)
+    shape = shape_of(num_ranks, num_experts, num_max_tokens, hidden, MAX_TOPK, 0, 1, 0)
+    return max(NUM_HALVES * 2 * quarter_bytes_needed(shape), _deep_ep_bytes(num_max_tokens, hidden, num_experts))
+
+
+def quarter_bytes_needed(shape: LowLatencyShape) -> int:
+    """What the largest part of one half takes in dispatches and combines of this shape, whatever their options."""
+    num_messages = shape.num_experts // shape.num_ranks * shape.num_max_tokens
+    bf16 = LowLatencyShape(*shape._replace(use_fp8=0))
+    message = max(message_stride(bf16), message_stride(bf16._replace(use_fp8=1)))
+    needed = num_messages * max(message, row_stride(shape._replace(use_logfmt=1)))
+    if shape.deduplicate:
+        needed = max(needed, shape.num_max_tokens * message_stride(shape._replace(use_fp8=0)))
+    return shape.num_ranks * align_up(needed, ALIGNMENT_BYTES)
+
+
+def _deep_ep_bytes(num_max_tokens: int, hidden: int, num_experts: int) -> int:
+    """DeepEP's: signals, send and receive buffers, each of them twice."""
+    num_scales = hidden // 128
+    dispatch_msg = INT4_BYTES + max(2 * hidden, hidden + 4 * num_scales)
+    combine_msg = 4 * num_scales + 2 * hidden
+    send = max(num_max_tokens * dispatch_msg, num_experts * num_max_tokens * combine_msg)
+    recv = num_experts * num_max_tokens * max(dispatch_msg, combine_msg)
+    signals = align_up(4 * num_experts, ALIGNMENT_BYTES)
+    # DeepEP rounds up past an exact multiple too.
+    return (2 * (send + recv + signals) + ALIGNMENT_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES

@@ -11,7 +11,7 @@ from nbep.host.low_latency.combine import get_next_low_latency_combine_buffer, l
 from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
-from nbep.host.low_latency.size import low_latency_rdma_size_hint
+from nbep.host.low_latency.memory import low_latency_rdma_size_hint
 from nbep.host.node import Node
 from nbep.host.one_thread import in_turn
 from nbep.host.target.base import Array, MaybeArray

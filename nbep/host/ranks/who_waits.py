@@ -2,8 +2,8 @@
 
  log: lines of all ranks --PATTERNS--> Wait(rank, peer, what) --Matrix--> one table, and who is missing
 
-records/timeout_lines.md says what each line means. Between nodes, a rank of DeepEP is 8 * RDMA + nvl. Its barrier counts
-the ranks of a node.
+records/timeout_lines.md says what each line means. Between nodes, a rank of DeepEP is 8 * RDMA + nvl. Its barrier
+counts the ranks of a node.
 """
 
 from __future__ import annotations

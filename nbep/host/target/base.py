@@ -178,7 +178,8 @@ class Runtime(ABC):
 
         num_free: of so many of them the number of rows is not said
         Returns: of what kinds they are: class, shape, dtype, gaps and alignment of each, or None for one that is not
-                 given. What is right with some arrays is right with all of their kinds. None if one is no array
+                 given, and on which device the first one is. What is right with some arrays is right with all of their
+                 kinds. None if one is no array
                  what a launch takes for each
                  what `view` says of each, where the host reads arrays
         """
@@ -248,6 +249,10 @@ class Runtime(ABC):
     def lend(self, array: Array, lease: Any) -> Array:
         """The array, as the caller gets it who may use it until a `lent.Lease` ends. The emulator finds later uses."""
         return array
+
+    def after_launch(self, call: Callable[[], None]) -> None:
+        """Call it once the latest launch has ended; never, on a target whose host does not read arrays."""
+        return
 
     def watch(self, reader: str, until: str, arrays: dict[str, Array]) -> Callable[[], None] | None:
         """What raises if arrays are changed between now and its call; None on a target that does not check."""

@@ -15,7 +15,8 @@ from nbep.emulator.process import ProcessWorld
 from nbep.emulator.process_lock import ALIGNMENT, ProcessLock, lock_bytes
 from nbep.host.faults import lock_error
 from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
-from nbep.host.target.emulator import EmulatedNic, EmulatedSymmetricMemory, EmulatorRuntime
+from nbep.host.target.emulated_memory import EmulatedSymmetricMemory
+from nbep.host.target.emulator import EmulatedNic, EmulatorRuntime
 from nbep.host.target.memory import SymmetricMemory, WantedMemory
 
 

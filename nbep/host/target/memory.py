@@ -68,6 +68,19 @@ class Memory(ABC):
         """Give the memory back. Nothing may use it any more."""
 
 
+class Span:
+    """A part of a memory, from where to where an array may begin."""
+
+    def __init__(self, runtime: Any, memory: Memory, begin: int, num_bytes: int):
+        self._runtime, self._begin, self._num_bytes = runtime, memory.span(0)[0] + begin, num_bytes
+
+    def offset_of(self, array: Any) -> int:
+        """How many bytes behind its begin an array begins, or an address is, a multiple of 16; or else -1."""
+        address = array if array.__class__ is int else self._runtime.view(array).address
+        offset = address - self._begin
+        return offset if 0 <= offset < self._num_bytes and offset % 16 == 0 else -1
+
+
 class HostWords:
     """Words of memory that kernels write while the CPU reads them."""
 

@@ -39,12 +39,13 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.elastic.dispatch import most_tokens
-from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_sums
-from nbep.device.kernels.parts.staged_sums import FULL_BYTES, SUM_STAGE_BYTES, open_sum_stage, sum_rows_staged
-from nbep.device.kernels.parts.sums import Listed, list_biases, sum_rows
+from nbep.device.kernels.elastic.dispatch import ELASTIC_SOURCES, most_tokens
+from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, SUM_ROWS, has_failed, spoil_sums
+from nbep.device.kernels.parts.staged_sums import add_up, list_row, locate_list, open_sum_stage, take_token
+from nbep.device.kernels.parts.sums import Listed, list_biases
 from nbep.device.layout.elastic import (
     NEXT_TOKEN,
+    THREADS_BEFORE_SM90,
     ElasticNodes,
     ElasticSlots,
     landed_cell,
@@ -63,12 +64,7 @@ from nbep.device.types import I32, In, Out
 
 ELASTIC_LANDED = site(39, "elastic combine receiver", "landed", "the peer's rows of a token")
 
-ELASTIC_SUM_ROWS, ELASTIC_SOURCES = -3, -4  # a report's channel
 STOPPED = -1  # in place of parities: the token has a row past the last one
-
-MAX_STAGED_ROWS = 32  # of one sum, see staged_sums
-MAX_ROWS = 2 + 32  # the biases, and a row for each choice
-LIST_BYTES = 8 * MAX_ROWS
 
 
 class ElasticSums(NamedTuple):
@@ -131,39 +127,6 @@ class Goal(NamedTuple):
     buffer: int
     token: int
     place: int
-
-
-def elastic_combine_smem_bytes(num_threads: int, has_tma: bool) -> int:
-    """Dynamic shared memory of a block: a list for each warp and, where there are bulk copies, a stage."""
-    return num_threads // 32 * (LIST_BYTES + (SUM_STAGE_BYTES + FULL_BYTES if has_tma else 0))
-
-
-@device_function
-def locate_list(num_warps, warp):
-    """The list of a warp; they lie behind the stages, where there are any."""
-    return ptx.smem_base() + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if ptx.has_tma() else 0) + LIST_BYTES * warp
-
-
-@device_function
-def list_row(rows, lane, address, is_one):
-    """Write down the rows of some lanes, in their order; a warp. Returns how many they are."""
-    chosen = ptx.vote_ballot(ptx.FULL_MASK, is_one)
-    if is_one:
-        ptx.st_shared_s64(rows + 8 * ptx.popc_u32(chosen & ((1 << lane) - 1)), address)
-    ptx.syncwarp(ptx.FULL_MASK)
-    return ptx.popc_u32(chosen)
-
-
-@device_function
-def add_up(ctx, dst, rows, stage, parities):
-    """Add up listed rows in float32, round once and store the sum; a warp. Returns the parities of the next fills."""
-    num_bytes, lane = ctx.shape.hidden_bytes, ctx.team.lane
-    if ptx.has_tma() and rows.number <= MAX_STAGED_ROWS:
-        parities = sum_rows_staged(dst, rows, num_bytes, stage, parities, lane)
-    else:
-        sum_rows(ptx.st_na_v4, dst, rows, 0, num_bytes, lane)
-    ptx.syncwarp(ptx.FULL_MASK)
-    return parities
 
 
 # Senders
@@ -267,6 +230,10 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
         if lane == 0:  # a handle that somebody has overwritten: the slot would hold the row of an earlier call
             report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SOURCES, index + 1, token)
         return STOPPED
+    if sizes.is_expanded == 0 and index >= sizes.num_rows:
+        if lane == 0:
+            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, SUM_ROWS, index + 1, sizes.num_rows)
+        return STOPPED
     if sizes.is_expanded == 0:
         return push_row(ctx, inputs, index, goal, landed, stage, parities)
     announce(landed, lane)
@@ -275,7 +242,7 @@ def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
     is_wrong = row >= sizes.num_rows or (needs_each and row < 0 and lane == last)
     if ptx.vote_ballot(ptx.FULL_MASK, is_wrong) != 0:
         if is_wrong:
-            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SUM_ROWS, row + 1, sizes.num_rows)
+            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, SUM_ROWS, row + 1, sizes.num_rows)
         return STOPPED
     if sizes.one_each != 0:
         return push_each(ctx, inputs, row, goal, rows, stage, parities)
@@ -321,17 +288,11 @@ def push_tokens(ctx, inputs, rows, stage):
 
 
 @device_function
-def take_token(buffer, lane):
-    """The next token that no warp has taken, in lane 0; it arrives while other work goes on."""
-    return ptx.atom_add_relaxed_gpu_s32(buffer + NEXT_TOKEN, 1) if lane == 0 else 0
-
-
-@device_function
 def find_owner(ctx, inputs, token):
     """In lane k the rank of the expert that is choice k of a token; -1 if it is unused."""
     shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
     rank = -1
-    if lane < shape.num_topk and token < sizes.num_combined_tokens:
+    if lane < shape.num_topk:
         expert = ptx.ld_nc_s64(inputs.topk_idx + 8 * (ptx.s64(token) * shape.num_topk + lane))
         if 0 <= expert < ctx.peers.num_ranks * sizes.num_local_experts:
             rank = ptx.u32_div(expert, sizes.num_local_experts)
@@ -353,10 +314,7 @@ def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
     """
     shape, lane = ctx.shape, ctx.team.lane
     own = buffer_of(ctx.peers, ctx.peers.rank)
-    same = ptx.match_any_s32(ptx.FULL_MASK, rank)
-    last = 31
-    while same >> last != 1:
-        last -= 1
+    last = ptx.bfind_u32(ptx.match_any_s32(ptx.FULL_MASK, rank))
     place = rank if shape.by_rank != 0 else last
     is_row = rank >= 0 and last == lane
     if ctx.sizes.one_each != 0:
@@ -386,15 +344,15 @@ def receive_tokens(ctx, out, inputs, rows, stage, parities):
     own = buffer_of(ctx.peers, ctx.peers.rank)
     # After a fault the handle may say anything of where rows are.
     has_rows = ptx.vote_all(ptx.FULL_MASK, not has_fault(ctx.bounds))
-    token = ptx.shfl_idx_s32(ptx.FULL_MASK, take_token(own, lane), 0)
+    token = ptx.shfl_idx_s32(ptx.FULL_MASK, take_token(own + NEXT_TOKEN, lane), 0)
     while token < ctx.sizes.num_combined_tokens:
         rank = find_rank(ctx, inputs, token) if has_rows else -1
-        following = take_token(own, lane)
+        following = take_token(own + NEXT_TOKEN, lane)
         parities = sum_token(ctx, out, inputs, token, rank, rows, stage, parities)
         token = ptx.shfl_idx_s32(ptx.FULL_MASK, following, 0)
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
 def elastic_combine(
     out: ElasticSums,
     inputs: ElasticRows,
@@ -404,7 +362,7 @@ def elastic_combine(
     nodes: ElasticNodes,
     sizes: ElasticCombineSizes,
 ):
-    """Grid: any. Block: a multiple of 32. Shared memory: `elastic_combine_smem_bytes`."""
+    """Grid: any. Block: a multiple of 32. Shared memory: `sums_smem_bytes`."""
     num_warps = ptx.block_dim() // 32
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32

@@ -42,14 +42,16 @@ from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
 from nbep.device.layout.elastic import (
+    OFFERS,
+    THREADS_BEFORE_SM90,
     TURN,
     ElasticPlaces,
     ElasticShape,
     half_offset,
     list_offset,
     metadata_entry,
-    offer_cell,
 )
+from nbep.device.layout.intranode import OFFER_BYTES
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
@@ -67,7 +69,7 @@ from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import has_timed_out, report_fault
 from nbep.device.types import I32, In, InOut, Out
 
-ELASTIC_ROWS = -2  # a report's channel
+ELASTIC_ROWS, ELASTIC_SOURCES = -2, -4  # a report's channel
 
 
 class ElasticOutputs(NamedTuple):
@@ -104,7 +106,7 @@ class ElasticSizes(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """What lane i knows of the (rank + 1 + i)-th rank, counted around: its half, its x, and its tokens for this rank."""
+    """What lane i knows of the (rank + 1 + i)-th rank, counted around: its half, its x, its tokens for this rank."""
 
     half: int
     x: int
@@ -141,7 +143,7 @@ def find_sources(ctx, inputs, of_rows, offset):
     half = buffer_of(peers, rank) + offset
     x = half + ctx.places.x
     if ctx.sizes.is_shared != 0:
-        begin = ptx.ld_na_s32(buffer_of(peers, peers.rank) + offer_cell(rank))
+        begin = ptx.ld_na_s32(buffer_of(peers, peers.rank) + OFFERS + OFFER_BYTES * rank)
         x = buffer_of(of_rows, rank) + ptx.s64(begin) * VEC_BYTES
     return Sources(half, x, rank, first, num_tokens)
 
@@ -172,6 +174,10 @@ def find_item(ctx, out, sources, number):
     if index < ptx.shfl_idx_s32(ptx.FULL_MASK, sources.num_tokens, turn) and row < ctx.sizes.num_recv_tokens:
         if ctx.sizes.is_cached != 0:
             token = ptx.ld_nc_s32(metadata_entry(out.recv_src_metadata, shape, row)) - src * shape.num_max_tokens
+            if not 0 <= token < shape.num_max_tokens:  # a handle that somebody has overwritten
+                if ctx.team.lane == 0:
+                    report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, peers.rank, ELASTIC_SOURCES, row + 1, token)
+                token = -1
         else:
             token = ptx.ld_na_s32(half + list_offset(ctx.places, shape, peers.rank) + 4 * index)
     return Item(half, x, src, row, token)
@@ -404,7 +410,7 @@ def spoil_outputs(ctx, out):
         spoil(out.recv_topk_weights, 4 * sizes.num_rows, lane)
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
 def elastic_dispatch(
     out: ElasticOutputs,
     inputs: ElasticInputs,

@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.elastic.combine import CombineContext, add_up, list_row, locate_list
-from nbep.device.kernels.parts.staged_sums import open_sum_stage
+from nbep.device.kernels.elastic.combine import CombineContext
+from nbep.device.kernels.parts.staged_sums import add_up, list_row, locate_list, open_sum_stage
 from nbep.device.kernels.parts.sums import Listed
 from nbep.device.layout.elastic import ElasticNodes, ElasticSlots, mark_cell, outbox_offset, slot_offset
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -54,15 +54,6 @@ class Part(NamedTuple):
 
 
 @device_function
-def last_of(choices):
-    """The last of some choices, as bits; there is one."""
-    last = 31
-    while choices >> last != 1:
-        last -= 1
-    return last
-
-
-@device_function
 def find_parts(mark, lane):
     """In lane k the part that has choice k, and the rank whose last choice is k, or -1; the choices of all, as bits.
 
@@ -74,7 +65,7 @@ def find_parts(mark, lane):
         peer = ptx.ffs_u32(left) - 1
         left &= left - 1
         of_peer = ptx.u32(ptx.shfl_idx_s32(ptx.FULL_MASK, mark, peer))
-        its_last = last_of(of_peer)
+        its_last = ptx.bfind_u32(of_peer)
         if (of_peer >> lane) & 1 != 0:
             local, last = peer, its_last
         if its_last == lane:
@@ -104,7 +95,7 @@ def gather_token(ctx, src, token, rows, stage, parities):
     part, ending, choices = find_parts(mark, lane)
     if choices == 0:
         return parities
-    dst = find_slot(ctx, src, token, Part(own, last_of(choices)))
+    dst = find_slot(ctx, src, token, Part(own, ptx.bfind_u32(choices)))
     slot = find_slot(ctx, src, token, Part(ending, lane)) if ending >= 0 else dst
     if ptx.vote_any(ptx.FULL_MASK, slot != dst):  # else it is all there
         number = list_row(rows, lane, slot, ending >= 0)
@@ -127,7 +118,7 @@ def elastic_gather_combine(
     nodes: ElasticNodes,
     sizes: ElasticGatherSizes,
 ):
-    """Grid: any. Block: a multiple of 32. Shared memory: `elastic_combine_smem_bytes`."""
+    """Grid: any. Block: a multiple of 32. Shared memory: `sums_smem_bytes`."""
     num_warps = ptx.block_dim() // 32
     warp = ptx.thread_idx() // 32
     lane = ptx.thread_idx() % 32

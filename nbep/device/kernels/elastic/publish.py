@@ -34,7 +34,8 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.number_choices import TABLE_BYTES, list_tokens, number_choices
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.notes import Scales, copy_scales
-from nbep.device.layout.elastic import TURN, ElasticPlaces, ElasticShape, half_offset, offer_cell
+from nbep.device.layout.elastic import OFFERS, THREADS_BEFORE_SM90, TURN, ElasticPlaces, ElasticShape, half_offset
+from nbep.device.layout.intranode import OFFER_BYTES
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
@@ -105,7 +106,7 @@ def lay_out_token(ctx, out, inputs, half, token, stage, parity):
 def offer_tokens(peers, begin):
     """Tell each rank where this one's tokens lie in its shared rows; a block."""
     if ptx.thread_idx() < peers.num_ranks:
-        ptx.st_na_s32(buffer_of(peers, ptx.thread_idx()) + offer_cell(peers.rank), begin)
+        ptx.st_na_s32(buffer_of(peers, ptx.thread_idx()) + OFFERS + OFFER_BYTES * peers.rank, begin)
 
 
 @device_function
@@ -123,7 +124,7 @@ def lay_out_tokens(ctx, out, inputs, half, first_block):
         ptx.tma_store_wait_all()
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
 def elastic_publish(
     out: PublishOutputs,
     inputs: PublishInputs,

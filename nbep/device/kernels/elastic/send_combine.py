@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.elastic.gather_combine import last_of
 from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, put_kept
 from nbep.device.layout.elastic import (
     ElasticNodes,
@@ -114,7 +113,7 @@ def send_of_node(ctx, number, stage, parity):
     if choices != 0:
         if lane == 0:
             ptx.st_weak_s32(cell, 0)
-        place = network.rank if shape.by_rank != 0 else last_of(choices)
+        place = network.rank if shape.by_rank != 0 else ptx.bfind_u32(choices)
         num_bytes = slot_bytes(shape) if ctx.sizes.has_weights != 0 else shape.hidden_bytes
         outbox = outbox_offset(nodes, network.rank, peer)
         to = Place(slot_offset(shape, place, token), outbox + slot_offset(shape, 0, token), peer, 0)

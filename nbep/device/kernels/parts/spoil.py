@@ -16,6 +16,7 @@ from nbep.device.protocols.waits import NO_WAIT, has_fault, site
 
 DISPATCH_RECEIVER_ROWS = site(8, "dispatch receiver", "recv_x", "rows for all tokens")
 assert DISPATCH_RECEIVER_ROWS == NO_WAIT  # it is found without a wait
+SUM_ROWS = -3  # a report's channel: x of a combine has too few rows
 
 
 @device_function

@@ -21,13 +21,16 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.parts.sums import add_bf16x8
+from nbep.device.kernels.parts.sums import add_bf16x8, sum_rows
 from nbep.device.protocols.reduce import to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 
 HALF_BYTES = 4096
 SUM_STAGE_BYTES = 2 * HALF_BYTES  # of a warp
 FULL_BYTES = 16  # its two mbarriers
+MAX_STAGED_ROWS = 32  # of one sum
+MAX_ROWS = 2 + 32  # the biases, and a row for each choice
+LIST_BYTES = 8 * MAX_ROWS
 
 
 class SumStage(NamedTuple):
@@ -35,6 +38,11 @@ class SumStage(NamedTuple):
 
     data: int
     full: int
+
+
+def sums_smem_bytes(num_threads: int, has_tma: bool) -> int:
+    """Dynamic shared memory of a block: a list for each warp and, where there are bulk copies, a stage."""
+    return num_threads // 32 * (LIST_BYTES + (SUM_STAGE_BYTES + FULL_BYTES if has_tma else 0))
 
 
 @device_function
@@ -171,3 +179,40 @@ def sum_rows_staged(dst, rows, num_bytes, stage, parities, lane):
         offset = ahead
         half = 1 - half
     return parities
+
+
+# Whole sums
+
+
+@device_function
+def locate_list(num_warps, warp):
+    """The list of a warp; they lie behind the stages, where there are any."""
+    return ptx.smem_base() + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if ptx.has_tma() else 0) + LIST_BYTES * warp
+
+
+@device_function
+def list_row(rows, lane, address, is_one):
+    """Write down the rows of some lanes, in their order; a warp. Returns how many they are."""
+    chosen = ptx.vote_ballot(ptx.FULL_MASK, is_one)
+    if is_one:
+        ptx.st_shared_s64(rows + 8 * ptx.popc_u32(chosen & ((1 << lane) - 1)), address)
+    ptx.syncwarp(ptx.FULL_MASK)
+    return ptx.popc_u32(chosen)
+
+
+@device_function
+def add_up(ctx, dst, rows, stage, parities):
+    """Add up listed rows in float32, round once and store the sum; a warp. Returns the parities of the next fills."""
+    num_bytes, lane = ctx.shape.hidden_bytes, ctx.team.lane
+    if ptx.has_tma() and rows.number <= MAX_STAGED_ROWS:
+        parities = sum_rows_staged(dst, rows, num_bytes, stage, parities, lane)
+    else:
+        sum_rows(ptx.st_na_v4, dst, rows, 0, num_bytes, lane)
+    ptx.syncwarp(ptx.FULL_MASK)
+    return parities
+
+
+@device_function
+def take_token(cell, lane):
+    """The next token that no warp has taken, in lane 0; it arrives while other work goes on. cell: next_token"""
+    return ptx.atom_add_relaxed_gpu_s32(cell, 1) if lane == 0 else 0

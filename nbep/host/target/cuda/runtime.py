@@ -258,6 +258,8 @@ class CudaRuntime(Runtime):
                     return None, [], []
                 if value.is_neg():  # another one, which no attribute of a plain array shows
                     return None, [], []
+                if i == 0:  # where the first lies, outputs are made
+                    kinds.append(value.get_device())
             elif library is not None and library.is_array(value):
                 has_gaps, address = not library.is_contiguous(value), pointer_of(value)
             else:

@@ -1,4 +1,6 @@
-"""What travels in the normal mode, inside a node or between nodes, and the checks of it.
+"""What the normal mode is passed, inside a node or between nodes, and the checks of it.
+
+A call is one object: what the caller passed, in the order of Buffer's signature.
 
 Source: DeepEP csrc/deep_ep.cpp, Buffer::intranode_dispatch, Buffer::internode_dispatch
 """
@@ -13,11 +15,12 @@ import numpy as np
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import ROW_DTYPES, refuse
+from nbep.host.config import Config
+from nbep.host.events import EventOverlap
 from nbep.host.handles import ArraysHandle, Taken
 from nbep.host.internode.handle import InternodeHandle
 from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
-from nbep.host.request import CombineRequest, DispatchRequest
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import ROWS, Wanted
 from nbep.host.target.views import NO_ARRAY, View
@@ -27,7 +30,46 @@ MAX_ROWS = (1 << 31) - 1
 MAX_SCALES = 1024
 
 
-A_PAIR = "an array, or a tuple of an FP8 array and its scales"
+A_PAIR = "an array, or a tuple of an array and its scales"
+
+
+class DispatchRequest(NamedTuple):
+    """See Buffer.dispatch. num_sms: of the default config"""
+
+    x: Any
+    handle: Any
+    num_tokens_per_rank: MaybeArray
+    num_tokens_per_rdma_rank: MaybeArray
+    is_token_in_rank: MaybeArray
+    num_tokens_per_expert: MaybeArray
+    topk_idx: MaybeArray
+    topk_weights: MaybeArray
+    expert_alignment: int
+    num_worst_tokens: int
+    config: Config | None
+    previous_event: EventOverlap | None
+    async_finish: bool
+    allocate_on_comm_stream: bool
+    zero_copy: bool
+    num_sms: int
+
+
+# What Buffer.dispatch returns
+Dispatched = tuple[Any, MaybeArray, MaybeArray, list[int] | None, Any, EventOverlap]
+
+
+class CombineRequest(NamedTuple):
+    """See Buffer.combine."""
+
+    x: Array
+    handle: Any
+    topk_weights: MaybeArray
+    bias: Any
+    config: Config | None
+    previous_event: EventOverlap | None
+    async_finish: bool
+    allocate_on_comm_stream: bool
+    zero_copy: bool
 
 
 class Tokens(NamedTuple):
@@ -54,8 +96,11 @@ class Tokens(NamedTuple):
     def of(cls, x: View, scales: View, topk_idx: View, topk_weights: View, num_experts: int = 0) -> Tokens:
         """Of arrays of two dimensions, or NO_ARRAY but for x."""
         views = x, scales, topk_idx, topk_weights
-        rows = [((ROWS, each.shape[1]), each.dtype_name) if each.is_array else None for each in views]
-        _, num_scales, num_topk, _ = (each.shape[1] if each.is_array else 0 for each in views)
+        rows: list[Wanted | None] = [None] * 4
+        for i, each in enumerate(views):
+            if each.is_array:
+                rows[i] = (ROWS, each.shape[1]), each.dtype_name
+        num_scales, num_topk = (each.shape[1] if each.is_array else 0 for each in (scales, topk_idx))
         (num_tokens, hidden), (token_stride, hidden_stride) = x.shape, scales.strides or (0, 0)
         sizes = num_tokens, hidden, hidden * x.itemsize, num_topk, num_scales
         return cls(x, scales, *sizes, (token_stride, hidden_stride), tuple(rows[:2]), tuple(rows[2:]), num_experts)
@@ -63,11 +108,10 @@ class Tokens(NamedTuple):
 
 def check_rows(x: View, scales: View, is_pair: bool) -> None:
     """The tokens, and their scales if they came as a pair."""
-    name, dtypes = ("x[0]", ("float8_e4m3fn",)) if is_pair else ("x", ROW_DTYPES)
-    validate.array(name, x, dtypes, ("num_tokens", "hidden"))
+    name = "x[0]" if is_pair else "x"
+    validate.array(name, x, ROW_DTYPES, ("num_tokens", "hidden"), aligned=True)
     num_tokens, hidden = x.shape
     validate.hidden_size(name, hidden, VEC_BYTES // x.itemsize)
-    validate.row_alignment(name, x)
     if not is_pair:
         return
     validate.array("x[1]", scales, ("float32", "int32"), (num_tokens, "num_scales"), contiguous=False)
@@ -205,12 +249,9 @@ def check_combine(request: CombineRequest, views: Sequence[View], of_handle: Tak
     """Rows, weights and biases fit each other and the handle. views: of them"""
     x, topk_weights, *of_biases = views
     num_tokens, num_combined_tokens = of_handle.numbers[0], of_handle.sizes[0]
-    if len(of_biases) != 2:
-        raise ValueError(f"bias: got a tuple of {len(of_biases)}; must be an array, a tuple of two, or None")
-    validate.array("x", x, "bfloat16", (num_tokens, "hidden"))
+    validate.array("x", x, "bfloat16", (num_tokens, "hidden"), aligned=True)
     hidden = x.shape[1]
     validate.hidden_size("x", hidden, 8)
-    validate.row_alignment("x", x)
     num_topk = 0
     if request.topk_weights is not None:
         validate.array("topk_weights", topk_weights, "float32", (num_tokens, "num_topk"))
@@ -218,8 +259,7 @@ def check_combine(request: CombineRequest, views: Sequence[View], of_handle: Tak
         validate.topk_size("topk_weights", num_topk)
     for name, view in zip(("bias_0", "bias_1"), of_biases, strict=True):
         if view.array is not None:
-            validate.array(name, view, "bfloat16", (num_combined_tokens, hidden))
-            validate.row_alignment(name, view)
+            validate.array(name, view, "bfloat16", (num_combined_tokens, hidden), aligned=True)
     return CombineGiven(x, hidden, hidden * BF16_BYTES, num_topk, num_combined_tokens)
 
 
