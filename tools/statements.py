@@ -65,8 +65,6 @@ OF_NO_RUN = (
     "Without rings the line is nearly twice",
     "With few tokens `deduplicate` costs",
     "It says how far the queue came",
-    "One warp of a block looks at them",
-    "Over `direct` nothing leaves",
     "The atomic returns how many blocks came before",
     "Each block counts in its own shared memory",
     "The block that comes last writes",

@@ -73,7 +73,7 @@ def steps(trace, token):
         print(f"{kernel:9} rank {rank}, {role:14} {does}, in the memory of rank {memory}")
 
 
-def tell(trace, kernel, who, owner, ring, roles=()):
+def show(trace, kernel, who, owner, ring, roles=()):
     """Print what a rank did to the cells of one ring in the memory of `owner`, in order."""
     for event in trace.events(["store", "atomic", "fill"], kernel=f"internode_{kernel}", rank=who):
         is_meant = event.cell.owner == owner and ring in event.cell.text and event.cell.name != "board"

@@ -37,7 +37,7 @@ def six_tokens(comm):
     return locals()
 
 
-def tell(trace, kernel, *cells, of=None):
+def show(trace, kernel, *cells, of=None):
     """Print what was done to some cells, in order. cells: how a name begins, and in whose memory; of: this rank only"""
     for event in trace.events(["atomic", "fill"], kernel=f"low_latency_{kernel}", rank=of):
         if any(event.cell.text.startswith(name) and event.cell.owner == owner for name, owner in cells):

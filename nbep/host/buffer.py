@@ -43,7 +43,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
 
     Two groups of verbs: get_dispatch_layout, dispatch and combine, and those that begin with low_latency. On which
-    stream they run, and what few need to know of the options, is in docs/buffer_options.md.
+    stream they run, and what few need to know of the options, is in docs/api.md.
 
     Args:
         group: the communicator: the one that nbep.spawn passes, mpi4py's, or a process group of torch.distributed,

@@ -1,13 +1,15 @@
-"""The plots of docs/performance.md were drawn from the tables that records/measured.md has today."""
+"""The plots and figures of docs/performance.md are those of the tables that records/measured.md has today."""
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 PICTURES = Path(__file__).resolve().parents[2] / "docs" / "pictures"
+PAGE = (PICTURES.parent / "performance.md").read_text()
 spec = importlib.util.spec_from_file_location("docs_performance", PICTURES / "performance.py")
 performance = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(performance)
@@ -24,3 +26,27 @@ def test_a_plot_shows_the_figures_of_the_tables(name):
 def test_a_table_that_is_not_there_is_an_error():
     with pytest.raises(LookupError, match="no heading"):
         performance.table_below("## Nowhere", "work")
+
+
+def test_figures_beside_deepep_are_those_of_the_tables():
+    for work, theirs, ours in performance.table_below("### Four GPUs, beside DeepEP", "work"):
+        cells = [
+            f"{performance.number(cell):.0f} GB/s, {cell.partition('(')[2].rstrip(')')}" for cell in (ours, theirs)
+        ]
+        assert f"| {work}, 24 SMs | {' | '.join(cells)} |" in PAGE
+    for work, theirs, ours in performance.table_below("### Low latency, beside DeepEP", "work"):
+        assert re.search(rf"^\| low-latency {work}, 128 tokens \| {ours} us; .*? \| {theirs} us \|", PAGE, re.MULTILINE)
+
+
+def test_the_cpu_s_figures_are_those_of_the_last_table():
+    pages, records = (
+        re.findall(
+            r"^\| (.+?) \| (\d.*) \|$",
+            text.partition("\n## What a call costs the CPU\n")[2].partition("\n## ")[0],
+            re.M,
+        )
+        for text in (PAGE, performance.MEASURED.read_text())
+    )
+    assert len(pages) == 9
+    for call, cells in pages:
+        assert set(cells.split(" | ")) <= set(dict(records)[call].split(" | ")), call

@@ -43,10 +43,16 @@ def test_links_between_pages_lead_to_pages_of_the_site():
     assert lost == []
 
 
-def test_notebooks_and_their_answers_are_listed_in_order():
-    for pages, suffix in (TREES["course.md", ""], ".ipynb"), (SECTIONS["Answers"], ".md"):
-        assert pages == sorted(pages)
-        assert {Path(page).suffix for page in pages} == {suffix}
+def test_the_navigation_has_four_groups_and_at_most_28_pages():
+    assert list(SECTIONS) == ["Learn", "Use", "Understand", "Look up"]
+    assert sum(map(len, SECTIONS.values())) <= 28
+    assert sum(len((DOCS / page).read_text().split()) for pages in SECTIONS.values() for page in pages) <= 70_000
+
+
+def test_notebooks_are_listed_in_order():
+    pages = TREES["course.md", ""]
+    assert pages == sorted(pages)
+    assert {Path(page).suffix for page in pages} == {".ipynb"}
 
 
 def test_the_index_gives_every_notebook_its_title():

@@ -15,8 +15,8 @@ from parts import both_parts
 
 from nbep.litmus import PROGRAMS, allowed
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-MEANING, PAGE = DOCS / "every_schedule.md", DOCS / "every_schedule_inside.md"
+ROOT = Path(__file__).resolve().parents[2]
+MEANING, PAGE = ROOT / "records" / "every_schedule.md", ROOT / "docs" / "every_schedule_inside.md"
 
 
 def of_one_kernel(*threads) -> Program:

@@ -1,4 +1,4 @@
-"""What the oracle says of the random programs that nbep is compared with: a table of docs/every_schedule.md.
+"""What the oracle says of the random programs that nbep is compared with: a table of records/every_schedule.md.
 
 python tests/support/oracle_table.py
 """
