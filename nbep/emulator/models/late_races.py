@@ -113,7 +113,9 @@ def first_unordered(
         if access.verb == "store":
             earlier += allocation.last_loads.get(granule, {}).values()
         for one in earlier:
-            if one.owner is not access.owner and not access.may_meet(one) and not one.is_known(known, besides):
+            # Two copies of one thread have one owner.
+            is_own = one.owner is access.owner and one.who is access.who
+            if not (is_own or access.may_meet(one) or one.is_known(known, besides)):
                 return one
     return None
 

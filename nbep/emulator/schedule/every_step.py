@@ -63,9 +63,9 @@ def words_of(name: Any, offset: int, nbytes: int) -> Words:
     return frozenset((name, word) for word in range(offset >> 2, (offset + nbytes + 3) >> 2))
 
 
-def name_of(allocation: Any) -> tuple[int, str]:
+def name_of(allocation: Any) -> tuple[int, str, int]:
     """The same for all views of an array, by whichever parameters kernels get them."""
-    return allocation.rank, allocation.first_name
+    return allocation.rank, allocation.first_name, allocation.lineage
 
 
 class Underway:
