@@ -60,6 +60,11 @@ FOUND = {
         [("st", "y", 1), ("st", "z", 2), ("or", "z", 2, "y", 1)],
         [("st", "z", 1)],
     ],
+    "a thread that a cell wakes at which it has looked before its wait": [
+        [("ld", "z"), ("and", "y", 1, "x", 2)],
+        [("st", "y", 2), ("st", "y", 1), ("st", "z", 3)],
+        [("st", "x", 2), ("st", "x", 1), ("or", "y", 1, "z", 1)],
+    ],
 }
 
 

@@ -338,4 +338,5 @@ def innermost(code: CodeType, at: int) -> frozenset[tuple]:
 
 
 def shortest(loops: list[tuple[int, int]]) -> tuple[int, int]:
-    return min(loops, key=lambda loop: loop[1] - loop[0])
+    last = {begin: max(end for other, end in loops if other == begin) for begin, _ in loops}  # jumps of one condition
+    return min(last.items(), key=lambda loop: loop[1] - loop[0])

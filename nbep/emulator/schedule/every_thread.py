@@ -130,6 +130,7 @@ class EveryThread(TurningThread, CheckedThread):
         if not is_store:
             self.before_load = self.knowledge, dict(self.heard)
             self.observed = []
+        polled = dict(self.polled)
         self.pending = access
         self.runnable.append(self)
         self.park()
@@ -147,7 +148,7 @@ class EveryThread(TurningThread, CheckedThread):
         self.at = tree.step(step)
         self.clock = {self.who: self.at}
         if not is_store:
-            before = self.before_load, self.observed, self.deeds
+            before = self.before_load, self.observed, self.deeds, polled
             self.polled_here.append((self.at, access, clock, self.frames, before))
             del self.polled_here[:-MAX_POLLED]
             self.loop.count(self, access.words, tree.stores, MANY_LOOKS)

@@ -18,7 +18,7 @@ from .every_step import Access, Clock, Step, Who
 from .strategies import ALONE
 
 # A load: its step, the access, what came before it, the frames that led there; what its thread knew before, what it has
-# observed, and how many deeds it had done.
+# observed, how many deeds it had done, and what it had polled.
 Polled = tuple[int, Access, Clock, Frames, Any]
 
 
@@ -248,12 +248,13 @@ class TurningThread(LoopingThread):
                 place_of(here),
                 lambda access: access == looks[0][1] and is_same_place(looks[0][3], self.frames),
             )
-            for reading in looked.values():
-                self.latest.pop(reading.cell, None)
+            for words in {look[1].words for look in failed} & looked.keys():
+                self.latest.pop(looked[words].cell, None)
             self.forget_polled()
         if tree.stops or not (failed or tree.is_replay):
             return False
-        self.polled.clear()
+        if failed:
+            self.polled = failed[0][4][3]  # as in runs that do not make this turn
         return True
 
     def forget_looks(self: Any) -> dict[Any, Reading]:

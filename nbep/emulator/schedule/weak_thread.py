@@ -135,7 +135,7 @@ class WeakThread(LoopingThread, RacingThread):
         self.at = None
         self.wake_for(coming()[0])
         self.does_more = False
-        self.before = self.clock, self.known, self.tellings
+        self.before = self.clock, self.known, self.tellings, dict(self.polled)
         self.coming = coming
         self.runnable.append(self)
         self.park()
@@ -350,16 +350,19 @@ class WeakThread(LoopingThread, RacingThread):
             self.turn = here
             return not (tree.is_replay and not tree.stops) and super().spin(deadline_ns)
         self.turn = []
-        self.clock, self.known, self.tellings = polls[0].before
+        self.clock, self.known, self.tellings, before = polls[0].before
         tree.fail(self.who, looks, 1)
         self.sleeping = place_of(here), lambda access: access == polls[0].access
         self.left -= 1
         self.waited_once, self.has_news = False, True
+        if not tree.stops:
+            self.polled = before
+            return False
         cells = [
             (place, offset, kind, self.peek(place, offset, kind)) for place, offset, kind, _ in self.polled.values()
         ]
         self.polled.clear()
-        return tree.stops and self.watch(cells, deadline_ns)
+        return self.watch(cells, deadline_ns)
 
     def note_looked(self) -> None:
         """It has read an mbarrier, which its step says itself."""
