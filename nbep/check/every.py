@@ -253,9 +253,9 @@ class Led(Tree):
 
     def choose(self, waiting: dict[Who, Access]) -> Who:
         if len(self.steps) == len(self.choices):
-            self.choices.append(Choice(waiting, self.parked(waiting), {}))
+            self.choices.append(Choice(waiting, {}, {}))
         who, last = self.next_of(waiting), self.picks[-1] if self.picks else None
-        if last is not None and last in waiting and who != last:
+        if last is not None and last in waiting and who != last and last not in self.idle:
             if self.at in self.kept:
                 self.preemptions.append(len(self.picks))
             else:
@@ -265,6 +265,10 @@ class Led(Tree):
         self.choices[len(self.steps)].chosen = who
         self.note_pick(who)
         return who
+
+    @property
+    def is_led(self) -> bool:
+        return self.at < len(self.plan)
 
     def next_of(self, waiting: dict[Who, Access]) -> Who:
         """Whose turn it is by the plan; behind its end anybody's."""

@@ -213,7 +213,7 @@ class Recorder:
     def on_park(self, thread: Any, cells: list[tuple[Any, int, str, Any]]) -> None:
         call = self._calls[thread.block.launch]
         # Parked is who polled all of these; the one that was polled last and has a name is what the loop is about.
-        allocation, offset, _, value = max(enumerate(cells), key=lambda item: (_telling(item[1][0]), item[0]))[1]
+        allocation, offset, _, value = max(enumerate(cells), key=lambda item: (_telling(*item[1][:2]), item[0]))[1]
         cell = self._cell(call, thread, allocation, offset)
         if cell is None:  # a poll of payload
             cell = _cell(call, thread, allocation, offset, False)
@@ -336,10 +336,14 @@ def _meeting(what: NamedBarrier | Collective) -> tuple[str, int]:
     return f"{what.name}[mask {what.mask:#010x}]", len(what.values)
 
 
-def _telling(allocation: Any) -> int:
-    """Which allocation a wait is about, if it polls several: one with named cells, else the block's, else another."""
+def _telling(allocation: Any, offset: int) -> int:
+    """Which cell a wait is about, if it polls several: a named one, else the block's, else another; not the claim, at
+    which a wait looks when it begins.
+    """
     if isinstance(allocation, MBarrier):
         return 1
+    if is_described(allocation) and allocation.describe(offset) == "claim":
+        return -1
     return 2 if is_described(allocation) else int(allocation.number == 0)
 
 

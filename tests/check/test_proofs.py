@@ -15,11 +15,13 @@ BOTH_WAYS = {"tokens": 2, "topk": 2, "experts": 1, "blocks": 1}
 NOTIFY = ("intranode.notify", {"tokens": 1, "rounds": 1}, 1, 19)
 DISPATCH = ("intranode.dispatch", SMALL_RINGS, 4, 22)
 FOUR_TOKENS = ("intranode.dispatch", {**SMALL_RINGS, "tokens": 4}, 25, 39)
-LOW_LATENCY = ("low_latency", BOTH_WAYS, 1, 7)
-ONE_ROW_FOR_A_RANK = ("low_latency", {**BOTH_WAYS, "experts": 2, "dedup": 1}, 1, 14)
+COMBINE = ("intranode.combine", {**SMALL_RINGS, "tokens": 1}, 1, 28)
+COMBINE_OF_TWO = ("intranode.combine", SMALL_RINGS, 144, 761)  # more than a minute of CPU
+LOW_LATENCY = ("low_latency", BOTH_WAYS, 1, 4)
+ONE_ROW_FOR_A_RANK = ("low_latency", {**BOTH_WAYS, "experts": 2, "dedup": 1}, 1, 10)
 DIRECT = ("intranode.direct", {**SMALL_RINGS, "tokens": 1}, 16, 20)  # four warps of each rank take tickets
 DIRECT_OF_TWO = ("intranode.direct", SMALL_RINGS, 256, 68)  # more than a minute of CPU
-OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 18)  # the third round uses the first one's half again
+OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 12)  # the third round uses the first one's half again
 
 
 def run_of(scenario, parameters, *faults):
@@ -29,7 +31,9 @@ def run_of(scenario, parameters, *faults):
 @pytest.mark.parametrize(
     ("scenario", "parameters", "schedules", "redundant"),
     both_parts(
-        [LOW_LATENCY], [NOTIFY, DISPATCH, FOUR_TOKENS, DIRECT, ONE_ROW_FOR_A_RANK, OVERLAP], long=[DIRECT_OF_TWO]
+        [LOW_LATENCY],
+        [NOTIFY, DISPATCH, FOUR_TOKENS, COMBINE, DIRECT, ONE_ROW_FOR_A_RANK, OVERLAP],
+        long=[DIRECT_OF_TWO, COMBINE_OF_TWO],
     ),
 )
 def test_all_schedules_are_right(scenario, parameters, schedules, redundant):

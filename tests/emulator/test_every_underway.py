@@ -322,3 +322,21 @@ def test_which_of_two_blocks_gives_its_sm_to_the_third_is_a_choice():
         return tuple(sorted(seen))
 
     assert run_all(program)[1] == {((0, 0), (1, 0)), ((0, 0), (1, 1)), ((0, 1), (1, 0))}
+
+
+def test_two_allocations_of_one_name_are_two_memories():
+    def program(strategy):
+        def main(context, cells, world):
+            for number in range(2):
+                own = context.space.allocate(16, "cells", zero=True)
+                context.create_stream(f"stream {number}").launch(
+                    lambda base: [int(current_thread().atomic("add", base, "s32", 1, "relaxed", "sys")) for _ in "ab"],
+                    (own.address,),
+                    1,
+                    1,
+                )
+
+        run_host(strategy, main)
+
+    tree, _ = run_all(program)
+    assert (tree.schedules, tree.redundant) == (1, 0)

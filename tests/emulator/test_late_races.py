@@ -325,7 +325,35 @@ def read_early(t, base):
     t.load_shared(COPY, "s32", "weak")
 
 
+def fetch_twice(waits):
+    def twice(t, base):
+        t.mbarrier_init(0, 1)
+        for number in (0, 1):
+            t.mbarrier_arrive_expect_tx(0, COPY)
+            t.bulk_load(COPY, base + DATA, COPY, 0)
+            while (waits or number) and not t.mbarrier_try_wait(0, number if waits else 0):
+                t.spin(NEVER_NS)
+
+    return twice
+
+
+def fetch_and_send(waits):
+    def both(t, base):
+        fetch(t, base, waits)
+        t.bulk_store(base + FLAG, COPY, COPY)
+        t.bulk_commit_group()
+        t.bulk_wait_group(0)
+        while not t.mbarrier_try_wait(0, 0):
+            t.spin(NEVER_NS)
+
+    return both
+
+
 COPIES = {
+    "two loads into one stage": ([fetch_twice(waits=False)], "no thread has waited on the mbarrier"),
+    "the same with a wait between them": ([fetch_twice(waits=True)], None),
+    "a store of a stage that a load fills": ([fetch_and_send(waits=False)], "no thread has waited on the mbarrier"),
+    "the same with a wait between": ([fetch_and_send(waits=True)], None),
     "a source that is not there": ([teller("relaxed"), hearer(fetch)], "is too weak"),
     "a source that is": ([teller(), hearer(fetch)], None),
     "bytes that nobody has waited for": ([read_early], "no thread has waited on the mbarrier"),

@@ -96,6 +96,13 @@ FOUND = {
             Op("ld", "weak", 16, given=0),
         ),
     ),
+    "a compare-and-swap that fails, and releases nothing": of_one_kernel(
+        (Op("st", "weak", 16, 42), Op("cas", "acq_rel", 0, 6, other=5), Op("st", "relaxed", 8, 1)),
+        (Op("wait", "relaxed", 8, 1), Op("ld", "acquire", 0), Op("ld", "weak", 16)),
+    ),
+    "a compare-and-swap that fails beside a weak load": of_one_kernel(
+        Op("ld", "weak", 0), Op("cas", "relaxed", 0, 6, other=5)
+    ),
     "an atomic that acquires, and another size": of_one_kernel(
         Op("add", "acq_rel", 0, 1, asks="none"), Op("cas", "acquire", 0, 1, size=8)
     ),

@@ -119,7 +119,7 @@ def test_more_ranks_give_one_result_if_stores_may_be_late_or_must_be_ordered(num
 
 
 @pytest.mark.parametrize(
-    ("num_slots", "seeds"), both_parts([(3, range(2))], thorough=[(3, range(2, 9)), (5, range(12))])
+    ("num_slots", "seeds"), both_parts([(3, range(2))], thorough=[(3, range(2, 9)), (5, range(16))])
 )
 def test_senders_wait_for_slots_of_rings_smaller_than_the_traffic(num_slots, seeds):
     case = make_case(4, num_tokens=24, routing="everywhere")

@@ -34,7 +34,8 @@ def all_of(main, num_ranks, *args):
             tree.end(is_redundant=True)
         else:
             tree.end()
-            yield tree, results
+            if tree.schedules:  # else that run was none: it has shown what is a choice
+                yield tree, results
 
 
 def run_threads(num_threads, num_cells, thread, strategy, num_ranks=1, seed=0, memory_model="checked"):

@@ -126,7 +126,7 @@ class Oracle:
         state.answers = [()] * count
         for name in ("before", "overs", "seen", "chain", "heads"):
             setattr(state, name, [0] * self.num_events)
-        state.made, state.happened, state.writes, state.met = 0, 0, {}, {}
+        state.made, state.failed, state.happened, state.writes, state.met = 0, 0, 0, {}, {}
         state.places = dict.fromkeys(self.tasks, 0)
         state.points = dict.fromkeys(self.tasks, (0, 0))
         return state
@@ -340,11 +340,13 @@ class Oracle:
             self.happen(new, i, event)
             if self.reads_old and self.is_forbidden(new, op, event, write):
                 continue
+            if op.what == "cas" and old != op.other:  # it only reads
+                new.failed |= 1 << event
             self.check(new, op, event)
             new.made |= 1 << event
             if op.what == "wait" and old < op.value:
                 continue  # a look that fails is none of the events, but may be a race
-            if op.what in WRITING:
+            if self.writes(new, event):
                 self.check_polls(state, i, op, event)
                 self.write(new, i, op, event, self.value(state, op, sources[0]))
             if op.what != "st" and op.what != "wait" and op.asks != "none":
@@ -401,7 +403,8 @@ class Oracle:
         if op.order == "weak":
             return
         heads = self.earlier(state, i, ("fence",)) + [event] * (op.order in RELEASING)
-        heads += [one for one in self.earlier(state, i, WRITING) if self.location(one) == (op.cell, op.size)]
+        here = [one for one in self.earlier(state, i, WRITING) if self.location(one) == (op.cell, op.size)]
+        heads += [one for one in here if self.writes(state, one)]
         state.heads[event] = sum(1 << one for one in {*heads} if self.ops[one].order in RELEASING)
 
     def acquire(self, state: State, i: int, event: int, read: int) -> None:
@@ -419,8 +422,7 @@ class Oracle:
         for one in bits(state.made & ~known):
             if not self.meets(op, one):
                 continue
-            other = self.ops[one]
-            if other.what not in WRITING and (op.what not in WRITING or state.overs[event] >> one & 1):
+            if not self.writes(state, one) and (not self.writes(state, event) or state.overs[event] >> one & 1):
                 continue
             if not self.is_strong(one, event):
                 raise Fault("race")
@@ -446,6 +448,9 @@ class Oracle:
         """What its thread has done so far, of these kinds."""
         events = [self.starts[i] + n for n in range(max(state.at[i], 0))]
         return [one for one in events if self.ops[one].what in kinds and state.happened >> one & 1]
+
+    def writes(self, state: State, event: int) -> bool:
+        return self.ops[event].what in WRITING and not state.failed >> event & 1
 
     def location(self, event: int) -> tuple[int, int]:
         return self.ops[event].cell, self.ops[event].size

@@ -13,7 +13,8 @@ class State:
     base, over: what comes before the next step of each, by base causality; by nbep's rule for loads
     before, overs: the same of each event that has happened; seen: the writes that come before it in observation order;
     chain: the same, for who observes it; heads: of a write, the first operations of the release patterns that it ends
-    made: the accesses that have happened; writes: those that write to each (cell, size), in order, and what
+    made: the accesses that have happened; failed: of those, compare-and-swaps that have only read
+    writes: those that write to each (cell, size), in order, and what
     met: who has come to a barrier or a collective, by its key. places: how far each stream has come
     points: what comes before the next task of a stream, and before an event
     """
@@ -23,7 +24,7 @@ class State:
 
     def copy(self) -> State:
         new = State.__new__(State)
-        new.made, new.happened = self.made, self.happened
+        new.made, new.failed, new.happened = self.made, self.failed, self.happened
         for name in State.LISTS:
             setattr(new, name, getattr(self, name).copy())
         for name in State.DICTS:

@@ -147,7 +147,7 @@ def wait_until(load, cell, holds, wanted, bounds, expired):
             return seen, found
         if deadline == 0:
             deadline = start_wait(bounds)
-        elif expired(deadline):
+        if expired(deadline):
             return seen, found
 
 

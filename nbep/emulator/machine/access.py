@@ -50,6 +50,14 @@ COUNTS = {"s32": 4, "s64": 8}  # kinds of cells that say how far somebody is
 Cell = tuple[Allocation, int, str, Any]
 
 
+def writes(op: str, old: Any, compare: Any) -> bool:
+    """Whether an atomic has written. A compare-and-swap that fails has only read: it releases nothing.
+
+    Source: PTX ISA, Memory Consistency Model, Operation types: atomics are writes "if they result in a write"
+    """
+    return op != "cas" or bool(old == compare)
+
+
 class AccessingThread(Base):
     """A thread with an address space.  Its memory model is "sc": every store is visible to all at once.
 

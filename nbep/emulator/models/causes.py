@@ -27,6 +27,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..machine.access import writes
 from ..machine.block import Block
 from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
@@ -202,8 +203,11 @@ class CausalThread(DelayedThread):
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
     ) -> Any:
         cell = self.segments.get(address >> 32), address & 0xFFFFFFFF
+        before = self.released.get(cell, {})
         old = super().atomic(op, address, kind, operand, order, scope, compare)
-        if order in RELEASES and self.version is not None:  # it tells what it has acquired itself, too
+        if not writes(op, old, compare):
+            self.released[cell] = before
+        elif order in RELEASES and self.version is not None:  # it tells what it has acquired itself, too
             self.release(cell, order, scope)
             self.version.pass_on((frozenset(), self.released_to(cell)))
         return old

@@ -35,7 +35,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..machine.access import AccessingThread
+from ..machine.access import AccessingThread, writes
 from ..machine.bulk import MBarrier
 from ..machine.errors import EmulatorError
 from ..machine.faults import error_at
@@ -232,7 +232,7 @@ class CheckedThread(CopyCheckingThread):
     ) -> Any:
         old = AccessingThread.atomic(self, op, address, kind, operand, order, scope, compare)
         allocation, offset = self.locate(address)
-        self._modified(allocation, offset, kind, order, scope)
+        self._modified(allocation, offset, kind, order, scope, writes(op, old, compare))
         return old
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
@@ -250,11 +250,17 @@ class CheckedThread(CopyCheckingThread):
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
         old = AccessingThread.atomic_shared(self, op, address, kind, operand, order, compare)
-        self._modified(self.shared, address, kind, order, "cta")
+        self._modified(self.shared, address, kind, order, "cta", writes(op, old, compare))
         return old
 
-    def _modified(self, allocation: Allocation, offset: int, kind: str, order: str, scope: str) -> None:
+    def _modified(
+        self, allocation: Allocation, offset: int, kind: str, order: str, scope: str, has_written: bool
+    ) -> None:
         nbytes = SIZES[kind]
+        if not has_written:
+            self.note_load(allocation, offset, nbytes, order, scope)
+            self.receive(allocation, offset, nbytes, order, scope)
+            return
         before = last_to(allocation.last_stores.get(offset >> GRANULE_BITS, ()), offset, offset + nbytes)
         self.receive(allocation, offset, nbytes, order, scope)
         store = self.note_store(allocation, offset, nbytes, order, scope, is_atomic=True)

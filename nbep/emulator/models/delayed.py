@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ..machine.access import FAULTS, AccessingThread
+from ..machine.access import FAULTS, AccessingThread, writes
 from ..machine.errors import Uninitialized
 from ..machine.faults import Hole, who_and_where
 from ..machine.kinds import KINDS, decode, encode
@@ -168,7 +168,7 @@ class DelayedThread(BufferedThread):
         old = super().atomic(op, address, kind, operand, order, scope, compare)
         versions = allocation.versions.get(offset // GRANULE, [])
         said = self.hear(allocation, versions, offset, nbytes, order, scope)
-        if op != "cas" or old == compare:
+        if writes(op, old, compare):
             version.pass_on(said)
             version.arrive(allocation, self.next_moment())
         return old
@@ -289,7 +289,7 @@ class DelayedThread(BufferedThread):
             self.publish(1)
         old = super().atomic_shared(op, address, kind, operand, order, compare)
         self.hear_shared(address, KINDS[kind].size, order)
-        if op != "cas" or old == compare:
+        if writes(op, old, compare):
             self.tell_shared(address, KINDS[kind].size, order, modifies=True)
         return old
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from ..machine.access import writes
 from ..machine.block import Block
 from ..machine.bulk import MBarrier
 from ..machine.kinds import KINDS
@@ -112,7 +113,9 @@ def first_unordered(
         if access.verb == "store":
             earlier += allocation.last_loads.get(granule, {}).values()
         for one in earlier:
-            if one.owner is not access.owner and not access.may_meet(one) and not one.is_known(known, besides):
+            # Two copies of one thread have one owner.
+            is_own = one.owner is access.owner and one.who is access.who
+            if not (is_own or access.may_meet(one) or one.is_known(known, besides)):
                 return one
     return None
 
@@ -221,7 +224,8 @@ class RacingThread(RememberingThread, CausalThread):
     ) -> Any:
         self.begin_access()
         old = super().atomic(op, address, kind, operand, order, scope, compare)
-        self.note_access("store", *self.locate(address), KINDS[kind].size, order, scope, is_atomic=True)
+        verb = "store" if writes(op, old, compare) else "load"
+        self.note_access(verb, *self.locate(address), KINDS[kind].size, order, scope, is_atomic=True)
         return old
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
@@ -238,7 +242,8 @@ class RacingThread(RememberingThread, CausalThread):
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
         self.begin_access()
         old = super().atomic_shared(op, address, kind, operand, order, compare)
-        self.note_access("store", self.shared, address, KINDS[kind].size, order, "cta", is_atomic=True)
+        verb = "store" if writes(op, old, compare) else "load"
+        self.note_access(verb, self.shared, address, KINDS[kind].size, order, "cta", is_atomic=True)
         return old
 
     def converge(self, name: str, mask: int, value: Any, site: Site | None) -> Collective:

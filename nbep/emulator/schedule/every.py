@@ -31,8 +31,8 @@ from .every_choice import Choice, Doubt, Rest, Tried
 from .every_order import Races, clock_before, settle_unsure
 from .every_reversal import reverse_races
 from .every_seen import Cells, Question
-from .every_step import Access, Replay, Step, Waiting, Who, Words
-from .every_turns import Redundant, Turns
+from .every_step import Access, Replay, Step, Waiting, Who, Words, load_of
+from .every_turns import Failed, Redundant, Turns
 from .strategies import Alone, Ready
 from .weak import Late
 
@@ -100,14 +100,11 @@ class Tree(Turns, Limited):
         self._replayed = list(picks)
         self._decided = list(decided)
         self.planned = 0
-        # Words that nobody has stored to: all that were loaded, those of which loads are no steps, and those that polls
-        # look at besides. And words that turned out to change.
-        self._loaded: set[tuple[Any, int]] = set()
+        # Words of which loads are no steps, since nobody has stored there so far; and those that change.
         self._untouched: set[tuple[Any, int]] = set()
-        self._constant: set[tuple[Any, int]] = set()
         self._changing: set[tuple[Any, int]] = set()
         self.looked_at = set(looked_at)
-        self.failures: dict[Hashable, list[dict[Question, bool]]] = {}  # what polls that failed have told, by state
+        self.failures: dict[Hashable, list[dict[Question, bool]]] = {}  # what waits for one cell were told, by state
 
     # --- runs -----------------------------------------------------------------------------------------------------
 
@@ -117,44 +114,33 @@ class Tree(Turns, Limited):
             return False
         self.planned = len(self.choices)
         self._looked_at = tuple(sorted(self.looked_at))  # the same run adds the rest again
-        self._tries = 0  # polls that have failed since the last step
-        self._depth = 0
-        self.probing: Who | None = None  # whose polls are known to fail: up to its next turn nothing is a step
         self.steps: list[Step] = []
         self.races = Races(self.steps)
-        self.refused: dict[Who, Step] = {}  # polls that have failed, and not come to their end since
+        self.failed: list[Failed] = []
+        self.idle: set[Who] = set()
         self.hosts: dict[Who, Waiting] = {}  # that wait, and would go on waiting
         self.is_stale = False
         self.picks = []
         self.decided = []
         self.stores = 0  # steps that store
-        self.at_rest: int | None = None  # from which step on only threads go on that stand amid a turn
+        self.at_rest: int | None = None
+        self.is_stuck = False
         self.doubts: list[Doubt] = []
-        self._held = self.to_hold()
         return True
 
     def end(self, is_redundant: bool = False) -> None:
         """The run is over: choose where the next one leaves it."""
-        is_first = self.schedules + self.redundant == 0 and not self._untouched
-        untouched = self._loaded - self._changing if is_first else self._untouched - self._changing
-        if self.is_stale or untouched != self._untouched or self._constant & self._changing:
-            # What was left out is needed, or more can be left out: from the beginning.
-            self._untouched = untouched
-            self._constant.clear()
+        if self.is_outdated:
+            self._untouched -= self._changing
             self.failures.clear()
             self.choices.clear()
             self.schedules = self.redundant = 0
             return
-        if self.at_rest is not None:
+        if self.is_stuck and self.at_rest is not None:
             is_redundant = True
-            del self.steps[self.at_rest :], self.choices[self.at_rest + 1 :]
-            last = self.choices[self.at_rest]
-            last.wanted.clear()
-            last.begun.clear()
-            last.later.clear()
-            last.choose(None)
-            self.races = Races(self.steps)
-            self.refused.clear()
+            self.failed = [failed for failed in self.failed if failed.at <= self.at_rest]
+            self.forget(self.at_rest)
+            self.choices[self.at_rest].close()
         self.redundant += is_redundant
         self.schedules += not is_redundant
         settle_unsure(self.steps)
@@ -195,6 +181,11 @@ class Tree(Turns, Limited):
             part = inner
         return 1.0 if self.is_whole else min(seen, 1.0)
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether what was left out has turned out to be needed: all begins again when the run is over."""
+        return self.is_stale or not self._untouched.isdisjoint(self._changing)
+
     # --- choices --------------------------------------------------------------------------------------------------
 
     def begin_again(self, name: tuple) -> None:
@@ -211,21 +202,18 @@ class Tree(Turns, Limited):
         """Who of those that wait goes on."""
         self.look_at_time()
         depth = len(self.steps)
-        if depth != self._depth:
-            self._depth, self._tries = depth, 0
-        parked = self.parked(waiting)
         if self._replayed:
-            if len(self.picks) < len(self._replayed):
+            if self.is_led:
                 who = self._replayed[len(self.picks)]
                 if who not in waiting:
                     raise Changed(f"the schedule is that of another program: {who} does not wait for its turn")
             else:
                 who = min(waiting)
             if depth == len(self.choices):
-                self.choices.append(Choice(waiting, parked, {}))
+                self.choices.append(Choice(waiting, {}, {}))
         else:
-            who = self._choose(depth, waiting, parked)
-        if self.probing is None and self.choices[depth].chosen != who:
+            who = self._choose(depth, waiting)
+        if self.choices[depth].chosen != who:
             self.choices[depth].choose(who)
         self.note_pick(who)
         return who
@@ -236,7 +224,7 @@ class Tree(Turns, Limited):
 
     def decide(self, count: int) -> int:
         """What the step under way decides, besides who makes it: one of so many."""
-        if count == 1 or self.probing is not None or not self.steps:
+        if count == 1 or not self.steps:
             return 0
         made = self.decided[self._pick]
         if self.is_replay:
@@ -252,16 +240,9 @@ class Tree(Turns, Limited):
             raise Changed("two runs with the same choices differ: a step has fewer ways to go on")
         return made[-1]
 
-    def parked(self, waiting: dict[Who, Access]) -> dict[Who, Words]:
-        """Who waits for a change, and for one of which words; none for a thread whose poll has failed."""
-        parked = {who: host.words for who, host in self.hosts.items()}
-        parked.update((who, poll.access.words if poll.is_turn else frozenset()) for who, poll in self.refused.items())
-        for who in waiting:
-            parked.pop(who, None)
-        return parked
-
-    def _choose(self, depth: int, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Who:
+    def _choose(self, depth: int, waiting: dict[Who, Access]) -> Who:
         if depth == len(self.choices):
+            parked = {who: host.words for who, host in self.hosts.items() if who not in waiting}
             if not depth or self.is_plain:
                 self.choices.append(Choice(waiting, parked, {}))
             else:
@@ -272,27 +253,19 @@ class Tree(Turns, Limited):
         if self.is_plain and depth >= self.planned:
             choice.wanted |= waiting.keys()
         if depth < self.planned:
-            held = {who for at, who in self._held if at == depth}
-            strange = (choice.waiting.keys() ^ waiting.keys()) - held
-            if self._tries == 0 and (strange or (not held and choice.waiting != waiting)):
+            if self.at_rest is None and choice.waiting != waiting:
                 raise Changed("two runs with the same choices differ: the program depends on more than its schedule")
-            while self._tries < len(choice.failed):
-                who = choice.failed[self._tries]
-                self._tries += 1
-                if who in waiting and who not in held:  # not one who has looked once more before a deadlock
-                    self.probing = who
-                    return who
-            if choice.chosen is not None and (choice.chosen not in choice.failed or choice.chosen in choice.begun):
+            if choice.chosen is not None:
                 return choice.chosen
             left = choice.left
         else:
-            # Loads first: most polls fail then, and are no choice any more. Who has looked last looks again before
-            # others do: the looks of a turn are no choices only if nobody comes between them.
+            # Loads first: most waits fail then, and sleep. Who has looked last looks again before others do: the looks
+            # of a turn are no choices only if nobody comes between them.
             latest = self.steps[-1].who if self.steps else None
-            left = waiting.keys() - choice.asleep.keys() - set(choice.failed)
+            left = waiting.keys() - choice.asleep.keys()
             if not left:
                 self.wake(waiting)
-                left = waiting.keys() - choice.asleep.keys() - set(choice.failed)
+                left = waiting.keys() - choice.asleep.keys()
 
             def turn(who: Who) -> tuple:
                 return who[4] < 0, waiting[who].is_store, who != latest, who  # what is late comes last
@@ -301,31 +274,17 @@ class Tree(Turns, Limited):
             choice.wanted |= left
         if left:
             return min(left)
-        if waiting.keys() <= set(choice.failed):
-            return min(waiting)  # it looks once more before a deadlock is reported
-        rests = waiting.keys() - set(choice.failed)
-        if all(isinstance(choice.asleep.get(one), Rest) for one in rests):
-            # Nobody else can go on. Either all of their turns fail now, or the run repeats another one.
-            if self.at_rest is None:
-                self.at_rest = depth
-            who = min(rests)
-            del choice.asleep[who]
-            return who
-        raise Redundant
+        return self.rest(choice, waiting)
 
     def skips(self, who: Who, words: Words) -> bool:
         """Whether a load is no step, because nobody stores there. A run of these picks, which knows nothing of that,
         chooses here.
         """
-        if not words <= self._untouched:
+        if self.is_plain or self.is_replay or not words.isdisjoint(self._changing):
             return False
+        self._untouched |= words
         self.note_pick(who)
         return True
-
-    def note_load(self, words: Words) -> None:
-        """A step is a load of these."""
-        if not self.is_plain:
-            self._loaded |= words
 
     def step(self, step: Step) -> int:
         """The one who was chosen makes its access. Returns the number of the step."""
@@ -333,79 +292,29 @@ class Tree(Turns, Limited):
         choice = self.choices[depth]
         self._pick = len(self.picks) - 1
         choice.done.setdefault(step.who, Tried(step.access))
-        if step.who in choice.begun and choice.chosen == step.who:
+        if step.who in choice.begun and isinstance(choice.asleep.get(step.who), Rest):
             step.begins = True
         else:
             choice.wanted.add(step.who)
-        self.refused.pop(step.who, None)
         self.steps.append(step)
         if step.access.is_store:
             self.stores += 1
+            self.idle.clear()
             self._changing |= step.access.words
-        elif not (self.is_weak or self.is_plain):  # else see `note_load`
-            self._loaded |= step.access.words
         if depth + 1 < len(self.choices):
             self.doubt(depth + 1)
         return depth
 
-    def awaited(self, loads: list[Words], is_nested: bool) -> Words | None:
-        """Which cell a turn of a loop waits for, if it looks at one only, besides cells that nobody stores to.
-
-        is_nested: the loads may be those of earlier waits, too
-        """
-        if is_nested and len(loads) > 1:
-            return None
-        cell = self.likely(loads)
-        others = {word for words in loads for word in words - cell}
-        if others & self._changing:
-            return None
-        self._constant |= others
-        return cell
-
-    def likely(self, loads: Iterable[Words]) -> Words:
-        """Which of some cells a turn waits for: the last one, or the last one that somebody stores to."""
-        cells = list(loads)
-        return ([words for words in cells if words & self._changing] or cells)[-1]
-
-    def fail(self, who: Who, depth: int) -> bool:
-        """A step was a poll that failed: it is none. False if others have gone on since."""
-        if depth != len(self.steps) - 1:
-            return False
-        self.note_failure(self.steps.pop())
-        if self.races.end > len(self.steps):
-            self.races = Races(self.steps)
-        choice = self.choices[depth]
-        if any(pick for pick, _ in choice.picks):  # nor does an older value end the wait
-            del self.choices[depth + 1 :]
-            raise Redundant
-        choice.done.pop(who, None)
-        choice.wanted.discard(who)
-        if who not in choice.failed:  # or it looks once more
-            choice.failed.append(who)
-            if choice.pick_next():  # an older value may do, but it may as well wait for a newer one, maybe in vain
-                choice.later[who] = choice.picks
-        choice.picks = []
-        if depth < self.planned and choice.chosen == who:  # another one must begin what it was to begin
-            choice.wanted |= choice.waiting.keys() - set(choice.failed)
-        for later in self.choices[depth + 1 :]:  # whose polls have failed since: they fail without the step, too
-            choice.failed += [other for other in later.failed if other not in choice.failed]
-        self._depth, self._tries = depth, len(choice.failed)
-        del self.choices[depth + 1 :]
-        if choice.chosen == who:
-            choice.choose(None)
-        return True
+    def has_only_read(self, at: int) -> None:
+        """A step is a compare-and-swap that has failed: a load."""
+        step = self.steps[at]
+        step.access = load_of(step.access.left)
+        self.choices[at].done[step.who] = Tried(step.access)
 
     def comes_before(self, at: int) -> bool:
         """Whether a step comes before the one under way, also without what both touch."""
         self.races.go_to(len(self.steps) - 1)
         return clock_before(self.steps, self.steps[-1]).get(self.steps[at].who, -1) >= at
-
-    def note_failure(self, poll: Step) -> None:
-        """In the same state a look that tells as much fails, too, and is no step."""
-        if poll.state is not None and poll.reading is not None:
-            told = self.failures.setdefault(poll.state, [])
-            if poll.reading.told not in told:
-                told.append(poll.reading.told)
 
 
 class Standing(Ready):

@@ -88,29 +88,44 @@ class Tried:
 
 
 class Rest:
-    """What is left of a turn of a loop, which would fail here: the looks of a thread that stands amid it."""
+    """A wait that would fail here, or what is left of its turn: the looks of its thread, which sleeps.
 
-    def __init__(self, looks: list[Step]):
-        self.looks = [Tried(look.access) for look in looks]
-        for one, look in zip(self.looks, looks, strict=True):
-            one.learn(look)
+    is_whole: whether that is the turn from its first look on
+    begun: that look, if it has been tried by itself: all that can come behind it is known
+    """
+
+    def __init__(self, looks: list[Tried], *, is_whole: bool = True, begun: Tried | None = None):
+        self.looks = looks
+        self.is_whole = is_whole
+        self.begun = begun
         self.access = load_of(frozenset().union(*(look.access.words for look in looks)))
+
+    @property
+    def first_looks(self) -> list[Tried]:
+        """Those that may be made here while others come later, if that has not been tried."""
+        return self.looks[:-1] if self.begun is None else []
 
     def commutes_with(self, step: Step) -> bool:
         """Whether it still fails behind a step."""
         return all(one.commutes_with(step) for one in self.looks)
 
 
+def rest_of(looks: list[Step], *, is_whole: bool = True) -> Rest:
+    tried = [Tried(look.access) for look in looks]
+    for one, look in zip(tried, looks, strict=True):
+        one.learn(look)
+    return Rest(tried, is_whole=is_whole)
+
+
 class Choice:
     """Where a run chose; what is known of it from all runs that came here.
 
     waiting: who stands before an access, and before which
-    parked: whose polls would fail here; of hosts, which words they would read
-    asleep: whose accesses have been tried before, and nothing since depends on them
+    parked: hosts that would not go on here, and which words they would read
+    asleep: whose accesses have been tried before, and nothing since depends on them; or whose waits would fail
     doubtful: of those, who may wake, because the step before this choice may still ask for more
-    failed: whose polls have failed here, in this order: they could not go on
-    later: of those, who might take an older value, and what is to be decided then
-    turns: of those, who has looked at several cells; begun: who is to begin such a turn here in some run
+    later: whose waits have failed here and might take an older value, and what is to be decided then
+    begun: of those whose waits would fail, who is to make the first look of a turn here in some run
     chosen: who went on; picks: what the step decided besides, each time one of so many
     wanted, done: who is to go on here in some run, and who has
     """
@@ -120,8 +135,6 @@ class Choice:
         self.parked = parked
         self.asleep = asleep
         self.doubtful: dict[Who, Any] = {}
-        self.failed: list[Who] = []
-        self.turns: set[Who] = set()
         self.begun: set[Who] = set()
         self.later: dict[Who, list[list[int]]] = {}
         self.chosen: Who | None = None
@@ -131,10 +144,25 @@ class Choice:
 
     @property
     def left(self) -> set[Who]:
-        return self.wanted - self.done.keys() - self.asleep.keys() - set(self.failed)
+        return self.wanted - self.done.keys() - self.asleep.keys()
+
+    @property
+    def awake(self) -> set[Who]:
+        return self.waiting.keys() - self.asleep.keys()
+
+    def fails(self, who: Who) -> bool:
+        """Whether a thread would wait here."""
+        return isinstance(self.asleep.get(who), Rest)
 
     def choose(self, who: Who | None) -> None:
         self.chosen, self.picks = who, []
+
+    def close(self) -> None:
+        """No other run is to go on from here."""
+        self.wanted.clear()
+        self.begun.clear()
+        self.later.clear()
+        self.choose(None)
 
     def pick_next(self) -> bool:
         """Go on to what the one who was chosen can decide next; False if that was all."""
@@ -154,7 +182,7 @@ class Choice:
             self.choose(min(begun))
         elif self.later:  # a poll that has failed with the latest value
             who, picks = self.later.popitem()
-            self.failed.remove(who)
+            self.asleep.pop(who, None)
             self.wanted.add(who)
             self.chosen, self.picks = who, picks
         else:
@@ -163,8 +191,23 @@ class Choice:
 
     def after(self, step: Step, waiting: dict[Who, Access], parked: dict[Who, Words]) -> Choice:
         """The next choice, behind a step that was made here: who need not go on there, as far as is known."""
-        tried: dict[Who, Any] = {**self.asleep, **self.done}
-        asleep = {who: one for who, one in tried.items() if who != step.who and one.commutes_with(step)}
+        asleep: dict[Who, Any] = {}
+        for who in self.asleep.keys() | self.done.keys():
+            known: Any = self.asleep.get(who)
+            tried = self.done.get(who)
+            if who == step.who:
+                if step.begins:
+                    asleep[who] = Rest(known.looks[1:], is_whole=False)
+                continue
+            if isinstance(known, Rest):
+                tried = tried or known.begun
+                if known.commutes_with(step):
+                    asleep[who] = Rest(known.looks, is_whole=known.is_whole, begun=tried) if tried else known
+                    continue
+            else:
+                tried = tried or known
+            if tried is not None and tried.commutes_with(step):
+                asleep[who] = tried
         choice = Choice(waiting, parked, asleep)
         if step.may_ask:
             choice.doubtful = {who: one for who, one in asleep.items() if one.access.meets(step.access)}

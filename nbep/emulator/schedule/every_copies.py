@@ -75,7 +75,7 @@ class CopyChoices(BarrierChoices):
 
     def finish_load(self, nbytes: int, mbarrier: MBarrier, arrive: Callable[[], None], load: Underway) -> None:
         """The step at which a load arrives at its mbarrier."""
-        at = self.world.strategy.tree.step(Step(load.who, load.pending, load.clock, self.cell_at(mbarrier), []))
+        at = self.world.strategy.tree.step(Step(load.who, load.pending, load.clock, self.cell_at(mbarrier)))
         load.clock = {load.who: at}
         self.make_arrival(at, mbarrier, (0, nbytes), arrive)
 

@@ -107,7 +107,7 @@ class HostChoices(Cpu):
         host.switch()
 
     def step(self, host: Host, access: Access, cell: Cell | None = None, *, is_wait: bool = False) -> Step:
-        step = Step(who_is(host), access, self.clock_of(host), cell, [])
+        step = Step(who_is(host), access, self.clock_of(host), cell)
         step.is_wait = is_wait
         self.clocks[host.rank] = {step.who: self.world.strategy.tree.step(step)}
         return step
@@ -311,7 +311,7 @@ class OrderChoices(Order):
 
             def come(turn: Underway) -> None:
                 self.come.add(mark)
-                step = Step(turn.who, turn.pending, turn.clock, None, [])
+                step = Step(turn.who, turn.pending, turn.clock, None)
                 self.clocks[stream] = {turn.who: tree.step(step)}
                 stream.advance()
 
@@ -340,7 +340,7 @@ class EverySms(Sms):
 
     def stand(self, launch: Any, block: int, clock: Clock, happen: Callable[[], None]) -> None:
         def come(turn: Underway) -> None:
-            step = Step(turn.who, turn.pending, turn.clock, None, [])
+            step = Step(turn.who, turn.pending, turn.clock, None)
             turn.clock = self.clock = {turn.who: self.world.strategy.tree.step(step)}
             happen()
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dis
 import sys
-from collections.abc import Hashable
+import zlib
+from collections.abc import Callable, Hashable
 from functools import cache
 from types import CodeType, FrameType, FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,8 +28,8 @@ MANY_LOOKS, MANY_WEAK_LOOKS = 1000, 100  # at one cell, while no thread stores; 
 MANY_CALLS = 10_000  # weak accesses, after which some are looked at more closely
 
 
-# The attributes of `BarrierChoices` and `CopyChoices`, which several classes of threads have.
-OF_CHOICES = "mates", "copies", "asked"
+# The attributes of `BarrierChoices`, `CopyChoices` and `LoopingThread`, which several classes of threads have.
+OF_CHOICES = "mates", "copies", "asked", "sleeping"
 
 
 class Endless(BaseException):
@@ -61,7 +62,7 @@ class Loop:
         self.mark: Mark | None = None
         self.state: Hashable = None
         self.steps = self.weak = 0
-        self.same = False  # one turn has come back since the mark; the next one has the same values from its looks
+        self.same: int | None = None  # the step at which one turn had come back; the next one has the same values
         self.looks: dict[Any, int] = {}
         self.stores = 0
 
@@ -69,8 +70,8 @@ class Loop:
         """Something has changed, or the thread has done more than look."""
         self.mark = None
 
-    def comes_back(self, frame: FrameType, step: int) -> int | None:
-        """The thread is about to look at a cell: the first step of two turns that have changed nothing, or None."""
+    def comes_back(self, frame: FrameType, step: int) -> tuple[int, int] | None:
+        """The thread is about to look at a cell: the first steps of two turns that have changed nothing, or None."""
         here = frames_of_kernel(frame)
         mark = self.mark
         self.steps += 1
@@ -80,15 +81,15 @@ class Loop:
         elif is_same_place(mark.frames, here):
             if held_in(here, mark.depth) != mark.held:
                 self.set_mark(here, step)
-            elif self.same:
-                return mark.step
+            elif self.same is not None:
+                return mark.step, self.same
             else:
-                self.same = True
+                self.same = step
                 self.state = state_of(mark)
         return None
 
     def set_mark(self, here: Frames, step: int) -> None:
-        self.steps, self.same = 0, False
+        self.steps, self.same = 0, None
         depth = depth_of_loop(here)
         self.mark = Mark(here, depth, held_in(here, depth), step) if is_while(here, depth) else None
         self.state = state_of(self.mark)
@@ -132,9 +133,22 @@ class LoopingThread(Base):
 
     __slots__ = ()
     loop: Loop
+    sleeping: tuple[tuple, Callable[[Any], bool]] | None  # where a turn has failed, and whether an access is its first
 
     def before_meeting(self) -> None:
         """It is about to arrive somewhere: what it does before that."""
+
+    def wake_for(self: Any, access: Any) -> None:
+        """What it does behind a turn that has failed: if that is not to look there again, it does more than wait.
+
+        Raises: Redundant, in a search
+        """
+        if self.sleeping is not None:
+            place, first = self.sleeping
+            self.sleeping = None
+            tree = self.world.strategy.tree
+            if (access is None or not first(access)) and not tree.is_outdated:
+                tree.begin_again(place)
 
     def modify(
         self, op: str, allocation: Allocation, offset: int, kind: str, operand: Any, compare: Any, address: int
@@ -270,6 +284,13 @@ def is_same_turn(before: Frames, turn: Frames) -> bool:
     return False
 
 
+def place_of(here: Frames) -> tuple[str, int, int, int]:
+    """The name of a place in a kernel, in all runs."""
+    frame, at = here[-1]
+    line, _, column, _ = position_of(frame.f_code, at)
+    return "loop", zlib.crc32(frame.f_code.co_filename.encode()), line or 0, column or 0
+
+
 @cache
 def positions(code: CodeType) -> list[tuple]:
     return list(code.co_positions())
@@ -278,6 +299,15 @@ def positions(code: CodeType) -> list[tuple]:
 def position_of(code: CodeType, at: int) -> tuple:
     """Where in its file an instruction comes from: a loop's condition is compiled twice."""
     return positions(code)[at // 2]
+
+
+def last_turn(looks: list[Frames], here: Frames) -> int:
+    """The number of the first look of the last turn of a loop that ends here: each begins where the first one did."""
+    called = depth_of_loop(here) + 1  # by the function that has the loop: one call may look several times
+    for number in reversed(range(1, len(looks))):
+        if is_same_place(looks[number], looks[0]) and looks[number][called][0] is not looks[number - 1][called][0]:
+            return number
+    return 0
 
 
 def is_nested(turn: Frames) -> bool:
@@ -308,4 +338,5 @@ def innermost(code: CodeType, at: int) -> frozenset[tuple]:
 
 
 def shortest(loops: list[tuple[int, int]]) -> tuple[int, int]:
-    return min(loops, key=lambda loop: loop[1] - loop[0])
+    last = {begin: max(end for other, end in loops if other == begin) for begin, _ in loops}  # jumps of one condition
+    return min(last.items(), key=lambda loop: loop[1] - loop[0])

@@ -83,14 +83,11 @@ class Races:
             before.update(loads_before(steps, i, self.loads, clock))
             before.update(plain(steps, step, self.without_cell))
         else:
-            last = last_needed(steps, step)
-            before = {*stores_before(steps, step.cell, last), *plain(steps, step, self.without_cell)}
+            before = self.before_load(step)
             self.loads.setdefault(step.cell, []).append(i)
         before -= step.behind
-        if step.refused and step.cell is None:
-            self.found += [(at, i) for at in before if known.get(steps[at].who, -1) < at]
-        elif step.refused and step.cell is not None and not step.cell.is_mixed:
-            self.found += [(at, i) for at in where_it_succeeds(steps, step, last, known)]
+        if step.refused and step.cell is not None and not step.cell.is_mixed:
+            self.found += [(at, i) for at in where_it_succeeds(steps, step, last_needed(steps, step), known)]
         else:
             self.found += [(at, i) for at in immediate(steps, before, known, step.who)]
         for word in step.access.words:
@@ -99,6 +96,34 @@ class Races:
             join(clock, steps[at].clock)
         clock[step.who] = i
         step.clock = clock
+
+    def before_load(self, load: Step) -> set[int]:
+        assert load.cell is not None
+        last = last_needed(self.steps, load)
+        return {*stores_before(self.steps, load.cell, last), *plain(self.steps, load, self.without_cell)}
+
+    def of_failed(self, at: int, looks: list[Step]) -> Iterator[tuple[int, Step, int]]:
+        """Of a turn that has failed behind so many steps: a store, and the look that is to come before it in another
+        run, as the which of its turn.
+        """
+        steps = self.steps
+        clock = clock_before(steps, looks[0])
+        for number, look in enumerate(looks, 1):
+            look.clock = dict(clock)
+            if look.cell is None or look.cell.is_mixed or look.reading is None:  # all that was stored there may matter
+                before = {one for one in range(at) if steps[one].access.meets(look.access)}
+                found = [one for one in before if clock.get(steps[one].who, -1) < one]
+            else:
+                before = {one for one in self.before_load(look) if one < at}
+                is_only = len(looks) == 1
+                found = list(
+                    where_it_succeeds(steps, look, look.reading.index, clock)
+                    if is_only
+                    else immediate(steps, before, clock, look.who)
+                )
+            yield from ((store, look, number) for store in found)
+            for one in before:
+                join(clock, steps[one].clock)
 
 
 def settle_unsure(steps: list[Step]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .every_choice import Choice, Rest
-from .every_order import clock_before, comes_before, join, where_it_succeeds
+from .every_order import clock_before, comes_before, join
 from .every_step import Step, Who, load_of
 
 Tree = Any  # that of `every`
@@ -23,28 +23,16 @@ def reverse_races(tree: Tree) -> None:
     for number, step in enumerate(tree.steps):
         if step.is_wait:
             let_go_on(tree, step, number)
-    for poll in tree.refused.values():
-        let_succeed(tree, poll)
+    for at, looks in tree.failed:
+        for store, look, number in tree.races.of_failed(at, looks):
+            reverse(tree, store, look, at, number)
     for who, host in tree.hosts.items():
-        wait = Step(who, load_of(host.words), host.clock, None, [])
+        wait = Step(who, load_of(host.words), host.clock, None)
         wait.clock = clock_before(tree.steps, wait)
         for step in tree.steps:
             if step.access.meets(wait.access):
                 join(wait.clock, step.clock)
         let_go_on(tree, wait, len(tree.steps))
-
-
-def let_succeed(tree: Tree, poll: Step) -> None:
-    """A poll has failed up to the end: have it come where it would not, in some run."""
-    poll.clock = clock_before(tree.steps, poll)
-    cell = poll.cell
-    if cell is None or cell.is_mixed:  # all that has been stored there may matter
-        stores = [at for at, step in enumerate(tree.steps) if step.access.meets(poll.access)]
-        found = [at for at in stores if poll.clock.get(tree.steps[at].who, -1) < at]
-    else:
-        found = list(where_it_succeeds(tree.steps, poll, len(cell.entries) - 1, poll.clock))
-    for at in found:
-        reverse(tree, at, poll, len(tree.steps))
 
 
 def let_go_on(tree: Tree, wait: Step, number: int) -> None:
@@ -76,8 +64,11 @@ def may_be_without(tree: Tree, at: int, number: int, words: set[tuple[Any, int]]
     return any(step.clock.get(who, -1) < at and not words.isdisjoint(step.access.words) for step in later)
 
 
-def reverse(tree: Tree, at: int, last: Step, number: int) -> None:
-    """Have a step come before an earlier one, in some run: one of those who can begin what leads there."""
+def reverse(tree: Tree, at: int, last: Step, number: int, looks: int = 1) -> None:
+    """Have a step come before an earlier one, in some run: one of those who can begin what leads there.
+
+    looks: how many of its turn come up to it, if it is known
+    """
     first: dict[Who, int] = {}
     for later in range(at + 1, number + 1):
         step = last if later == number else tree.steps[later]
@@ -86,8 +77,8 @@ def reverse(tree: Tree, at: int, last: Step, number: int) -> None:
         if step.who not in first and all(step.clock.get(who, -1) < begin for who, begin in first.items()):
             first[step.who] = later
     choice = tree.choices[at]
-    begun = {who for who in first if may_begin(choice, who)}
-    for who in first.keys() & {*choice.parked, *choice.failed}:  # a poll that would fail here
+    begun = {who for who in first if may_begin(choice, who, looks if who == last.who else 1)}
+    for who in [who for who in first if who in choice.parked or choice.fails(who)]:
         del first[who]
     if not first.keys() - begun and begun:
         if not begun & choice.begun:
@@ -96,14 +87,12 @@ def reverse(tree: Tree, at: int, last: Step, number: int) -> None:
     if not first:
         return
     if not first.keys() <= choice.waiting.keys():  # something else than an access has let one of them come there
-        choice.wanted |= choice.waiting.keys() - set(choice.failed)
+        choice.wanted |= {who for who in choice.waiting if not choice.fails(who)}
     elif not first.keys() & choice.wanted and (awake := first.keys() - choice.asleep.keys()):
         choice.wanted.add(min(awake))  # who is asleep may have come into this run without a need: see `Tried`
 
 
-def may_begin(choice: Choice, who: Who) -> bool:
-    """Whether a thread whose turn would fail at a choice may make the first of its looks there, and others later."""
+def may_begin(choice: Choice, who: Who, looks: int) -> bool:
+    """Whether a thread whose wait would fail at a choice may make its first looks there, and more of them later."""
     asleep = choice.asleep.get(who)
-    if isinstance(asleep, Rest):
-        return len(asleep.looks) > 1
-    return who in choice.turns or (who[1] != "" and bool(choice.parked.get(who)))
+    return isinstance(asleep, Rest) and asleep.begun is None and len(asleep.looks) > (looks if asleep.is_whole else 1)

@@ -63,9 +63,9 @@ def words_of(name: Any, offset: int, nbytes: int) -> Words:
     return frozenset((name, word) for word in range(offset >> 2, (offset + nbytes + 3) >> 2))
 
 
-def name_of(allocation: Any) -> tuple[int, str]:
+def name_of(allocation: Any) -> tuple[int, str, int]:
     """The same for all views of an array, by whichever parameters kernels get them."""
-    return allocation.rank, allocation.first_name
+    return allocation.rank, allocation.first_name, allocation.lineage
 
 
 class Underway:
@@ -106,7 +106,6 @@ class Step:
     """An access that has been made.
 
     after: the last steps that come before it in its thread, and in those that it has met
-    refused: what its thread had asked of the cell when its poll failed before, each time, and what the answers were
     cell, reading, entry: what it has met, what it has read, the number of what it has stored there
     is_add, number: whether it is an add that may commute with others; what it adds or, if it is a plain store, stores
     clock: the last step of each thread that comes before it, and itself
@@ -114,21 +113,20 @@ class Step:
     arrival: at an mbarrier, how many arrivals and bytes have come
     is_wait: whether a host goes on whose wait is over
     behind: steps that it had to wait for, and that it need not have waited for if it had come earlier
-    begins: of a look, whether its turn is to go on only once somebody has stored; is_turn: of a poll, whether it was
-        a turn that has looked at several cells
-    state: of a load in a loop, what decides what its thread does if it fails; None if that is not known
+    begins: of a look, whether its turn is to go on only once somebody has stored
+    state: of a look in a loop, what decides what its thread does if it fails; None if that is not known
+    refused: what the same look had been told, in whichever run, where it failed
     """
 
     __slots__ = (
-        "who", "access", "after", "refused", "cell", "reading", "entry", "is_add", "number", "clock",
-        "is_cut", "is_wait", "arrival", "behind", "begins", "is_turn", "state",
+        "who", "access", "after", "cell", "reading", "entry", "is_add", "number", "clock",
+        "is_cut", "is_wait", "arrival", "behind", "begins", "state", "refused",
     )  # fmt: skip
 
-    def __init__(self, who: Who, access: Access, after: Clock, cell: Cell | None, refused: list[dict[Question, bool]]):
+    def __init__(self, who: Who, access: Access, after: Clock, cell: Cell | None):
         self.who = who
         self.access = access
         self.after = after
-        self.refused = refused
         self.cell: Cell | None = cell
         self.reading: Reading | None = None
         self.entry = 0
@@ -139,8 +137,9 @@ class Step:
         self.is_wait = False
         self.arrival = (0, 0)
         self.behind: frozenset[int] = frozenset()
-        self.begins = self.is_turn = False
+        self.begins = False
         self.state: Hashable = None
+        self.refused: list[dict[Question, bool]] = []
 
     @property
     def commutes(self) -> bool:
@@ -158,5 +157,5 @@ class Step:
         return self.reading is not None and self.reading.is_open
 
     def fails(self, values: set[int]) -> bool:
-        """Whether the poll would fail with each of these values, as far as is known."""
-        return all(any(agree(asked, value) for asked in self.refused) for value in values)
+        """Whether a look would fail with each of these values, as far as is known."""
+        return all(any(agree(told, value) for told in self.refused) for value in values)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..machine.access import writes
 from ..machine.kinds import KINDS
 from ..machine.memory import OFFSET_BITS, OFFSET_MASK, Allocation
 from ..machine.orders import ACQUIRES, SCOPES
@@ -28,12 +29,13 @@ from .every_loops import (
     frames_above,
     is_in_loop,
     is_nested,
+    last_turn,
     still_running,
 )  # fmt: skip
 from .every_order import joined
 from .every_seen import INTEGERS, UNSIGNED, Cell, Entry, Question, Reading, Seen, settled, signed
 from .every_step import Access, Clock, Step, Words, load_of, name_of, store_of, words_of
-from .every_turns import Polled, TurningThread, turns_in
+from .every_turns import Polled, TurningThread
 from .strategies import ALONE
 
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
@@ -53,20 +55,19 @@ class EveryThread(TurningThread, CheckedThread):
     does_more: whether a weak store or a meeting has come after the last of them
     before_load: what it knew before its last load; observed: the stores whose values that has read
     deeds: weak stores and meetings so far
-    awaited: whether its last poll has failed and was no step
     at, kind, words: the step that it makes now, None if it is none; of which kind; which words it meets
     is_add: whether that is an add that may commute with others; is_lazy: or an exchange, whose old value may not matter
     is_skipped: whether its access is a load that is no step, since nobody stores there
     reading: what it reads, or has read last; latest: the same by cell
     looked: by words, what it has read since the last turn of a loop
+    refused: where it looked in a turn that has failed since its last step, and what it was told there
     unfenced: what it has read with an order that does not acquire, since its last fence
-    refused: of each poll that has failed since its last step, its cell, what was asked, and what the answers were
     """
 
     __slots__ = (
-        "who", "pending", "clock", "polled_here", "frames", "loop", "does_more", "deeds", "awaited", "before_load",
-        "observed", "at", "kind", "words", "is_add", "is_lazy", "is_skipped", "reading", "looked", "latest", "unfenced",
-        "refused", *OF_CHOICES,
+        "who", "pending", "clock", "polled_here", "frames", "loop", "does_more", "deeds", "before_load",
+        "observed", "at", "kind", "words", "is_add", "is_lazy", "is_skipped", "reading", "looked", "latest", "refused",
+        "unfenced", *OF_CHOICES,
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
@@ -81,9 +82,9 @@ class EveryThread(TurningThread, CheckedThread):
         self.loop = Loop()
         self.does_more = False
         self.deeds = 0
+        self.sleeping = None
         self.before_load: Any = None
         self.observed: list[tuple[CheckedAccess, Signalled]] = []
-        self.awaited = False
         self.at: int | None = None
         self.kind = ""
         self.words: frozenset = frozenset()
@@ -91,8 +92,8 @@ class EveryThread(TurningThread, CheckedThread):
         self.reading: Reading | None = None
         self.looked: dict[Words, Reading] = {}
         self.latest: dict[Cell, Reading] = {}
+        self.refused: tuple[Words, list[dict[Question, bool]]] = frozenset(), []
         self.unfenced: list[Reading] = []
-        self.refused: list[tuple[Cell, dict[Question, bool]]] = []
 
     @property
     def is_standing(self) -> bool:
@@ -110,45 +111,44 @@ class EveryThread(TurningThread, CheckedThread):
         is_store = access.is_store
         self.let_go()
         self.frames = frames_above(sys._getframe(2))
-        begun = self.loop.comes_back(sys._getframe(2), len(tree.steps))
-        if begun is not None:
-            self.end_turn([poll for poll in self.polled_here if poll[0] >= begun], False)
-            super().spin(NEVER)
+        turns = self.loop.comes_back(sys._getframe(2), len(tree.steps))
+        if turns is not None:
+            first = [poll for poll in self.polled_here if turns[0] <= poll[0] < turns[1]]
+            looks = [poll for poll in self.polled_here if poll[0] >= turns[1]]
+            if not self.end_turn(looks, self.frames, False, first):
+                super().spin(NEVER)
         self.left = ALONE
         self.words, self.at = access.words, None
         self.is_add = self.is_lazy = False
-        if tree.probing == self.who:
-            tree.note_pick(self.who)  # a run of these picks, which knows of no poll that it fails, chooses here
-            look()
-            return
         self.is_skipped = not is_store and tree.skips(self.who, access.words)
         if self.is_skipped:
             look()
             self.loop.count(self, access.words, tree.stores, MANY_LOOKS)
             return
+        self.wake_for(access)
         self.does_more = False
         if not is_store:
             self.before_load = self.knowledge, dict(self.heard)
             self.observed = []
+        polled = dict(self.polled)
         self.pending = access
         self.runnable.append(self)
         self.park()
         self.pending = None
         self.left = ALONE
         cell = look()
-        if tree.probing == self.who:
-            self.looked = {}
-            return
         clock = self.clock
-        refused = [asked for where, asked in self.refused if where is cell]
-        self.refused = []
-        step = Step(self.who, access, clock, cell, refused)
+        step = Step(self.who, access, clock, cell)
+        words, refused = self.refused
+        if words == access.words and not is_store:
+            step.refused = refused
+        self.refused = frozenset(), []
         if self.loop.state is not None:
             step.state = self.who, access.words, self.loop.state
         self.at = tree.step(step)
         self.clock = {self.who: self.at}
         if not is_store:
-            before = self.before_load, self.observed, self.deeds
+            before = self.before_load, self.observed, self.deeds, polled
             self.polled_here.append((self.at, access, clock, self.frames, before))
             del self.polled_here[:-MAX_POLLED]
             self.loop.count(self, access.words, tree.stores, MANY_LOOKS)
@@ -159,6 +159,7 @@ class EveryThread(TurningThread, CheckedThread):
 
     def leave(self) -> None:
         self.let_go()
+        self.wake_for(None)
         super().leave()
         self.forget_itself()
 
@@ -168,7 +169,7 @@ class EveryThread(TurningThread, CheckedThread):
 
     def forget_itself(self) -> None:
         """It goes no further: drop what refers back to it, so that it is freed with no search for garbage."""
-        self.frames, self.polled_here, self.unfenced, self.refused = [], [], [], []
+        self.frames, self.polled_here, self.unfenced = [], [], []
         self.reading, self.looked, self.latest = None, {}, {}
         self.loop.forget()
 
@@ -243,7 +244,7 @@ class EveryThread(TurningThread, CheckedThread):
         self.stand_global(address, kind, True)
         self.begin_atomic(op, operand, kind, order)
         old = super().atomic(op, address, kind, operand, order, scope, settled(compare))
-        return self.end_atomic(old, kind)
+        return self.end_atomic(old, kind, writes(op, old, settled(compare)))
 
     def load_shared(self, address: int, kind: str, order: str) -> Any:
         address = settled(address)
@@ -274,7 +275,7 @@ class EveryThread(TurningThread, CheckedThread):
         self.stand_shared(address, kind, True)
         self.begin_atomic(op, operand, kind, order)
         old = super().atomic_shared(op, address, kind, operand, order, settled(compare))
-        return self.end_atomic(old, kind)
+        return self.end_atomic(old, kind, writes(op, old, settled(compare)))
 
     # --- what it reads and stores ---------------------------------------------------------------------------------
 
@@ -290,7 +291,10 @@ class EveryThread(TurningThread, CheckedThread):
         if self.is_lazy:
             self.made.number = signed(operand, kind)
 
-    def end_atomic(self, old: Any, kind: str) -> Any:
+    def end_atomic(self, old: Any, kind: str, has_written: bool) -> Any:
+        if not has_written:
+            assert self.at is not None
+            self.world.strategy.tree.has_only_read(self.at)
         self.at = None
         if not self.is_lazy:
             return old
@@ -385,54 +389,12 @@ class EveryThread(TurningThread, CheckedThread):
 
     def spin(self, deadline_ns: int) -> bool:
         here = frames_above(sys._getframe(1))
-        self.end_turn([poll for poll in self.polled_here if is_in_loop(poll[3], here)], is_nested(here))
+        looks = [poll for poll in self.polled_here if is_in_loop(poll[3], here)]
+        if self.world.overdue(self, deadline_ns):
+            self.forget_looks()
+        elif self.end_turn(looks[last_turn([look[3] for look in looks], here) :], here, is_nested(here)):
+            return False
         return super().spin(deadline_ns)
-
-    def end_turn(self, failed: list[Polled], is_nested: bool) -> None:
-        """A turn of a loop that polls is over. If it has looked at one cell, its loads are no steps.
-
-        A turn that loads two cells that change is steps: one may change between the loads of both.
-        """
-        self.left = ALONE
-        tree = self.world.strategy.tree
-        self.awaited = False
-        waited_for: Words | None = None
-        if tree.probing == self.who:
-            tree.probing = None
-            self.awaited = True
-            if self.who in tree.choices[len(tree.steps)].turns:
-                self.forget_turn()
-                return
-            waited_for = tree.likely(self.looked)
-        elif failed and not self.does_more:
-            waited_for = tree.awaited([poll[1].words for poll in failed], is_nested)
-            looks_twice = sum(poll[1].words == waited_for for poll in turns_in(failed)[-1]) > 1
-            if (waited_for is None or looks_twice) and not is_nested:
-                self.fail_turn(failed)
-                return
-        if waited_for is not None and not self.awaited:
-            self.observed = []
-            for at, _, clock, _, (before, observed, _) in reversed(failed):
-                if tree.fail(self.who, at):
-                    self.clock, self.before_load = clock, before
-                    self.observed += observed
-                    self.awaited = True
-        looked, self.looked, self.polled_here = self.looked, {}, []
-        self.loop.forget()
-        if self.awaited:  # a poll that is no step has told its thread nothing
-            assert waited_for is not None
-            self.remember_failure(waited_for, looked[waited_for])
-            self.forget_polled()
-
-    def remember_failure(self, words: Words, reading: Reading) -> None:
-        """A load was a poll that has failed, and is no step."""
-        asked = reading.told
-        if (reading.cell, asked) not in self.refused:
-            self.refused.append((reading.cell, asked))
-        self.latest.pop(reading.cell, None)
-        refused = [asked for where, asked in self.refused if where is reading.cell]
-        poll = Step(self.who, load_of(words), self.clock, reading.cell, refused)
-        self.world.strategy.tree.refused[self.who] = poll
 
     # Whoever leaves a meeting comes behind all that came there, itself included.
 

@@ -7,17 +7,18 @@ of a turn whose rest would fail its thread sleeps, until somebody stores what ch
 
 from __future__ import annotations
 
-from collections.abc import Container
-from typing import Any
+from collections.abc import Container, Hashable, Sequence
+from typing import Any, NamedTuple
 
-from .every_choice import Choice, Doubt, Rest
-from .every_loops import Frames, LoopingThread, is_same_place
+from .every_choice import Choice, Doubt, rest_of
+from .every_loops import Frames, LoopingThread, is_same_place, place_of
 from .every_order import Races
-from .every_seen import Reading
-from .every_step import Access, Clock, Step, Who, load_of
+from .every_seen import Question, Reading
+from .every_step import Access, Clock, Step, Who
+from .strategies import ALONE
 
 # A load: its step, the access, what came before it, the frames that led there; what its thread knew before, what it has
-# observed, and how many deeds it had done.
+# observed, how many deeds it had done, and what it had polled.
 Polled = tuple[int, Access, Clock, Frames, Any]
 
 
@@ -25,36 +26,35 @@ class Redundant(BaseException):
     """All that could go on here has been tried: the run would repeat another one."""
 
 
-class Turns:
-    """The part of a tree of runs that knows of turns.
+class Failed(NamedTuple):
+    """A turn of a wait that has failed, and is no step: its looks, and how many steps there were before."""
 
+    at: int
+    looks: list[Step]
+
+
+class Turns:
+    """The part of a tree of runs that knows of waits.
+
+    failed: the turns of the run under way; failures: what those of one look were told, in whichever run, by state
+    idle: whose wait has failed since the last store
+    at_rest: from which step on nobody can go on but those whose waits would fail; is_stuck: some of them amid a turn
     doubts: who sleeps in the run under way, and may have to wake
     """
 
     choices: list[Choice]
     steps: list[Step]
     races: Races
+    failed: list[Failed]
+    failures: dict[Hashable, list[dict[Question, bool]]]
+    idle: set[Who]
+    at_rest: int | None
+    is_stuck: bool
     doubts: list[Doubt]
     is_search: bool
+    picks: list[Who]
     _replayed: list[Who]
     planned: int
-    at_rest: int | None
-
-    def fail(self, who: Who, depth: int) -> bool:
-        raise NotImplementedError
-
-    def to_hold(self) -> set[tuple[int, Who]]:
-        """Whose turns are not to fail, at which choices: they begin one at a later choice, or at this one."""
-        held = set()
-        for at, choice in enumerate(self.choices):
-            who = choice.chosen
-            if who is None or who not in choice.begun or (who in choice.waiting and who not in choice.failed):
-                continue
-            for earlier in reversed(range(at + 1)):
-                held.add((earlier, who))
-                if who in self.choices[earlier].failed:
-                    break
-        return held
 
     def doubt(self, depth: int) -> None:
         """Behind the last step somebody may sleep, and the step may still ask for more."""
@@ -85,9 +85,47 @@ class Turns:
         """Whether somebody has said who goes on."""
         return bool(self._replayed) or not self.is_search
 
-    def is_last(self, choice: Choice, others: Container[Who]) -> bool:
-        """Whether all of these stand amid a turn that would fail."""
-        return all(isinstance(choice.asleep.get(one), Rest) for one in others)
+    @property
+    def is_led(self) -> bool:
+        """Whether they still do."""
+        return len(self.picks) < len(self._replayed)
+
+    @property
+    def stops(self) -> bool:
+        """Whether a thread whose wait has failed stops until a cell changes, and does not only stand before a look."""
+        return self.at_rest is not None or (self.is_replay and not self.is_led)
+
+    def forget(self, at: int) -> list[Step]:
+        """The last steps are none. Returns them."""
+        steps = self.steps[at:]
+        del self.steps[at:], self.choices[at + 1 :]
+        self.failed = [failed._replace(at=min(failed.at, at)) for failed in self.failed]
+        if self.races.end > at:
+            self.races = Races(self.steps)
+        return steps
+
+    def rest(self, choice: Choice, waiting: dict[Who, Access]) -> Who:
+        """Nobody is awake. If all of them wait, they do so for ever; amid a turn they first look at the rest of it.
+
+        If others sleep, who waits makes the first look of a turn if that wakes one of them: it would go on behind that.
+
+        Raises: Redundant, if nobody can wake those who sleep
+        """
+        others = [who for who in waiting if not choice.fails(who)]
+        if others:
+            tried = [one for who in others if (one := choice.asleep.get(who) or choice.done.get(who)) is not None]
+            for who in waiting.keys() - choice.done.keys() - set(others):
+                first = choice.asleep[who].first_looks
+                if any(one.access.meets(look.access) for one in tried for look in first):
+                    choice.begun.add(who)
+                    return who
+            raise Redundant
+        if self.at_rest is None:
+            self.at_rest = len(self.steps)
+        self.is_stuck |= not all(choice.asleep[who].is_whole for who in waiting)
+        who = min(waiting)
+        del choice.asleep[who]
+        return who
 
     def turn_of(self, who: Who, looks: list[int]) -> list[int] | None:
         """The last looks of a turn that no other thread interrupts. None if its thread has done more than look."""
@@ -112,37 +150,55 @@ class Turns:
         if not rest:
             raise Redundant
         choice = self.choices[rest[0]]
-        if self.is_last(choice, choice.waiting.keys() - {who} - set(choice.failed)):
-            self.at_rest = rest[0]  # nobody else can go on: it looks again, and maybe waits for ever
+        if all(choice.fails(one) for one in choice.waiting if one != who):
+            self.at_rest, self.is_stuck = rest[0], True  # nobody else can go on: it looks again, and maybe for ever
             return
-        looks = [self.steps[at] for at in rest]
-        del self.steps[rest[0] :], self.choices[rest[0] + 1 :]
-        self.races = Races(self.steps)
+        looks = self.forget(rest[0])
+        self.failed.append(Failed(rest[0], looks))
         choice.done.pop(who, None)
         choice.wanted.discard(who)
-        if len(rest) == 1:
-            choice.begun.discard(who)
-        choice.asleep[who] = Rest(looks)
+        choice.asleep[who] = rest_of(looks, is_whole=False)
         choice.choose(None)
         self.wake(choice.waiting)  # the looks have been asked for more since
-        awake = choice.waiting.keys() - choice.asleep.keys() - set(choice.failed)
-        if awake and not choice.done and not choice.left:
-            choice.wanted.add(min(awake, key=lambda one: (one[4] < 0, choice.waiting[one].is_store, one)))
+        if choice.awake and not choice.done and not choice.left:
+            choice.wanted.add(min(choice.awake, key=lambda one: (one[4] < 0, choice.waiting[one].is_store, one)))
         raise Redundant
 
-    def fail_turn(self, who: Who, looks: list[int]) -> None:
-        """A turn that looks at several cells has failed, and no other thread has come between: it is no step."""
-        choice = self.choices[looks[0]]
-        if looks[0] < self.planned and choice.chosen == who:  # it may have been the first look alone that was wanted
-            choice.begun.add(who)
-        accesses = [self.steps[at].access for at in looks]
+    def note_failure(self, look: Step) -> None:
+        """In the same state a look that tells as much fails, too."""
+        if look.state is not None and not look.refused:
+            look.refused = self.failures.setdefault(look.state, [])
+        if look.reading is not None and look.reading.told not in look.refused:
+            look.refused.append(look.reading.told)
+
+    def fail(self, who: Who, looks: list[int], length: int) -> None:
+        """The last steps were a turn that has failed: they are none, and its thread sleeps.
+
+        length: of the turn; it may have been made twice
+
+        Raises: Redundant
+        """
         for at in reversed(looks):
-            self.steps[at].state = None
-            self.fail(who, at)
-        choice.turns.add(who)
-        # Who sleeps would wake if the turn began here: a look that fails now may be followed by one that comes later.
-        if any(tried.access.meets(look) for tried in choice.asleep.values() for look in accesses[:-1]):
-            choice.begun.add(who)
+            if any(pick for pick, _ in self.choices[at].picks):  # nor does an older value end the wait
+                self.forget(at)
+                raise Redundant
+        choice = self.choices[looks[0]]
+        steps = self.forget(looks[0])
+        turn = steps[-length:]
+        turn[0].after = steps[0].after
+        if len(turn) == 1:
+            self.note_failure(turn[0])
+        self.failed.append(Failed(looks[0], turn))
+        choice.done.pop(who, None)
+        choice.wanted.discard(who)
+        if choice.pick_next():  # an older value may do, but it may as well wait for a newer one, maybe in vain
+            choice.later[who] = choice.picks
+        choice.asleep[who] = rest_of(turn)
+        if looks[0] < self.planned and choice.chosen == who:  # another one must begin what it was to begin
+            choice.wanted |= choice.awake
+            if len(turn) > 1:  # or this first look alone was wanted
+                choice.begun.add(who)
+        choice.choose(None)
 
 
 class TurningThread(LoopingThread):
@@ -152,32 +208,54 @@ class TurningThread(LoopingThread):
 
     def do_more(self: Any) -> None:
         """It does more than look."""
+        self.wake_for(None)
         self.does_more = True
         self.deeds += 1
 
-    def fail_turn(self: Any, failed: list[Polled]) -> None:
-        """A turn that has looked at several cells is over, and has failed.
+    def end_turn(self: Any, looks: list[Polled], here: Frames, is_nested: bool, before: Sequence[Polled] = ()) -> bool:
+        """A turn of a loop that polls is over. If no thread has come between its looks, they are no steps.
 
-        If others came between its looks, another run has the last ones behind them.
+        If others came, another run has the last ones behind them. Returns whether its thread may go on to the next
+        turn, to sleep before its first look.
+        is_nested: the looks may be those of earlier waits, too; before: those of a turn just before that was the same
 
         Raises: Redundant, in a search
         """
+        self.left = ALONE
         tree = self.world.strategy.tree
-        failed = self.since_turn(failed)
-        looks = [poll[0] for poll in failed]
-        deeds = {poll[4][2] for poll in failed} | {self.deeds}
-        rest = tree.turn_of(self.who, looks) if len(deeds) == 1 else None
-        if rest is not None and rest != looks and not tree.is_replay and tree.at_rest is None:
-            tree.block(self.who, rest)
-        if rest != looks:
-            self.forget_looks()
-            return
-        self.observed = []
-        for poll in failed:
-            self.observed += poll[4][1]
-        self.clock, self.before_load = failed[0][2], failed[0][4][0]
-        tree.fail_turn(self.who, looks)
-        self.forget_turn()
+        tree.idle.add(self.who)
+        failed: list[Polled] = []
+        if looks and not (self.does_more or (is_nested and len(looks) > 1)) and place_of(here) not in tree.looked_at:
+            rest: list[int] | None = None
+            for failed in ([*before, *looks], looks):
+                turn = [look[0] for look in failed]
+                is_pure = {look[4][2] for look in failed} == {self.deeds}
+                rest = tree.turn_of(self.who, turn) if is_pure else None
+                if rest == turn:
+                    break
+            else:
+                failed = []
+                if rest is not None and not tree.is_replay and tree.at_rest is None:
+                    tree.block(self.who, rest)
+        looked = self.forget_looks()
+        if failed:
+            self.observed = [one for look in failed for one in look[4][1]]
+            self.clock, self.before_load = failed[0][2], failed[0][4][0]
+            first = tree.steps[looks[0][0]]
+            tree.fail(self.who, turn, len(looks))
+            self.refused = first.access.words, first.refused
+            self.sleeping = (
+                place_of(here),
+                lambda access: access == looks[0][1] and is_same_place(looks[0][3], self.frames),
+            )
+            for words in {look[1].words for look in failed} & looked.keys():
+                self.latest.pop(looked[words].cell, None)
+            self.forget_polled()
+        if tree.stops or not (failed or tree.is_replay):
+            return False
+        if failed:
+            self.polled = failed[0][4][3]  # as in runs that do not make this turn
+        return True
 
     def forget_looks(self: Any) -> dict[Any, Reading]:
         """The turn is over. Returns what it has read, by words."""
@@ -187,36 +265,6 @@ class TurningThread(LoopingThread):
         self.loop.forget()
         return looked
 
-    def since_turn(self: Any, looks: list[Polled]) -> list[Polled]:
-        """The looks of the last turn, and of those just before that have seen the same."""
-        steps = self.world.strategy.tree.steps
-        turns = turns_in(looks)
-
-        def answers(turn: list[Polled]) -> list[Any]:
-            readings = [steps[look[0]].reading if look[0] < len(steps) else None for look in turn]
-            return [(look[1], one and one.told) for look, one in zip(turn, readings, strict=True)]
-
-        first = len(turns) - 1
-        while first > 0 and answers(turns[first - 1]) == answers(turns[-1]) and turns[first - 1][0][4][2] == self.deeds:
-            between = range(turns[first - 1][0][0], turns[first][0][0])
-            own = [at for at in between if steps[at].who == self.who]
-            if own != [look[0] for look in turns[first - 1]]:
-                break
-            first -= 1
-        return [look for turn in turns[first:] for look in turn]
-
-    def forget_turn(self: Any) -> None:
-        """A turn that has looked at several cells was no step: its thread has seen nothing new."""
-        tree = self.world.strategy.tree
-        looked = self.forget_looks()
-        self.awaited = True
-        for reading in looked.values():
-            self.latest.pop(reading.cell, None)
-        poll = Step(self.who, load_of(frozenset().union(*looked)), self.clock, None, [])
-        poll.is_turn = True
-        tree.refused[self.who] = poll
-        self.forget_polled()
-
     def forget_polled(self: Any) -> None:
         for cell, polled in list(self.polled.items()):
             if self.changed([polled]):  # since an earlier wait that has succeeded
@@ -225,9 +273,3 @@ class TurningThread(LoopingThread):
         self.forget_met()
         for store, observation in self.observed:
             store.observed_by = tuple(one for one in store.observed_by if one is not observation)
-
-
-def turns_in(looks: list[Polled]) -> list[list[Polled]]:
-    """Looks by the turns of the loop: each begins where the first one did."""
-    begins = [i for i, look in enumerate(looks) if is_same_place(look[3], looks[0][3])]
-    return [looks[i:j] for i, j in zip(begins, [*begins[1:], len(looks)], strict=True)]

@@ -69,7 +69,7 @@ class Arrival:
         """It arrives."""
         late = self.strategy.late
         after = joined(self.clock, late.last_arrival.get(self.granule, {}))  # of one that was to come before it
-        at = self.strategy.tree.step(Step(self.who, self.access, after, None, []))
+        at = self.strategy.tree.step(Step(self.who, self.access, after, None))
         self.clock = late.last_arrival[self.granule] = late.arrived[self.store] = {self.who: at}
         late.visible[self.store.version] = at
         self.store()

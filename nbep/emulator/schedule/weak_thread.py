@@ -28,10 +28,11 @@ from .every_loops import (
     is_in_loop,
     is_nested,
     is_same_place,
+    place_of,
 )  # fmt: skip
 from .every_order import joined
-from .every_seen import Cell, Question, Reading
-from .every_step import Access, Clock, Step, Underway, Words
+from .every_seen import Cell, Reading
+from .every_step import Access, Clock, Step, Underway
 from .weak import Arrival, Late, granules_of
 
 Needs = tuple[Access, list[PendingStore]]  # what a step touches, and the stores that must have arrived before
@@ -62,12 +63,11 @@ class WeakThread(LoopingThread, RacingThread):
     looked: by words, what these have touched, and if that was an mbarrier, what they have read; reading: the last one
     turn: the last turn of a loop that polls and was steps
     before: its clock, and what it knew, before the step that it stands before
-    refused: of each poll that has failed since its last step, its cell, if it has one, and what was asked
     """
 
     __slots__ = (
-        "who", "coming", "clock", "at", "number", "stores", "fresh", "loop", "polled_here", "does_more", "looked",
-        "reading", "turn", "before", "refused", *OF_CHOICES,
+        "who", "coming", "clock", "at", "number", "stores", "fresh", "loop", "polled_here", "does_more",
+        "reading", "turn", "before", *OF_CHOICES,
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
@@ -83,11 +83,10 @@ class WeakThread(LoopingThread, RacingThread):
         self.loop = Loop()
         self.polled_here: list[Poll] = []
         self.does_more = False
-        self.looked: dict[Words, tuple[Access, Reading | None]] = {}
+        self.sleeping = None
         self.reading: Reading | None = None
         self.turn: list[tuple[FrameType, int]] = []
         self.before: Any = None
-        self.refused: list[tuple[Cell | None, dict[Question, bool]]] = []
 
     @property
     def strategy(self) -> Any:
@@ -131,23 +130,16 @@ class WeakThread(LoopingThread, RacingThread):
     ) -> None:
         """Wait until it is this thread's turn, unless its step touches nothing and waits for nothing."""
         tree = self.strategy.tree
-        if (needs := coming()) == NOTHING:
+        if coming() == NOTHING:
             return
         self.at = None
-        if is_poll:
-            self.looked.pop(needs[0].words, None)
-            self.looked[needs[0].words] = needs[0], None
-        if tree.probing == self.who:
-            tree.note_pick(self.who)
-            return
+        self.wake_for(coming()[0])
         self.does_more = False
-        self.before = self.clock, self.known, self.tellings
+        self.before = self.clock, self.known, self.tellings, dict(self.polled)
         self.coming = coming
         self.runnable.append(self)
         self.park()
         self.coming = None
-        if tree.probing == self.who:
-            return
         access, waits = coming()
         cell, clock, behind = look(), self.clock, set[int]()
         for store in waits:
@@ -155,9 +147,8 @@ class WeakThread(LoopingThread, RacingThread):
                 clock = joined(clock, self.late.arrived[store])
             else:  # unless it had come before they were shown to it
                 behind.update(self.late.arrived[store].values())
-        step = Step(self.who, access, clock, cell, [asked for where, asked in self.refused if where is cell])
+        step = Step(self.who, access, clock, cell)
         step.behind = frozenset(behind)
-        self.refused = []
         self.at = tree.step(step)
         self.clock = {self.who: self.at}
         if is_poll:
@@ -267,21 +258,19 @@ class WeakThread(LoopingThread, RacingThread):
     def stand_to_load(self, needs: Needs, order: str) -> None:
         self.wait_if_it_comes_back()
         tree, access, is_plain = self.strategy.tree, needs[0], not (needs[1] or needs[0].is_store)
-        if is_plain and tree.probing != self.who and tree.skips(self.who, access.words):
+        if is_plain and tree.skips(self.who, access.words):
             self.loop.count(self, access, tree.stores, MANY_WEAK_LOOKS)
             return
         self.stand_before(lambda: needs, is_poll=order in POLLED)
         if self.at is not None:
             self.loop.count(self, access, tree.stores, MANY_WEAK_LOOKS)
-            if is_plain:
-                tree.note_load(access.words)
 
     def wait_if_it_comes_back(self) -> None:
         """A loop that does nothing but look at cells is a wait, without `wait_expired`, too."""
         begun = self.loop.comes_back(sys._getframe(2), len(self.strategy.tree.steps))
         if begun is not None:
             here = frames_above(sys._getframe(2))
-            self.end_turn([poll for poll in self.polled_here if poll.at >= begun], here, False, NEVER)
+            self.end_turn([poll for poll in self.polled_here if poll.at >= begun[0]], here, False, NEVER)
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         self.loop.forget()
@@ -348,49 +337,35 @@ class WeakThread(LoopingThread, RacingThread):
     def end_turn(self, polls: list[Poll], here: Frames, is_nested: bool, deadline_ns: int) -> bool:
         """A turn of a loop that polls is over. If it looks at one cell, its loads are no steps."""
         tree = self.strategy.tree
-        has_failed = tree.probing == self.who
-        cell: Words | None = None
-        if has_failed:
-            tree.probing = None
-            cell = tree.likely(self.looked)
-            self.clock, self.known, self.tellings = self.before
-        elif polls and not self.does_more and (cell := tree.awaited([poll.access.words for poll in polls], is_nested)):
-            looks = [poll.frames for poll in polls if poll.access.words == cell]
-            if not all(is_same_place(frames, looks[0]) for frames in looks):  # the cell may change between two of them
-                polls = []
-            for poll in reversed(polls):
-                if not tree.fail(self.who, poll.at):
-                    break
-                has_failed = True
-                self.clock, self.known, self.tellings = poll.before
-        looked, self.looked, self.polled_here = self.looked, {}, []
+        looks = [poll.at for poll in polls]
+        tree.idle.add(self.who)
+        is_one = len({poll.access.words for poll in polls}) == 1 and not (is_nested and len(polls) > 1)
+        # The cell may change between two looks of a turn.
+        is_one = is_one and all(is_same_place(poll.frames, polls[0].frames) for poll in polls) and not self.does_more
+        may_sleep = is_one and place_of(here) not in tree.looked_at and not self.world.overdue(self, deadline_ns)
+        has_failed = may_sleep and tree.turn_of(self.who, looks) == looks
+        self.polled_here = []
         self.loop.forget()
         if not has_failed:
             self.turn = here
-            return super().spin(deadline_ns)
+            return not (tree.is_replay and not tree.stops) and super().spin(deadline_ns)
         self.turn = []
-        assert cell is not None
-        self.remember_failure(*looked[cell])
+        self.clock, self.known, self.tellings, before = polls[0].before
+        tree.fail(self.who, looks, 1)
+        self.sleeping = place_of(here), lambda access: access == polls[0].access
         self.left -= 1
         self.waited_once, self.has_news = False, True
+        if not tree.stops:
+            self.polled = before
+            return False
         cells = [
             (place, offset, kind, self.peek(place, offset, kind)) for place, offset, kind, _ in self.polled.values()
         ]
         self.polled.clear()
         return self.watch(cells, deadline_ns)
 
-    def remember_failure(self, access: Access, reading: Reading | None) -> None:
-        """A load was a poll that has failed, and is no step."""
-        cell, asked = (None, {}) if reading is None else (reading.cell, reading.told)
-        if (cell, asked) not in self.refused:
-            self.refused.append((cell, asked))
-        refused = [asked for where, asked in self.refused if where is cell]
-        self.strategy.tree.refused[self.who] = Step(self.who, access, self.clock, cell, refused)
-
     def note_looked(self) -> None:
-        """It has read an mbarrier."""
-        words = next(reversed(self.looked))
-        self.looked[words] = self.looked[words][0], self.reading
+        """It has read an mbarrier, which its step says itself."""
 
     def hear_entry(self, reading: Reading) -> None:
         """An mbarrier tells nothing itself: see `hear_phase`."""
@@ -425,7 +400,7 @@ class WeakThread(LoopingThread, RacingThread):
         self.set_off(touch(left=[*self.shared_granules(store.begin, store.nbytes), *target]), come)
 
     def make_copy(self, copy: Underway) -> None:
-        at = self.strategy.tree.step(Step(copy.who, copy.pending, copy.clock, None, []))
+        at = self.strategy.tree.step(Step(copy.who, copy.pending, copy.clock, None))
         copy.clock = {copy.who: at}
 
     def _wait_group(self, n: int, read_only: bool) -> None:
@@ -438,11 +413,13 @@ class WeakThread(LoopingThread, RacingThread):
 
     def before_meeting(self) -> None:
         """It shows its stores to its block."""
+        self.wake_for(None)
         self.does_more = True
         self.loop.forget()
         self.stand_before(lambda: self.shows(1))
 
     def came_to(self, meeting: Any) -> None:
+        self.wake_for(None)
         self.does_more = True
         self.loop.forget()
         meeting.clock = joined(meeting.clock, self.clock)

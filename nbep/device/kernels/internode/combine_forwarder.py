@@ -210,9 +210,8 @@ def publish_nvl_heads(ctx, num_warps):
             return
         if has_moved:
             deadline = 0
-        elif deadline == 0:
+            continue
+        if deadline == 0:
             deadline = start_wait(ctx.bounds)
-        else:
-            waiter = Waiter(FORWARDER_COORDINATOR, peer, here.channel)
-            if has_stalled(deadline, ctx.bounds, waiter, RETIRED, least):
-                return
+        if has_stalled(deadline, ctx.bounds, Waiter(FORWARDER_COORDINATOR, peer, here.channel), RETIRED, least):
+            return

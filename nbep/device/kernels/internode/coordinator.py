@@ -85,9 +85,10 @@ def publish_slots(ctx, counter, cell, total, column, site):
             amo_add(ctx.network, cell, done - published, waiter.peer, ctx.here.channel, True)
             published = done
             deadline = 0
-        elif deadline == 0:
+            continue
+        if deadline == 0:
             deadline = start_wait(ctx.bounds)
-        elif has_stalled(deadline, ctx.bounds, waiter, total, done):
+        if has_stalled(deadline, ctx.bounds, waiter, total, done):
             return
     if total > 0:
         ptx.st_weak_s32(counter, ptx.s32(ptx.ld_weak_s32(counter) + total))

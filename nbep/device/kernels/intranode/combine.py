@@ -218,9 +218,10 @@ def coordinate(ctx, board):
             ptx.st_relaxed_sys_s32(ring.head, head)
         if moved:
             deadline = 0
-        elif deadline == 0:
+            continue
+        if deadline == 0:
             deadline = start_wait(bounds)
-        elif has_stalled(deadline, bounds, Waiter(COMBINE_COORDINATOR, peers.rank, channel), RETIRED, head):
+        if has_stalled(deadline, bounds, Waiter(COMBINE_COORDINATOR, peers.rank, channel), RETIRED, head):
             return
 
 
