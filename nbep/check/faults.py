@@ -283,7 +283,8 @@ SCOPES = ("cta", "gpu", "sys")
 
 
 POLLS = ("ld_acquire_", "ld_relaxed_", "ld_volatile_")  # what a wait polls with
-LOOPS = ("wait_until", "wait_or_report")  # the loop of all waits: what is left out is the wait that calls it
+# The loops of all waits: what is left out is the wait that calls them.
+LOOPS = ("wait_until", "wait_or_report", "wait_for_peer")
 
 
 def function_tree(function: FunctionType) -> ast.FunctionDef:
