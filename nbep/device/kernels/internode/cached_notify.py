@@ -112,5 +112,5 @@ def internode_cached_notify(
     ctx = Context(network, peers, progress, bounds, here, ptx.thread_idx() % 32, sizes, None, None, call)
     if ptx.block_idx() == 0:
         come_together(ctx)
-    elif not has_timed_out(bounds):  # after a time-out the handle may say anything
+    elif ptx.vote_all(ptx.FULL_MASK, not has_timed_out(bounds)):  # after a time-out the handle may say anything
         encode_heads(ctx, heads)
