@@ -43,6 +43,7 @@ RUNS = (
     ("elastic.expanded", {"fp8": 1, "hidden": 256, "cached": 1}),
     ("elastic.expanded", {"tma": 0}),
     ("elastic.once", {}),
+    ("elastic.shared", {}),
     ("elastic.nodes", {"fp8": 1, "hidden": 256, "cached": 1, "sync": 1, "rounds": 2}),
     ("elastic.nodes", {"ranks": 4, "tma": 0}),
     ("elastic.nodes.once", {"ibgda": 1}),

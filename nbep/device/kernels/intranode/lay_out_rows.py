@@ -3,8 +3,8 @@
  x[i], topk_weights[i] --warp--> the same row there, unless it came from this rank, which reads its own where they are
 
  cell                     written by     with                   read by           with
- rows there (1)           a warp         bulk copy, or st_na    (fetched_sums)    -
- weights there (1)        a warp         st_na                  (fetched_sums)    -
+ x there (1)              a warp         bulk copy, or st_na    (fetched_sums)    -
+ topk_weights there (1)   a warp         st_na                  (fetched_sums)    -
  stage of a warp          copy engine    bulk copy              copy engine       after full
 
  (1) All ranks have met behind the last combine that has read them.

@@ -4,7 +4,7 @@
 
  cell               written by         with                   read by           with
  offers[d], at s    rank d             see offer_rows.py      lanes             ld_na
- rows and weights   earlier kernels    (1)                    warps of rank s   bulk copy, or ld_na
+ x, topk_weights    earlier kernels    (1)                    warps of rank s   bulk copy, or ld_na
  next_token         warps              atom_add_relaxed_gpu   warps             the same
  biases             no thread          -                      warps             bulk copy, or ld_na
  rows[w]            warp w             st_shared              the same warp     ld_shared, after syncwarp

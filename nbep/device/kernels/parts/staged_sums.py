@@ -3,7 +3,7 @@
  cell             written by    with                          read by       with
  full[0], full[1] copy engine   complete_tx                   the warp      mbarrier_try_wait_parity
  half 0, half 1   copy engine   tma_load_1d (1)               the warp      ld_shared, after full
- rows[i]          see sums.py                                 the warp      ld_shared, after syncwarp
+ rows[i]          the warp      st_shared                     the warp      ld_shared, after syncwarp
    their bytes    see the kernel                              copy engine   tma_load_1d, after a proxy fence (2)
 
  (1) A half is loaded again after the proxy fence and the syncwarp behind the warp's loads from it. A warp that has
