@@ -19,8 +19,8 @@ COMBINE = ("intranode.combine", {**SMALL_RINGS, "tokens": 1}, 1, 28)
 COMBINE_OF_TWO = ("intranode.combine", SMALL_RINGS, 144, 761)  # more than a minute of CPU
 LOW_LATENCY = ("low_latency", BOTH_WAYS, 1, 4)
 ONE_ROW_FOR_A_RANK = ("low_latency", {**BOTH_WAYS, "experts": 2, "dedup": 1}, 1, 10)
-DIRECT = ("intranode.direct", {**SMALL_RINGS, "tokens": 1}, 16, 20)  # four warps of each rank take tickets
-DIRECT_OF_TWO = ("intranode.direct", SMALL_RINGS, 256, 68)  # more than a minute of CPU
+DIRECT = ("intranode.direct", {**SMALL_RINGS, "tokens": 1}, 48, 21)  # four warps of each rank take tickets
+DIRECT_OF_TWO = ("intranode.direct", SMALL_RINGS, 768, 33)  # minutes of CPU
 OVERLAP = ("low_latency.overlap", {**BOTH_WAYS, "rounds": 3}, 1, 12)  # the third round uses the first one's half again
 
 
