@@ -3,6 +3,7 @@
 import importlib.metadata
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ import pytest
 from parts import both_parts
 from processes import LIMIT_S, once_per_run
 
+from nbep.device.extras import install_line
 from nbep.device.network import nvshmem_library
 
 pytestmark = pytest.mark.compile
@@ -44,6 +46,7 @@ SPILLED = {
     ("internode_dispatch", "sm_100"): 44,
 }
 USUAL_SPILL = 16
+INSTALL = re.escape(install_line("nvshmem"))
 SYMBOLS = ("nvshmemi_device_state_d", "nvshmemi_device_lib_version_d", "nvshmemi_ibgda_device_state_d")
 
 
@@ -116,9 +119,7 @@ def test_the_package_is_the_version_that_these_sizes_are_of():
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setattr("cuda.pathfinder.find_nvidia_header_directory", lambda name: None)
-    with pytest.raises(
-        nvshmem_library.NvshmemMissing, match=r"NVSHMEM is not installed: pip install 'nbep\[nvshmem\]'"
-    ):
+    with pytest.raises(nvshmem_library.NvshmemMissing, match=rf"NVSHMEM is not installed: {INSTALL}$"):
         nvshmem_library.archive()
 
 
@@ -151,7 +152,7 @@ def test_headers_that_are_too_old_are_refused_before_they_are_compiled(version, 
         assert nvshmem_library.archive().name == nvshmem_library.ARCHIVE
         return
     here = ".".join(map(str, version))
-    why = rf"it needs nvidia-nvshmem-cu13 3\.8 or later; here is {here}: pip install 'nbep\[nvshmem\]'"
+    why = rf"it needs nvidia-nvshmem-cu13 3\.8 or later; here is {here}: {INSTALL}"
     for call in (nvshmem_library.archive, lambda: nvshmem_library.libraries((9, 0))):
         with pytest.raises(nvshmem_library.NvshmemMissing, match=f"^transport='nvshmem': {why}$"):
             call()

@@ -76,13 +76,13 @@ def word_cell(ctx, half, peer, index):
 
 @device_function
 def compare_calls(ctx):
-    for unit in range(ctx.lane, layout.WORDS_OF_CALL * ctx.network.num_ranks, 32):
-        peer, index = unit // layout.WORDS_OF_CALL, unit % layout.WORDS_OF_CALL
-        cell = word_cell(ctx, ctx.call.half, peer, index)
-        value = wait_number(cell, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_CALL, peer, index))
-        word = own_word(ctx, index)
-        if value < 0 and number_of(value) != word:
-            report_fault(ctx.bounds, LOW_LATENCY_CALLS_DIFFER, peer, index, word, number_of(value))
+    for peer in range(ctx.lane, ctx.network.num_ranks, 32):
+        for index in range(layout.WORDS_OF_CALL):  # in turn: where both differ, the first is reported
+            cell = word_cell(ctx, ctx.call.half, peer, index)
+            value = wait_number(cell, ctx.bounds, ctx.work.mask, Waiter(LOW_LATENCY_CALL, peer, index))
+            word = own_word(ctx, index)
+            if value < 0 and number_of(value) != word:
+                report_fault(ctx.bounds, LOW_LATENCY_CALLS_DIFFER, peer, index, word, number_of(value))
 
 
 @device_function

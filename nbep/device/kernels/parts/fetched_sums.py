@@ -14,7 +14,7 @@
  (1) All ranks have met since, in the kernel before. They meet once more in the kernel behind: then both may be written.
 
 No thread waits: there is no slot, no flag, and the blocks need not be there at once. A row leaves no SM; it crosses the
-wire as the answer to a read. An SM that sends is held to what leaves it, one that fetches is not: docs/attempts.md.
+wire as the answer to a read. An SM that sends is held to what leaves it, one that fetches is not: records/attempts.md.
 What a rank has of its own tokens is added where it is.
 """
 
