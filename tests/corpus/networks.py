@@ -111,7 +111,7 @@ BETWEEN_NODES = [
          (": arrived[",)),
     race("notify: a block goes on with the lanes that have waited", "internode.notify_dispatch.exchange: bar_red_and",
          NODES, ("loader gone on", "heard by another lane"), (": arrived[", maybe(": count message recv[")),
-         seeds=(0, 2)),
+         seeds=(2, 3)),
     race("between nodes: relaxed tails", "internode.coordinator.publish_slots: amo_add", NODES, "store too weak",
          (": tail[",), range(1)),
     race("between nodes: relaxed polls of tails", "internode.dispatch_forwarder.load_tail: acquire of network-amo",

@@ -67,9 +67,13 @@ def fault_reported():
 def fault_due(deadline, report):
     """This thread reports a fault if the deadline passes; if report is 0, it goes on without one. On a GPU: nothing.
 
-    So the emulator can tell a deadlock from a wait that is to time out.
+    So the emulator can tell a deadlock from a wait that is to time out. What this thread has looked at last was whether
+    another wait has timed out: it does not wait for that.
     """
-    current_thread().fault_deadline = int(deadline) if report else None
+    thread = current_thread()
+    thread.fault_deadline = int(deadline) if report else None
+    if thread.polled:
+        thread.polled.popitem()
 
 
 @primitive("prefetch.global.L2 [$0];", None, "s64")
