@@ -45,6 +45,7 @@ def kernels_of(notebook: Path) -> Iterator[Callable]:
 
 def main() -> None:
     cc = parse_arch(sys.argv[1])
+    sys.path.append(str(NOTEBOOKS))  # as where a notebook runs, for what cells import
     for path in command.files():
         puzzle = command.load(path)
         with puzzle.filled(command.solution_of(path)):

@@ -196,8 +196,8 @@ WRONG = {
                     "atom_add_release_sys_s32(credit, 1)\n        st_weak_s32(half + COUNT, 0)",
                 )
             ],
-            "",
-            "Both ranks change `count`",
+            "deadlock",
+            "If the credit is given before the count is set back",
         ),
         (
             "no credit",
