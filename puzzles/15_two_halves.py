@@ -64,8 +64,9 @@ def advice(clue):
         return "Rank 1 read numbers that were not there. They begin at half + DATA, and lane i has its at + 4 * i."
     if clue.kind == "deadlock":
         return (
-            "A count was lost, or a credit. If the credit is given before the count is set back, the next call's count "
-            "is wiped out. Before call n the sender needs n - 1 credits, one for each call up to n - 2."
+            "A count was lost, or a credit. Both ranks change `count`: rank 1 has to set it back before it gives the "
+            "credit, or the next call's count is wiped out. Before call n the sender needs n - 1 credits, one for each "
+            "call up to n - 2."
         )
     if order := order_advice(clue, "count", "send_call") or order_advice(clue, "credit", "end_call"):
         return order

@@ -78,7 +78,7 @@ def advice(clue):
         return "No warp writes its progress on the board: `note` has to store num_rows at the address `cell`."
     if clue.kind == "divergence":
         return "syncwarp(FULL_MASK) waits for all 32 lanes: move it out of the `if`."
-    if clue.kind == "deadlock" and not clue.calls("ld_acq", "ld_rel", "atom_", where="least_progress"):
+    if clue.kind in ("deadlock", "race") and not clue.calls("ld_acq", "ld_rel", "atom_", where="least_progress"):
         return (
             "`ld_shared_s32` is for bytes that no other thread changes meanwhile. The coordinator polls the board: "
             "write `ld_acquire_cta_shared_s32`."
