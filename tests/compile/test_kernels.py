@@ -186,13 +186,14 @@ def is_of_card(line, has_engine):
 
 
 def own_ledger(name):
+    """That of the kernel's module or, if it names no access, of the files that it names instead, or of its roles."""
     module = importlib.import_module(KERNELS[name].function.__module__)
-    of_roles = {
-        each.__module__
-        for each in vars(module).values()
-        if callable(each) and each.__module__.startswith(f"{module.__package__}.")
-    }
-    return module.__doc__ if LEDGER_WORD.search(module.__doc__) else "".join(map(doc_of, sorted(of_roles)))
+    if LEDGER_WORD.search(module.__doc__):
+        return module.__doc__
+    modules = {each.__module__ for each in vars(module).values() if callable(each)}
+    named = {each for each in modules if f"see {each.rpartition('.')[2]}.py" in module.__doc__}
+    roles = {each for each in modules if each.startswith(f"{module.__package__}.")}
+    return "".join(map(doc_of, sorted(named or roles)))
 
 
 def doc_of(module):
