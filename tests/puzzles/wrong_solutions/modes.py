@@ -197,7 +197,7 @@ WRONG = {
                 )
             ],
             "deadlock",
-            "If the credit is given before the count is set back",
+            "Both ranks change `count`",
         ),
         (
             "no credit",

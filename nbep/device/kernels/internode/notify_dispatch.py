@@ -256,7 +256,7 @@ def exchange(ctx, out, inputs):
     """Block 0: between the nodes, then inside the node, then the sums."""
     round_ = ptx.ld_weak_s32(ctx.progress.rounds)
     called = ptx.ld_weak_s32(ctx.progress.called)
-    may_meet = ptx.vote_all(ptx.FULL_MASK, not has_timed_out(ctx.bounds))
+    may_meet = not has_timed_out(ctx.bounds)
     if may_meet:  # a rank that is only late may still need what it has of the last call
         for node in range(ptx.thread_idx() // 32, ctx.here.num_rdma_ranks, ptx.block_dim() // 32):
             send_message(ctx, out, inputs, round_, node)
