@@ -16,11 +16,11 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS = "lines", "code", "files"
 # Of each kind, at most.
 BUDGETS = {
-    "nbep": (76_204, 46_530, 462),
+    "nbep": (76_207, 46_531, 462),
     "nbep/emulator": (15_139, 9_705, 71),
     "nbep/device": (18_240, 10_023, 135),
     "nbep/host": (17_385, 10_075, 118),
-    "nbep/check": (2_115, 1_342, 7),
+    "nbep/check": (2_118, 1_343, 7),
     "nbep/scenarios": (1_168, 845, 7),
     "nbep/numba_cuda": (8_454, 5_842, 35),  # a compiler of Numba's language, and its host: ufuncs, errors, streams
     "nbep/trace": (2_233, 1_350, 13),

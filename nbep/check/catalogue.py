@@ -14,7 +14,6 @@ from typing import Any, cast
 from nbep.check.faults import (
     CONSTANT,
     FIRST,
-    LOOPS,
     NOTHING,
     ONCE,
     ONE_LESS,
@@ -30,6 +29,7 @@ from nbep.check.faults import (
     cell_of,
     coherent_loads_of,
     function_tree,
+    is_loop,
     is_wait,
     is_zero,
     position,
@@ -193,7 +193,7 @@ def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]
             yield kind, "tma_store_wait_all until read", UNTIL_READ
         if step in EXTENTS:
             yield "extent", f"extent of {step}", ONE_LESS
-    elif step in LOOPS:
+    elif is_loop(step):
         return
     elif is_wait(step):
         yield "wait", step, NOTHING if is_statement else ONCE

@@ -39,7 +39,7 @@ from typing import Any
 from nbep.device import primitives
 from nbep.device.jit import PRIMITIVES, variant_of
 from nbep.device.protocols.matrices import matrix_cell
-from nbep.emulator.machine.source import marks
+from nbep.emulator.machine.source import marks, wait_loops
 
 Edit = Callable[[ast.FunctionDef], None]
 
@@ -283,8 +283,11 @@ SCOPES = ("cta", "gpu", "sys")
 
 
 POLLS = ("ld_acquire_", "ld_relaxed_", "ld_volatile_")  # what a wait polls with
-# The loops of all waits: what is left out is the wait that calls them.
-LOOPS = ("wait_until", "wait_or_report", "wait_for_peer")
+
+
+def is_loop(step: str) -> bool:
+    """Whether waits call this function to wait: what is left out is the wait, but for the one that kernels call."""
+    return step in wait_loops and step != "wait_at_least"
 
 
 def function_tree(function: FunctionType) -> ast.FunctionDef:

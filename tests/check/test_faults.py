@@ -8,7 +8,7 @@ import pytest
 import nbep
 from nbep.check import broken, edited, fault_of, faults_of
 from nbep.check.catalogue import UnknownName, own_faults, own_kernels, reached_from
-from nbep.check.faults import LOOPS, calls_of, function_tree, is_wait, looking_once, weakened
+from nbep.check.faults import calls_of, function_tree, is_loop, is_wait, looking_once, weakened
 from nbep.device import primitives
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode import combine
@@ -98,7 +98,7 @@ def test_every_wait_of_the_kernels_and_every_store_of_zero_has_a_fault():
     """A wait, or a cell that becomes empty, that the catalogue overlooks would never be broken."""
     for function in {f for k in own_kernels().values() for f in reached_from(k)}:
         calls = calls_of(function_tree(function)) if not function.__closure__ else {}
-        waits = {name for name in calls if is_wait(name) and name not in LOOPS}
+        waits = {name for name in calls if is_wait(name) and not is_loop(name)}
         zeros = {
             name
             for name, nodes in calls.items()
@@ -110,7 +110,7 @@ def test_every_wait_of_the_kernels_and_every_store_of_zero_has_a_fault():
 
 # They look at several cells, or at how far others have come; what they load is a step. note_wait only takes the time.
 OTHER_POLLS = {"find_batch", "find_room", "has_stalled", "must_stop", "note_wait"}
-LOOP = {"wait_expired", *LOOPS}
+LOOP = {"wait_expired", "wait_until", "wait_or_report", "wait_for_peer"}
 
 
 def test_who_polls_is_called_a_wait():

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 _PACKAGE = Path(__file__).resolve().parent.parent.parent
 _libraries = [_PACKAGE / "emulator"]
-_loops: dict[str, str] = {}  # functions that wait for whoever calls them -> their source file
+wait_loops: dict[str, str] = {}  # functions that wait for whoever calls them -> their source file
 polling: set[str] = set()  # names of the functions in which threads poll
 Function = TypeVar("Function", bound=Callable)
 _HERE = Path(__file__).parent.parent.parent  # the package, as the names of its files begin
@@ -46,13 +46,13 @@ def polls(function: Function) -> Function:
 
 def wait_loop(function: Function) -> Function:
     """Say that a function waits for whoever calls it: reports name the line that does."""
-    _loops[function.__name__] = function.__code__.co_filename
+    wait_loops[function.__name__] = function.__code__.co_filename
     return polls(function)
 
 
 def _is_hidden(code: CodeType) -> bool:
     """Whether no kernel stands in this code, or one that is named by the line that calls it."""
-    return _is_library[code.co_filename] or _loops.get(code.co_name) == code.co_filename
+    return _is_library[code.co_filename] or wait_loops.get(code.co_name) == code.co_filename
 
 
 # Code that does not stand in its file: its first line, and what it was made from.
@@ -77,7 +77,7 @@ def site_of(frame: FrameType | None) -> Site | None:
     while frame is not None:
         code = frame.f_code
         # As `_is_hidden`, written out: most primitive calls of a run come by here, through two frames or three.
-        if not _is_library[code.co_filename] and _loops.get(code.co_name) != code.co_filename:
+        if not _is_library[code.co_filename] and wait_loops.get(code.co_name) != code.co_filename:
             return code, frame.f_lasti
         frame = frame.f_back
     return None
