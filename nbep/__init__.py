@@ -7,7 +7,7 @@ def main(comm):                                    # once per rank
 results = nbep.spawn(main, num_ranks=4)            # or main(MPI.COMM_WORLD) under mpiexec
 """
 
-from nbep import starting  # noqa: F401 - before all that takes long
+from nbep import doors, starting  # noqa: F401 - before all that takes long
 
 # isort: split
 import lazy_loader
@@ -17,10 +17,10 @@ from nbep.version import __version__ as __version__
 
 # What the lower half finds of the upper one; imported when it is asked for.
 register("kernels", "nbep.device.kernels.library:LIBRARY")
-register("scenarios", "nbep.scenarios:SCENARIOS")
-register("steps", "nbep.scenarios:STEPS")
-register("views", "nbep.views:VIEW")
-register("debug", "nbep.workloads.saved_call:TOOLS")
+register("scenarios", "nbep.specimens.scenarios:SCENARIOS")
+register("steps", "nbep.specimens.scenarios:STEPS")
+register("views", "nbep.specimens.views:VIEW")
+register("debug", "nbep.specimens.workloads.saved_call:TOOLS")
 
 # A name is imported when somebody asks for it: __init__.pyi has them all.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

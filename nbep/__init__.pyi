@@ -1,6 +1,5 @@
 __version__: str
 
-from . import debug
 from .emulator import DataRace, DeadlockError, EmulatorError
 from .host.buffer import Buffer
 from .host.cast import per_token_cast_back, per_token_cast_to_fp8
@@ -15,6 +14,7 @@ from .host.ranks.timeouts import PeerTimeout
 from .host.shared_memory import SharedMemory
 from .host.spawn import spawn
 from .host.transport.base import NicOptions
+from .lab import debug
 
 __all__ = [
     "Buffer",

@@ -28,10 +28,12 @@ TOOLS = Path(bench.__file__).parents[2] / "tools"  # a checkout has more: those 
 BENCHMARKS |= {path.stem.removeprefix("bench_"): path.stem for path in sorted(TOOLS.glob("bench_*.py"))}
 
 MODULES = {  # the others are called as they are
+    "check": "nbep.lab.check",
+    "puzzle": "nbep.lab.puzzle",
     "compile": "nbep.device.compile",
     "explain": "nbep.host.ranks.who_waits",
-    "litmus": "nbep.litmus.command",
-    "run": "nbep.numba_cuda.command",
+    "litmus": "nbep.lab.litmus.command",
+    "run": "nbep.lab.numba_cuda.command",
 }
 
 

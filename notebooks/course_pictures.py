@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from matplotlib.patches import Rectangle
 
-from nbep.trace.events import Event
-from nbep.trace.recorder import Recorder
-from nbep.trace.style import (
+from nbep.lab.trace.events import Event
+from nbep.lab.trace.recorder import Recorder
+from nbep.lab.trace.style import (
     FAINT,
     HEAD_COLOR,
     INK,
@@ -34,7 +34,7 @@ from nbep.trace.style import (
     count_steps,
     plain_axes,
 )
-from nbep.trace.touches import Touches
+from nbep.lab.trace.touches import Touches
 
 
 class Access(NamedTuple):

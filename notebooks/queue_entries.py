@@ -22,7 +22,7 @@ from nbep.device.network.ibgda.entry import (
     REMOTE_ADDRESS,
     SEGMENT_BYTES,
 )
-from nbep.trace.table import Text, align
+from nbep.lab.trace.table import Text, align
 
 OPCODES = {RDMA_WRITE: "RDMA write", MASKED_FETCH_ADD: "masked fetch-and-add"}
 OPMODS = {OPMOD_32_BITS: "32 bits", OPMOD_64_BITS: "64 bits"}

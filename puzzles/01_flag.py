@@ -16,8 +16,8 @@ has waited for what. wait_at_least(cell, wanted, bounds) of later puzzles is suc
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 DATA, FLAG = 0, 128  # byte offsets in the memory of a rank
 

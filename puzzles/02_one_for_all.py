@@ -13,8 +13,8 @@ lanes meet, and what a lane has written before is visible to the others behind i
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 DATA, FLAG = 0, 128
 

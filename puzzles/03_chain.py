@@ -14,8 +14,8 @@ So tokens go from rank to rank between nodes, and so combine's coordinator tells
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 DATA, FIRST, SECOND = 0, 128, 256
 

@@ -13,8 +13,8 @@ So get_dispatch_layout counts tokens.
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 TOTAL, ARRIVALS = 0, 128
 

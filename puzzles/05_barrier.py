@@ -12,8 +12,8 @@ wait_at_least(cell, wanted, bounds) waits, with acquire order.
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 ARRIVED, DATA = 0, 128
 THREADS = 64

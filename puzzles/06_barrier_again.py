@@ -12,8 +12,8 @@ setting the cell back to 0 is no way out: an arrival for the next barrier may be
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 ARRIVED, DATA = 0, 128
 ROUNDS = 3

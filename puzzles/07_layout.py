@@ -8,8 +8,8 @@ in topk_idx is no expert at all. Both outputs are 0 before the launch, and all t
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, run_file
 
 NUM_RANKS, EXPERTS_PER_RANK, NUM_TOPK, NUM_TOKENS = 4, 2, 3, 20
 

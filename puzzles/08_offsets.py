@@ -11,8 +11,8 @@ So notify_dispatch finds the rows of every rank, and a warp the slots of its tok
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, run_file
 
 
 @device_function

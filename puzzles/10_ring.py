@@ -13,9 +13,9 @@ may not move before the row has been read. This is what dispatch's sender and re
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file
+from nbep.lab.trace import Trace
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
-from nbep.trace import Trace
 
 NUM_SLOTS, ROWS, ROW_BYTES = 4, 10, 128
 TAIL, HEAD, SLOTS = 0, 64, 128

@@ -8,8 +8,8 @@ a multiple of 16. A load of 16 bytes is one instruction, as one of 4 is: rows go
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, run_file
 
 VECTORS = 81
 

@@ -17,9 +17,9 @@ import ast
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, run_file
+from nbep.lab.puzzle.advice import tree_of
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, run_file
-from nbep.puzzle.advice import tree_of
 
 STAGE_BYTES = 128
 

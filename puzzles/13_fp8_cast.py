@@ -12,8 +12,8 @@ numbers with f32x4_to_e4m3x4(a, b, c, d), and write constants as f32(448).
 import ml_dtypes
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, run_file
 
 COLUMNS, GROUPS = 128, 3
 

@@ -13,8 +13,8 @@ own number in its first word, because slots are taken in any order.
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 
 ROWS, ROW_BYTES = 9, 128
 NEXT, COUNT, SLOTS = 0, 64, 128

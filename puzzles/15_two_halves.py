@@ -14,8 +14,8 @@ takes half n % 2 when call n - 2, which used it before, is done. So low-latency 
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 
 CALLS, HALF_BYTES = 6, 256
 CREDIT, HALVES = 0, 128

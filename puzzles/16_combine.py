@@ -12,8 +12,8 @@ to Numba 0.0 is float64.
 import ml_dtypes
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, run_file
 
 TOKENS, NUM_TOPK, ROWS, ROW_BYTES = 6, 3, 12, 128
 BF16 = ml_dtypes.bfloat16

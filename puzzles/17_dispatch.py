@@ -15,8 +15,8 @@ have all the pieces. Below are the addresses, and a loop over the tokens.
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, arguments_of, hole, order_advice, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, arguments_of, hole, order_advice, run_file
 
 NUM_RANKS, NUM_SLOTS, TOKENS, ROW_BYTES = 3, 4, 9, 128
 COUNT, TAIL, HEAD, SLOTS = 0, 128, 256, 384

@@ -15,8 +15,8 @@ nbep/device/network/ibgda/queue_pair.py. All of it happens on one GPU.
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file
 
 WARPS, ENTRIES = 4, 12
 RESERVED, READY, QUEUE = 0, 64, 128

@@ -14,8 +14,8 @@ rank 1 plays the NIC: its warp 0 looks when it is rung, its warp 1 looks at the 
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 
 ENTRIES, ENTRY_BYTES = 4, 128
 RECORD, DOORBELL, QUEUE = 0, 64, 128

@@ -17,8 +17,8 @@ board is in nbep/device/protocols/board.py.
 
 import numpy as np
 
+from nbep.lab.puzzle import RELEASES, Puzzle, hole, run_file, stores_to
 from nbep.lang import *
-from nbep.puzzle import RELEASES, Puzzle, hole, run_file, stores_to
 
 WARPS, ROWS, NUM_SLOTS, ROW_BYTES = 3, 7, 2, 3 * 128
 TAIL, HEAD, SLOTS = 0, 64, 128

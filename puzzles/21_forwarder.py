@@ -16,8 +16,8 @@ each token goes this way: over the network once, and then over NVLink to each ra
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, order_advice, run_file, stores_to
 
 IN_SLOTS, OUT_SLOTS, ROWS, ROW_BYTES = 4, 2, 9, 128
 TAIL, HEAD, SLOTS = 0, 64, 128

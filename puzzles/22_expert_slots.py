@@ -14,8 +14,8 @@ So ElasticBuffer lays out the rows of its expanded form: a matrix product of 128
 
 import numpy as np
 
+from nbep.lab.puzzle import Puzzle, hole, run_file
 from nbep.lang import *
-from nbep.puzzle import Puzzle, hole, run_file
 
 ALIGNMENT, NUM_EXPERTS = 8, 6
 

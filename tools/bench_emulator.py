@@ -20,11 +20,11 @@ from typing import Any
 import nbep
 from nbep.bench.harness.command import Parser
 from nbep.bench.harness.report import Report, Row
-from nbep.check.scenario import accepted
 from nbep.device.terminal import progress
 from nbep.emulator import World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 from nbep.emulator.schedule.scheduler import few_collections
+from nbep.lab.check.scenario import accepted
 from nbep.lang import (
     FULL_MASK,
     I32,
@@ -42,7 +42,7 @@ from nbep.lang import (
     thread_idx,
     wait_at_least,
 )
-from nbep.scenarios import SCENARIOS
+from nbep.specimens.scenarios import SCENARIOS
 
 # Whole runs: a low-latency call, a call inside a node, a ring; and small programs of `--all`
 

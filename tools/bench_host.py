@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 from nbep.bench.harness.clocks import nothing
 from nbep.bench.harness.command import UNUSABLE, Parser, positive
 from nbep.bench.harness.report import Report, Row
+from nbep.specimens.workloads.cases import routes_of
 from nbep.version import __version__
-from nbep.workloads.cases import routes_of
 
 FRONTS = {"nbep.Buffer": "nbep", "nbep.deep_ep": "nbep.deep_ep"}
 JUNK_BYTES = 64 << 20

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import nbep
 from nbep.bench.harness.command import Parser, positive, run
-from nbep.workloads.cases import routes_of
+from nbep.specimens.workloads.cases import routes_of
 
 NUM_NVL_BYTES = 1 << 29
 HIDDENS = (128, 2056, 2560, 7168)

@@ -75,6 +75,10 @@ def homes(package: str) -> dict[str, str]:
 def home_of(name: str) -> str:
     """nbep.Buffer -> nbep.host.buffer.Buffer; nbep.DataRace -> nbep.emulator.DataRace -> where that comes from."""
     package, _, last = name.rpartition(".")
+    if package == "nbep" and f"nbep.lab.{last}" in modules():  # nbep.doors
+        return f"nbep.lab.{last}"
+    if package and (moved := home_of(package)) != package:
+        return home_of(f"{moved}.{last}")
     home = homes(package).get(last, name) if package else name
     return home if home == name else home_of(home)
 

@@ -25,16 +25,16 @@ sys.path.insert(0, str(ROOT))
 
 from fault_reasons import reason_for  # noqa: E402
 
-from nbep.check.catalogue import faults_of, faults_of_function, kernels_named, own_faults, own_kernels  # noqa: E402
-from nbep.check.command import Row, Task, check_fault, default_jobs, positive  # noqa: E402  # noqa: E402
-from nbep.check.faults import Fault, edited  # noqa: E402
-from nbep.check.runs import (  # noqa: E402
+from nbep.lab.check.catalogue import faults_of, faults_of_function, kernels_named, own_faults, own_kernels  # noqa: E402
+from nbep.lab.check.command import Row, Task, check_fault, default_jobs, positive  # noqa: E402  # noqa: E402
+from nbep.lab.check.faults import Fault, edited  # noqa: E402
+from nbep.lab.check.runs import (  # noqa: E402
     Run,
     option_of,
     perform,
     workers,
 )
-from nbep.check.scenario import scenarios  # noqa: E402
+from nbep.lab.check.scenario import scenarios  # noqa: E402
 
 HEAD = "| step that is broken | what finds it | model | seeds | in the run |\n| --- | --- | --- | --- | --- |\n"
 NOTHING = "nothing"

@@ -19,17 +19,17 @@ sys.path.insert(0, str(ROOT))
 
 from fault_table import Line, lines_in, noting  # noqa: E402
 
-from nbep.check.catalogue import fault_of  # noqa: E402
-from nbep.check.command import default_jobs  # noqa: E402
-from nbep.check.every import one  # noqa: E402
-from nbep.check.runs import (  # noqa: E402
+from nbep.emulator.schedule.every import Tree  # noqa: E402
+from nbep.lab.check.catalogue import fault_of  # noqa: E402
+from nbep.lab.check.command import default_jobs  # noqa: E402
+from nbep.lab.check.every import one  # noqa: E402
+from nbep.lab.check.runs import (  # noqa: E402
     ERROR,
     Run,
     option_of,
     perform,
     workers,
 )
-from nbep.emulator.schedule.every import Tree  # noqa: E402
 
 BOTH_WAYS = {"tokens": 2, "topk": 2, "experts": 1, "blocks": 1}
 # Whole calls between two ranks whose schedules all end: docs/every_schedule.md has their numbers.

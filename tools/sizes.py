@@ -20,11 +20,12 @@ BUDGETS = {
     "nbep/emulator": (15_139, 9_705, 71),
     "nbep/device": (18_240, 10_023, 135),
     "nbep/host": (17_385, 10_075, 118),
-    "nbep/check": (2_118, 1_343, 7),
-    "nbep/scenarios": (1_168, 845, 7),
-    "nbep/numba_cuda": (8_454, 5_842, 35),  # a compiler of Numba's language, and its host: ufuncs, errors, streams
-    "nbep/trace": (2_233, 1_350, 13),
-    "nbep/views": (1_920, 1_318, 8),
+    "nbep/lab/check": (2_118, 1_343, 7),
+    "nbep/specimens/scenarios": (1_168, 845, 7),
+    # a compiler of Numba's language, and its host: ufuncs, errors, streams
+    "nbep/lab/numba_cuda": (8_454, 5_842, 35),
+    "nbep/lab/trace": (2_233, 1_350, 13),
+    "nbep/specimens/views": (1_920, 1_318, 8),
     "tests": (64_917, 45_551, 425),
     "research": (1_427, 829, 11),
     "tools": (2_595, 1_667, 15),

@@ -32,7 +32,7 @@ from nbep.bench.harness.normal_calls import (
 )
 from nbep.bench.harness.report import Case, Report
 from nbep.host.elastic.rows import SharedRows
-from nbep.workloads.cases import routes_of
+from nbep.specimens.workloads.cases import routes_of
 
 CHUNK = 4  # of the combine without rings
 COLUMNS = {"work": "work", "SMs": "num_sms", "us": "us:.1f", "GB/s": "gbps:.1f"}

@@ -45,7 +45,7 @@ from nbep.bench.harness.report import Case, Push, Pushes, Report, Row, push_byte
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.host.ranks.comm import InProcessComm
 from nbep.host.transport.base import TransportName
-from nbep.workloads.cases import routes_of
+from nbep.specimens.workloads.cases import routes_of
 
 # Which bytes the calls carry over the two hops, their tokens, and whether they come right
 #

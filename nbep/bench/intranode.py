@@ -24,7 +24,7 @@ from nbep.bench.harness.clocks import Clock, HostTime, Step, host_times, mean, m
 from nbep.bench.harness.command import Parser, numbers, run
 from nbep.bench.harness.normal_calls import DISPATCH_BF16, WORKS, Inputs, call_of, make_inputs, token_bytes
 from nbep.bench.harness.report import Case, Push, Pushes, Report, Row, draw, push_gbps, push_rates, say_push
-from nbep.workloads.cases import routes_of
+from nbep.specimens.workloads.cases import routes_of
 
 NUM_NVL_BYTES = 2_000_000_000 // 128 * 128
 COLUMNS = {

@@ -23,8 +23,8 @@ from nbep.demo.layer import CONFIG, PHASES, Model, Settings, make_model, run_lay
 from nbep.device.layout.low_latency import MAX_RANKS
 from nbep.device.terminal import add_json, console_for, write_json
 from nbep.host.config import MAX_TOPK
-from nbep.trace import Trace
-from nbep.workloads.cases import Case
+from nbep.lab.trace import Trace
+from nbep.specimens.workloads.cases import Case
 
 
 def main(argv: Sequence[str] | None = None) -> int:

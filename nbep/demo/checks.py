@@ -1,6 +1,7 @@
 """Compares what the ranks got with `nbep.reference`: routes, copies and sums bit for bit, the layer within rounding.
 
-What is compared bit for bit, `nbep.workloads` says: `check_all` is for a whole layer, `check_step` for a decoding step.
+What is compared bit for bit, `nbep.specimens.workloads` says: `check_all` is for a whole layer, `check_step` for a
+decoding step.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from rich.text import Text
 from nbep import reference
 from nbep.demo.decode import Batch
 from nbep.demo.layer import AfterExperts, Model, Result, Settings, options_of
-from nbep.workloads.cases import Case, Report
-from nbep.workloads.intranode import Expected, dispatch_input
-from nbep.workloads.low_latency import check_combined, check_dispatched, expected_dispatch
+from nbep.specimens.workloads.cases import Case, Report
+from nbep.specimens.workloads.intranode import Expected, dispatch_input
+from nbep.specimens.workloads.low_latency import check_combined, check_dispatched, expected_dispatch
 
 CASTS = "FP8 cast", "FP8 scales"
 # A decoding step multiplies all rows of an expert at once, which adds up in another order than the reference does.

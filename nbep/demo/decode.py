@@ -15,8 +15,8 @@ import numpy as np
 from nbep import reference
 from nbep.demo.layer import EnterPhase, Model, Settings
 from nbep.host.ranks.comm import InProcessComm
-from nbep.workloads.cases import Case
-from nbep.workloads.low_latency import HOOK, Options, Trip, make_buffer
+from nbep.specimens.workloads.cases import Case
+from nbep.specimens.workloads.low_latency import HOOK, Options, Trip, make_buffer
 
 PHASES = ("dispatch", "experts", "combine", "done")
 NUM_BATCHES = 2

@@ -15,8 +15,8 @@ import numpy as np
 import nbep
 from nbep import reference
 from nbep.host.ranks.comm import InProcessComm
-from nbep.workloads.cases import Case, to_numpy, to_target
-from nbep.workloads.intranode import Options, Outcome, dispatch_arguments, outcome_of
+from nbep.specimens.workloads.cases import Case, to_numpy, to_target
+from nbep.specimens.workloads.intranode import Options, Outcome, dispatch_arguments, outcome_of
 
 PHASES = ("layout", "dispatch", "experts", "combine", "done")
 EnterPhase = Callable[[int, str], None]  # rank, phase

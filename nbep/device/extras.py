@@ -6,7 +6,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 NUMBA = "pip install 'numba>=0.65,<0.69'"  # all that plain kernels need on the emulator
-PLAIN = Path(__file__).parents[1] / "numba_cuda"
+PLAIN = Path(__file__).parents[1] / "lab/numba_cuda"
 EXTRAS = {
     "cuda": "cuda",
     "llvmlite": "cuda",

@@ -54,7 +54,7 @@ def hooks(tracer: Any) -> SimpleNamespace:
         raise ValueError(f"tracer: got the class {tracer.__name__}; must be an object, as {tracer.__name__}()")
     if not any(callable(getattr(tracer, name, None)) for name in HOOKS):
         what = type(tracer).__name__
-        raise ValueError(f"tracer: got {what}; must have some of {', '.join(HOOKS)}, as nbep.trace.Trace() does")
+        raise ValueError(f"tracer: got {what}; must have some of {', '.join(HOOKS)}, as nbep.lab.trace.Trace() does")
     return SimpleNamespace(**{name: getattr(tracer, name, lambda *_: None) for name in HOOKS})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from nbep.trace.style import FAINT, INK, RANK_COLORS, SMALL, TINY, Picture, plain_axes
+from nbep.lab.trace.style import FAINT, INK, RANK_COLORS, SMALL, TINY, Picture, plain_axes
 from research.model.predictions import RANKS, TITLES, Compared, Predicted
 from research.model.published import work_of
 from research.model.times import Links, loads_of, time_of

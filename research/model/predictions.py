@@ -8,7 +8,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from nbep.trace.table import align
+from nbep.lab.trace.table import align
 from research.model.fit import PARAMETERS, is_fitted
 from research.model.published import rows, us_of, work_of
 from research.model.times import Links, Load, loads_of, time_of

@@ -20,7 +20,7 @@ from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.internode.rings import combine_rings, dispatch_rings
 from nbep.host.low_latency.memory import quarter_bytes_needed
 from nbep.reference import BF16, per_token_cast_to_fp8
-from nbep.workloads.cases import routes_of
+from nbep.specimens.workloads.cases import routes_of
 from research.model.traffic import HOME, LINKS, Traffic
 from research.model.work import COMBINE, DISPATCH, INTRANODE, LOW_LATENCY, VERBS, Work
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from processes import LIMIT_S
 
-from nbep.check import Run, main, perform
-from nbep.check.command import TO_COMPARE, TO_COMPARE_IN_SCRIPT, shapes_of
-from nbep.check.runs import MODELS, SEARCHED, STRATEGIES, World, debug, in_turns, planned, smallest
-from nbep.check.scenario import load_scenario
+from nbep.lab.check import Run, main, perform
+from nbep.lab.check.command import TO_COMPARE, TO_COMPARE_IN_SCRIPT, shapes_of
+from nbep.lab.check.runs import MODELS, SEARCHED, STRATEGIES, World, debug, in_turns, planned, smallest
+from nbep.lab.check.scenario import load_scenario
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
 USERS = '''
@@ -338,7 +338,7 @@ def test_the_debugger_does_not_stop_where_nothing_fails(program, monkeypatch, ca
 
 def test_ctrl_c_ends_it_in_one_line():
     code = (
-        "import nbep.check.command as c, os, signal\n"
+        "import nbep.lab.check.command as c, os, signal\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background has none
         "plain = c.first_finding\n"
         "def interrupted(runs, each, advance):\n"

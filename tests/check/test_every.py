@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nbep.check import main
-from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND
-from nbep.scenarios import SCENARIOS
+from nbep.lab.check import main
+from nbep.lab.check.every import FOUND, NOT_ALL, NOTHING_FOUND
+from nbep.specimens.scenarios import SCENARIOS
 
 RANDOM = """
 import random

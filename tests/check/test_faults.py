@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 
 import nbep
-from nbep.check import broken, edited, fault_of, faults_of
-from nbep.check.catalogue import UnknownName, own_faults, own_kernels, reached_from
-from nbep.check.faults import calls_of, function_tree, is_loop, is_wait, looking_once, weakened
 from nbep.device import primitives
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode import combine
@@ -23,6 +20,9 @@ from nbep.device.primitives import (
 from nbep.device.protocols import barrier, peers, teams
 from nbep.device.types import InOut
 from nbep.emulator.machine.source import marks
+from nbep.lab.check import broken, edited, fault_of, faults_of
+from nbep.lab.check.catalogue import UnknownName, own_faults, own_kernels, reached_from
+from nbep.lab.check.faults import calls_of, function_tree, is_loop, is_wait, looking_once, weakened
 
 TAIL = "intranode.combine.send_tokens: release of combine-tail"
 DATA, FLAG = 0, 4

@@ -3,9 +3,9 @@
 import pytest
 from parts import both_parts
 
-from nbep.check.every import one
-from nbep.check.runs import RACE, Run
 from nbep.emulator.schedule.every import Tree
+from nbep.lab.check.every import one
+from nbep.lab.check.runs import RACE, Run
 
 pytestmark = pytest.mark.emulator_only("every schedule is one of the emulator")
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import nbep
-from nbep.check import Run, perform
-from nbep.check.scenario import load_scenario
 from nbep.host.ranks.timeouts import saved_calls
+from nbep.lab.check import Run, perform
+from nbep.lab.check.scenario import load_scenario
 from nbep.reference import BF16
 
 TOPK_IDX = [np.array([[0, 3], [2, -1], [1, 0]]), np.array([[3, 2]])]

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 import pytest
 from parts import both_parts
 
-from nbep.check import Run, broken, edited, perform
-from nbep.check.runs import STRATEGIES, planned
 from nbep.device.kernels.internode import meet_nodes
 from nbep.device.kernels.low_latency import coordinator
 from nbep.device.kernels.parts import calls
 from nbep.device.network.ibgda import transport
-from nbep.scenarios import SCENARIOS
+from nbep.lab.check import Run, broken, edited, perform
+from nbep.lab.check.runs import STRATEGIES, planned
+from nbep.specimens.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 SEEDS = range(6)

@@ -8,9 +8,9 @@ from fault_reasons import REASONS, reason_for
 from fault_table import Line, line_of, lines_in, tasks_of, text_of
 from table import FOUND, LINES, faults_of_mode, in_parts, is_found
 
-from nbep.check.catalogue import own_faults
-from nbep.check.command import Row, Task, check_fault
-from nbep.check.runs import Run
+from nbep.lab.check.catalogue import own_faults
+from nbep.lab.check.command import Row, Task, check_fault
+from nbep.lab.check.runs import Run
 
 PAGE = Path(__file__).resolve().parents[2] / "records" / "faults.md"
 

@@ -8,9 +8,9 @@ import pytest
 from every_schedule import run_threads
 from parts import both_parts
 
-from nbep.check import main
-from nbep.check.every import FOUND, NOT_ALL, NOTHING_FOUND, Led
 from nbep.emulator.schedule.every import Every, Redundant, Tree
+from nbep.lab.check import main
+from nbep.lab.check.every import FOUND, NOT_ALL, NOTHING_FOUND, Led
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/every_schedule.md"
 RELEASE = "st_release_sys_s32(buffer_of(peers, 1) + TAIL"

@@ -19,7 +19,7 @@ from nbep.device.kernels.low_latency import coordinator as low_latency_coordinat
 from nbep.device.kernels.low_latency import dispatch_sender
 from nbep.device.protocols import barrier, teams
 from nbep.emulator import DeadlockError
-from nbep.notebook import edit
+from nbep.lab.notebook import edit
 
 
 def inside_a_node(seed: int, **arguments: Any) -> None:

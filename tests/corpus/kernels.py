@@ -14,12 +14,12 @@ from scenarios import scenario, with_edit
 from target import spawn
 
 import nbep
-from nbep.check import broken
-from nbep.check.catalogue import faults_of
 from nbep.device.kernels.intranode.dispatch import send_tokens
 from nbep.device.protocols import barrier
 from nbep.emulator import Uninitialized
-from nbep.notebook import edit
+from nbep.lab.check import broken
+from nbep.lab.check.catalogue import faults_of
+from nbep.lab.notebook import edit
 
 DISPATCH, COMBINE = (f"nbep.device.kernels.intranode.{name}" for name in ("dispatch", "combine"))
 LAYOUT = "nbep.device.kernels.get_dispatch_layout"

@@ -7,10 +7,10 @@ from functools import partial
 from types import FunctionType
 
 import nbep
-from nbep.check import broken
-from nbep.check.scenario import accepted
-from nbep.notebook import edit
-from nbep.scenarios import SCENARIOS
+from nbep.lab.check import broken
+from nbep.lab.check.scenario import accepted
+from nbep.lab.notebook import edit
+from nbep.specimens.scenarios import SCENARIOS
 
 
 def scenario(name: str, **parameters: int) -> Callable[..., None]:

@@ -24,7 +24,7 @@ from nbep.device.kernels.intranode import dispatch
 from nbep.device.kernels.low_latency import dispatch_sender
 from nbep.device.network.ibgda import queue_pair
 from nbep.device.protocols import grid_barrier
-from nbep.notebook import edit
+from nbep.lab.notebook import edit
 
 pytestmark = [pytest.mark.emulator_only("a GPU reports no deadlock"), pytest.mark.usefixtures("held_reports")]
 

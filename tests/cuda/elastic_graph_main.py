@@ -19,8 +19,8 @@ from elastic import ElasticExpected, ElasticOptions, ElasticOutcome, dispatch_ar
 from graphs import NUM_REPLAYS, NUM_TOKENS, replay
 from mpi4py import MPI
 
-from nbep.workloads.elastic import HANDLE_ARRAYS
-from nbep.workloads.intranode import FACTORS
+from nbep.specimens.workloads.elastic import HANDLE_ARRAYS
+from nbep.specimens.workloads.intranode import FACTORS
 
 
 def case_of(seed: int, num_ranks: int) -> Case:

@@ -26,7 +26,7 @@ from nbep.device.primitives import (
 from nbep.device.protocols.peers import Peers, buffer_of
 from nbep.device.types import I32, I64
 from nbep.emulator import World
-from nbep.trace import Trace
+from nbep.lab.trace import Trace
 
 pytestmark = pytest.mark.emulator_only("a GPU has no debugger of Python")
 

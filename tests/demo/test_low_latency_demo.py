@@ -12,7 +12,7 @@ from nbep.demo import main
 from nbep.demo.decode import apply_own_experts, batches_of
 from nbep.device.kernels.low_latency import combine_receiver, dispatch_receiver
 from nbep.device.network import direct
-from nbep.workloads.cases import make_case
+from nbep.specimens.workloads.cases import make_case
 
 SMALL = ["--low-latency", "--ranks", "2", "--tokens", "5", "--hidden", "128", "--experts", "4"]
 

@@ -28,9 +28,9 @@ from nbep.device.kernels.network_push import (
 from nbep.device.layout.elastic import CALLED, TURN
 from nbep.device.layout.internode import MAX_CHANNELS, arrived_offset, head_offset, tail_offset
 from nbep.device.layout.low_latency import NUM_HALVES, credit_offset, signal_offset
-from nbep.scenarios.low_latency import two_at_a_time
-from nbep.workloads import elastic, internode, intranode, low_latency
-from nbep.workloads.elastic import ElasticOptions, make_elastic_buffer
+from nbep.specimens.scenarios.low_latency import two_at_a_time
+from nbep.specimens.workloads import elastic, internode, intranode, low_latency
+from nbep.specimens.workloads.elastic import ElasticOptions, make_elastic_buffer
 
 pytestmark = pytest.mark.emulator_only("the tests write into the cells")
 

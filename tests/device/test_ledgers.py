@@ -28,7 +28,7 @@ from ledgers import (
 )
 
 import nbep
-from nbep.check.scenario import accepted, load_scenario
+from nbep.lab.check.scenario import accepted, load_scenario
 
 ONE_EXPERT = {"experts": 1, "topk": 2}
 RUNS = (

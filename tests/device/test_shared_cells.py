@@ -2,9 +2,9 @@
 
 import pytest
 
-from nbep.check.catalogue import own_kernels, reached_from
 from nbep.device.kernels.intranode.combine import combine_smem_bytes
 from nbep.device.kernels.library import shared_cells
+from nbep.lab.check.catalogue import own_kernels, reached_from
 
 pytestmark = pytest.mark.emulator_only("a GPU has no reports")
 

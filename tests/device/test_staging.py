@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from nbep.check import broken
 from nbep.device.primitives import ld_shared_s32, smem_base, st_weak_s32, thread_idx
 from nbep.device.protocols import staging
 from nbep.emulator import EmulatorError, World
+from nbep.lab.check import broken
 
 ROW = 512
 

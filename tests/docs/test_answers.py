@@ -6,10 +6,9 @@ import re
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import nbep.notebook
 import nbformat
 import pytest
-
-import nbep.notebook
 
 NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 CODE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

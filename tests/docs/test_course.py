@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 import nbep
-from nbep.check import Run, broken, perform
 from nbep.device.jit import kernel
 from nbep.device.kernels.parts import arrivals
 from nbep.device.primitives import thread_idx
 from nbep.device.protocols.fp8 import fp8_scales
 from nbep.device.types import Out
-from nbep.notebook import edit
-from nbep.puzzle import check, command
+from nbep.lab.check import Run, broken, perform
+from nbep.lab.notebook import edit
+from nbep.lab.puzzle import check, command
 from nbep.reference import count_tokens_per_rdma_rank, get_dispatch_layout
 
 ROOT = Path(__file__).resolve().parents[2]

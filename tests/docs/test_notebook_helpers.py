@@ -5,7 +5,7 @@ import pytest
 from nbep.device import primitives
 from nbep.device.kernels.intranode import dispatch
 from nbep.device.protocols import barrier, waits
-from nbep.notebook import clean, edit, explain, first_failure, fold, holds, show
+from nbep.lab.notebook import clean, edit, explain, first_failure, fold, holds, show
 
 
 def test_an_edit_reaches_whoever_calls_the_function_and_ends_with_the_block(capsys):

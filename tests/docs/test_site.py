@@ -125,7 +125,15 @@ def test_the_front_page_shows_the_picture_of_a_run():
 SECTIONS_OF_DOCSTRINGS = ("Args", "Returns", "Raises", "Blocks", "Source", "Attributes")
 
 
-EXPORTING = ("nbep", "nbep.lang", "nbep.emulator", "nbep.check", "nbep.trace", "nbep.puzzle", "nbep.numba_cuda")
+EXPORTING = (
+    "nbep",
+    "nbep.lang",
+    "nbep.emulator",
+    "nbep.lab.check",
+    "nbep.lab.trace",
+    "nbep.lab.puzzle",
+    "nbep.numba_cuda",
+)
 
 
 def with_members(name: str, obj: object) -> list[tuple[str, object]]:

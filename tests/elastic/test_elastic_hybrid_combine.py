@@ -22,7 +22,7 @@ from elastic import (
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
-from nbep.check import Run, perform
+from nbep.lab.check import Run, perform
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks are of one node")
 

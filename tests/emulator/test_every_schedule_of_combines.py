@@ -9,7 +9,6 @@ from parts import both_parts
 
 import nbep
 import nbep.device.primitives as ptx
-from nbep.check.faults import broken
 from nbep.device.jit import kernel
 from nbep.device.kernels.intranode import combine as ringed
 from nbep.device.kernels.intranode import direct_combine, direct_dispatch
@@ -23,6 +22,7 @@ from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.teams import Team
 from nbep.emulator import DataRace
 from nbep.host.calls import make_call
+from nbep.lab.check.faults import broken
 
 HIDDEN = 32
 HIDDEN_BYTES = 2 * HIDDEN  # of four lanes

@@ -11,7 +11,6 @@ from every_schedule import all_of
 from parts import both_parts
 
 import nbep
-from nbep.check.faults import NOTHING, Fault, broken
 from nbep.device.jit import kernel, over
 from nbep.device.kernels.internode.arguments import Context, Here
 from nbep.device.kernels.internode.coordinator import Column, begin_block, board_row, publish_slots
@@ -33,6 +32,7 @@ from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import Waiter, is_at_least, wait_or_report
 from nbep.device.types import I32
 from nbep.emulator import DataRace, World
+from nbep.lab.check.faults import NOTHING, Fault, broken
 
 RING = pathlib.Path(__file__).resolve().parents[2] / "docs/examples/ring.py"
 

@@ -13,7 +13,7 @@ from parts import both_parts
 
 from nbep.emulator import DataRace, DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
-from nbep.litmus import PROGRAMS, allowed
+from nbep.lab.litmus import PROGRAMS, allowed
 
 NEVER_NS = 1 << 62
 COPY = 16  # bytes

@@ -7,11 +7,11 @@ import weakref
 import numpy as np
 import pytest
 
-from nbep.check.every import next_run
 from nbep.emulator import DeadlockError, World, current_thread
 from nbep.emulator.machine import carrier, memory
 from nbep.emulator.run import MEMORY_MODELS
 from nbep.emulator.schedule.every import Tree
+from nbep.lab.check.every import next_run
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 from litmus_programs import named, random_program
 from parts import both_parts
 
-from nbep.litmus import PROGRAMS, Program, allowed, is_race
-from nbep.litmus.runs import run
+from nbep.lab.litmus import PROGRAMS, Program, allowed, is_race
+from nbep.lab.litmus.runs import run
 
 NEVER_LATE = "a load is never later than its place in the program"
 SAYS_ALL = "who acquires a release knows all that anybody could see by then"

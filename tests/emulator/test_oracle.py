@@ -13,7 +13,7 @@ from oracle_runs import difference
 from oracle_table import row
 from parts import both_parts
 
-from nbep.litmus import PROGRAMS, allowed
+from nbep.lab.litmus import PROGRAMS, allowed
 
 ROOT = Path(__file__).resolve().parents[2]
 MEANING, PAGE = ROOT / "records" / "every_schedule.md", ROOT / "docs" / "every_schedule_inside.md"

@@ -11,7 +11,7 @@ import pytest
 from every_schedule import numbers_in, run_all, run_host, run_threads
 
 from nbep.emulator import DataRace, DeadlockError, World, current_thread
-from nbep.litmus import PROGRAMS, allowed
+from nbep.lab.litmus import PROGRAMS, allowed
 
 SEEDS = range(40)
 NEVER_NS = 1 << 62

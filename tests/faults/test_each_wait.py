@@ -24,7 +24,7 @@ from nbep.device.jit import over
 from nbep.device.kernels.network_push import PushSizes, buffer_bytes, network_push, smem_bytes
 from nbep.device.protocols.waits import OWN_SITES, SITES
 from nbep.host.ranks.call_log import CallLog
-from nbep.workloads.cases import only_to
+from nbep.specimens.workloads.cases import only_to
 
 pytestmark = pytest.mark.emulator_only("what goes wrong is planted in the emulator")
 

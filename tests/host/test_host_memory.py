@@ -19,7 +19,6 @@ from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 import nbep
-from nbep.check.faults import broken
 from nbep.device.cards import SM80
 from nbep.device.jit import kernel, over
 from nbep.device.network.seam import Network, amo_add
@@ -29,6 +28,7 @@ from nbep.device.protocols.peers import ONE, Bounds, HostPeers, Peers, buffer_of
 from nbep.device.types import Out
 from nbep.device.versions import HostNetwork
 from nbep.emulator import DataRace, EmulatorError
+from nbep.lab.check.faults import broken
 
 OPTIONS = Options(handle_type="host")
 emulator_only = pytest.mark.emulator_only("only the emulator looks at each access")

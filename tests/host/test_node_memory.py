@@ -17,7 +17,7 @@ from nbep.device.primitives import ld_weak_s32, st_weak_s32, thread_idx
 from nbep.device.protocols.peers import Peers, buffer_of
 from nbep.device.protocols.waits import SITES
 from nbep.device.types import Out
-from nbep.trace import Trace
+from nbep.lab.trace import Trace
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "ring.py"
 spec = importlib.util.spec_from_file_location("ring_example", EXAMPLE)

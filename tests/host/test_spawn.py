@@ -8,7 +8,7 @@ from processes import run_python
 from target import TARGET, spawn
 
 import nbep
-import nbep.trace
+import nbep.lab.trace
 
 
 def test_results_come_back_by_rank_and_args_arrive():
@@ -92,7 +92,7 @@ def test_bad_arguments_are_refused_before_anything_runs(arguments, message):
     ("arguments", "message"),
     [
         ({"tracer": "trace"}, "tracer: got str; must have some of on_load, "),
-        ({"tracer": nbep.trace.Trace}, r"tracer: got the class Trace; must be an object, as Trace\(\)"),
+        ({"tracer": nbep.lab.trace.Trace}, r"tracer: got the class Trace; must be an object, as Trace\(\)"),
         ({"strategy": 3}, "strategy: got 3; must be uniform, "),
         ({"strategy": None}, "strategy: got None; must be uniform, "),
     ],

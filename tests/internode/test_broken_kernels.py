@@ -11,9 +11,9 @@ from primitives_of import replace_primitives
 from table import faults_of_mode, in_parts, is_found, runs_of
 from target import MEMORY_MODELS
 
-from nbep.check import Run, perform
 from nbep.device import primitives
 from nbep.device.kernels.internode import notify_dispatch
+from nbep.lab.check import Run, perform
 
 pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.long]
 

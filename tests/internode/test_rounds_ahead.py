@@ -7,9 +7,9 @@ import ast
 
 import pytest
 
-from nbep.check import Run, broken, edited, perform
 from nbep.device.kernels.internode import notify_dispatch
 from nbep.device.primitives import globaltimer, thread_idx
+from nbep.lab.check import Run, broken, edited, perform
 
 pytestmark = [pytest.mark.emulator_only("a rank is held in Python"), pytest.mark.thorough]
 HELD, NANOSECONDS = 3, 1_000_000

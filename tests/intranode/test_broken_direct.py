@@ -9,8 +9,8 @@ import pytest
 from table import FOUND, PAIRS, is_found, runs_of
 from target import MEMORY_MODELS
 
-from nbep.check import perform
-from nbep.check.catalogue import own_faults
+from nbep.lab.check import perform
+from nbep.lab.check.catalogue import own_faults
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 

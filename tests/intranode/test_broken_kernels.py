@@ -16,14 +16,14 @@ from primitives_of import replace_primitives
 from target import MEMORY_MODELS
 
 import nbep
-from nbep.check import broken
-from nbep.check.faults import edited
 from nbep.device import primitives
 from nbep.device.cards import SM80
 from nbep.device.kernels.intranode import dispatch, notify_dispatch
 from nbep.device.kernels.parts import notes
 from nbep.device.primitives import st_relaxed_sys_s32
 from nbep.device.protocols import waits
+from nbep.lab.check import broken
+from nbep.lab.check.faults import edited
 
 pytestmark = pytest.mark.emulator_only("the kernels are broken in Python")
 

@@ -11,9 +11,9 @@ import pytest
 from parts import both_parts
 from table import faults_of_mode, in_parts, is_found, runs_of
 
-from nbep.check import Run, broken, edited, perform
 from nbep.device.kernels.low_latency import coordinator
-from nbep.scenarios.low_latency import ONCE, SMALL, USUAL
+from nbep.lab.check import Run, broken, edited, perform
+from nbep.specimens.scenarios.low_latency import ONCE, SMALL, USUAL
 
 pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.long]
 

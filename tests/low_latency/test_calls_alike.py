@@ -17,7 +17,7 @@ from nbep.device.protocols.waits import FaultReport
 from nbep.host.causes import cause_of
 from nbep.host.low_latency.calls import COMBINE, DISPATCH, ORIGINS, VERBS, words_of
 from nbep.host.ranks.call_log import CallLog
-from nbep.trace import Trace
+from nbep.lab.trace import Trace
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
 MODELS = ["sc", "delayed", "checked"]

@@ -5,8 +5,8 @@ from collections import Counter
 import pytest
 
 import nbep
-from nbep.trace import Trace
-from nbep.trace.queues import entry_lives
+from nbep.lab.trace import Trace
+from nbep.lab.trace.queues import entry_lives
 from research.model import runs
 from research.model.runs import count
 from research.model.traffic import Traffic

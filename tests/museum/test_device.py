@@ -7,7 +7,7 @@ import pytest
 from exhibits import MUSEUM, Exhibit, assert_first_lines_name_the_cause, assert_repaired_form_is_clean
 from parts import both_parts
 
-from nbep.check import perform
+from nbep.lab.check import perform
 
 pytestmark = [pytest.mark.emulator_only("a GPU explores no schedules"), pytest.mark.usefixtures("held_reports")]
 

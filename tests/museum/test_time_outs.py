@@ -9,8 +9,8 @@ import pytest
 from exhibits import MUSEUM, repaired
 from target import TARGET, spawn
 
-from nbep.check.scenario import load_module
 from nbep.host.ranks.timeouts import PeerTimeout
+from nbep.lab.check.scenario import load_module
 
 if TARGET == "cuda":
     import torch  # noqa: F401 - before ranks ask for streams of their own

@@ -26,7 +26,6 @@ from own_network import (
 from parts import both_parts
 
 import nbep
-from nbep.check import Fault, broken, faults_of
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.transport import (
     IbgdaNetwork,
@@ -39,6 +38,7 @@ from nbep.device.network.ibgda.transport import (
 from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import st_weak_s64, thread_idx
 from nbep.device.types import I32
+from nbep.lab.check import Fault, broken, faults_of
 
 pytestmark = pytest.mark.emulator_only("the device code is broken in Python")
 

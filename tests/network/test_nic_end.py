@@ -9,13 +9,13 @@ from primitives_of import replace_primitives
 from target import spawn
 
 import nbep
-from nbep.check import broken
-from nbep.check.faults import edited
 from nbep.device.jit import kernel
 from nbep.device.network import nic
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_value
 from nbep.device.primitives import ld_weak_s32, thread_idx
 from nbep.device.types import I32
+from nbep.lab.check import broken
+from nbep.lab.check.faults import edited
 
 pytestmark = pytest.mark.emulator_only("each launch waits for its NIC on a GPU, see tests/host/test_gpu_nic.py")
 

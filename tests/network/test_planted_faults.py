@@ -22,7 +22,6 @@ from parts import both_parts
 from primitives_of import replace_primitives
 
 import nbep
-from nbep.check import edited
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda import doorbell, queue_pair, transport
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_value, post_write, wait_written
@@ -38,6 +37,7 @@ from nbep.device.primitives import (
     wait_expired,
 )
 from nbep.device.types import I32
+from nbep.lab.check import edited
 
 pytestmark = pytest.mark.emulator_only("the device code is broken in Python")
 

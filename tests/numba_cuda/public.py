@@ -147,7 +147,7 @@ def programs(folder: Path) -> Iterator[tuple[str, list[Any]]]:
 
 def measure(folder: Path, way: str) -> dict[str, list[Any]]:
     """What each program has ended with ("right", or its first line), and its seconds of CPU without imports."""
-    from nbep.numba_cuda import session
+    from nbep.lab.numba_cuda import session
 
     theirs.install(simulator=way == "simulator")
     signal.signal(signal.SIGPROF, _late)

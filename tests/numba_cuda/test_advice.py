@@ -2,13 +2,13 @@
 
 import re
 
+import nbep.numba_cuda
 import numpy as np
 import pytest
 
-import nbep.numba_cuda
 from nbep.emulator.machine.errors import EmulatorError
-from nbep.numba_cuda.code import exec_with_source
-from nbep.numba_cuda.reports import ADVICE
+from nbep.lab.numba_cuda.code import exec_with_source
+from nbep.lab.numba_cuda.reports import ADVICE
 
 # A lock of the blocks' or the threads' own, that each takes once; {0} is what is done under it.
 LOCKED = (

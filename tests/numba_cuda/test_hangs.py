@@ -2,13 +2,13 @@
 
 import sys
 
+import nbep.numba_cuda
 import numpy as np
 import pytest
 
-import nbep.numba_cuda
 from nbep.emulator.machine.errors import DeadlockError
-from nbep.numba_cuda import command, progress
-from nbep.numba_cuda.code import exec_with_source
+from nbep.lab.numba_cuda import command, progress
+from nbep.lab.numba_cuda.code import exec_with_source
 
 # The body of a kernel that takes `a`; the line where it loops; what the report says of what it looks at.
 HANGS = {

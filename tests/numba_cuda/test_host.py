@@ -2,10 +2,10 @@
 
 import threading
 
+import nbep.numba_cuda
 import numpy as np
 import pytest
 
-import nbep.numba_cuda
 from nbep.emulator.machine.errors import DeadlockError
 
 
@@ -88,7 +88,7 @@ def test_a_shape_that_is_not_known_is_refused_in_words_of_numba(cuda, shape, giv
     from numba.core.errors import TypingError
     from numba.cuda.core import errors
 
-    from nbep.numba_cuda.code import exec_with_source
+    from nbep.lab.numba_cuda.code import exec_with_source
 
     names = {"cuda": cuda, "np": np}
     exec_with_source(f"@cuda.jit\ndef kernel(n):\n    s = cuda.shared.array({shape}, dtype=np.float32)\n", names)

@@ -10,9 +10,9 @@ from importlib.metadata import entry_points
 import pytest
 from processes import LIMIT_S
 
-from nbep.check import main as check
-from nbep.numba_cuda import session
-from nbep.numba_cuda.command import main as run
+from nbep.lab.check import main as check
+from nbep.lab.numba_cuda import session
+from nbep.lab.numba_cuda.command import main as run
 
 HEAD = "import numpy as np\nfrom numba import cuda\n\n"
 RIGHT = HEAD + (

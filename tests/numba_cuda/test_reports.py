@@ -1,9 +1,9 @@
 """What is wrong with a kernel is reported in Numba's words, in the first lines."""
 
+import nbep.numba_cuda
 import numpy as np
 import pytest
 
-import nbep.numba_cuda
 from nbep.emulator.machine.errors import (
     DataRace,
     DeadlockError,
@@ -78,7 +78,7 @@ def test_a_tree_reduction_lacks_syncthreads_also_inside_of_a_warp(cuda, last):
 def test_a_thread_that_polls_by_an_atomic_waits_for_its_element(cuda, op):
     from every_schedule import run_all
 
-    from nbep.numba_cuda.code import exec_with_source
+    from nbep.lab.numba_cuda.code import exec_with_source
 
     change = {"exch": "exch(a, 0, 0)", "cas": "cas(a, 0, 1, 1)"}.get(op, f"{op}(a, 0, 0)")
     names = {"cuda": cuda}

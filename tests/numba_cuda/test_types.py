@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from nbep.numba_cuda import stubs, types
-from nbep.numba_cuda.code import KernelTypeError, exec_with_source
-from nbep.numba_cuda.dispatcher import jit
+from nbep.lab.numba_cuda import stubs, types
+from nbep.lab.numba_cuda.code import KernelTypeError, exec_with_source
+from nbep.lab.numba_cuda.dispatcher import jit
 
 NAMES = ("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")
 OPERATORS = {

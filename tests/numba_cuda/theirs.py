@@ -29,11 +29,11 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
+import nbep.numba_cuda
 import numpy as np
 
-import nbep.numba_cuda
-from nbep.numba_cuda import session
-from nbep.numba_cuda.code import exec_with_source
+from nbep.lab.numba_cuda import session
+from nbep.lab.numba_cuda.code import exec_with_source
 
 LIMIT_S = 60  # of CPU
 AS_FOR_SIMULATOR = ("test_laplace", "test_matmul")  # modules whose sizes for Numba's simulator are taken

@@ -1,11 +1,16 @@
 """The lower half of nbep knows nothing of experts. docs/architecture.md says which folder is in which half."""
 
 import ast
+import pkgutil
 import re
+import sys
 from functools import cache
+from importlib import import_module
 
 import pytest
 from file_imports import FILES, ROOT, imported_modules, module_name, tree_of
+
+from nbep.doors import MOVED
 
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 TABLE = PAGE[PAGE.index("## Two halves") : PAGE.index("## Folders")]
@@ -62,7 +67,7 @@ def texts(tree: ast.AST) -> list[str]:
     return [node.value for node in constants if isinstance(node.value, str)]
 
 
-PLACES = re.compile(r"nbep[./](?:device[./](?:kernels|layout)|deep_ep|workloads|scenarios|views|bench|demo)\b")
+PLACES = re.compile(r"nbep[./](?:device[./](?:kernels|layout)|deep_ep|specimens|bench|demo)\b")
 # Of a class of the emulator, which happens to be called like a device function.
 OWN = {"has_failed"}
 
@@ -109,3 +114,18 @@ def test_no_text_of_the_emulator_names_a_protocol():
 )
 def test_the_longest_path_of_the_table_counts(module, half):
     assert half_of(module) == half
+
+
+@pytest.mark.parametrize("short", sorted(MOVED))
+def test_a_short_name_is_a_door_to_the_same_module(short):
+    """With what stands in it, as an attribute, and by its old name, as programs of save_call import it."""
+    module = import_module(short)
+    assert module is import_module(MOVED[short]) is sys.modules[short]
+    assert module.__name__ == module.__spec__.name == MOVED[short]
+    for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
+        assert import_module(f"{short}.{inner.name}") is import_module(f"{MOVED[short]}.{inner.name}")
+
+
+def test_a_door_to_nothing_says_so():
+    with pytest.raises(ModuleNotFoundError, match=r"nbep\.lab\.trace\.nothing"):
+        import_module("nbep.trace.nothing")

@@ -15,8 +15,8 @@ from target import TARGET
 import nbep
 from nbep.device.cards import CARDS
 from nbep.device.compile import arch_name
-from nbep.notebook import edit
-from nbep.puzzle import Clue, check, command, picture
+from nbep.lab.notebook import edit
+from nbep.lab.puzzle import Clue, check, command, picture
 
 HERE = Path(__file__).resolve().parent
 FILES = sorted((HERE.parents[1] / "puzzles").glob("[0-9][0-9]_*.py"))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from parts import both_parts
 
-from nbep.notebook import edit
-from nbep.puzzle import check, command
+from nbep.lab.notebook import edit
+from nbep.lab.puzzle import check, command
 
 pytestmark = pytest.mark.emulator_only("every schedule is one of the emulator")
 

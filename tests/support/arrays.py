@@ -15,7 +15,7 @@ import numpy as np
 from target import TARGET
 
 from nbep.host.target.cuda.arrays import numpy_dtype
-from nbep.workloads.cases import use
+from nbep.specimens.workloads.cases import use
 
 LIBRARY = os.environ.get("NBEP_TEST_ARRAYS", "numpy" if TARGET == "emulator" else "torch")
 DEVICE = "cpu" if TARGET == "emulator" else "cuda"
@@ -234,7 +234,7 @@ class Numba:
 
 
 class OfTarget:
-    """What `nbep.workloads` takes for arrays from here on."""
+    """What `nbep.specimens.workloads` takes for arrays from here on."""
 
     is_exact = TARGET == "emulator"
     to_target = staticmethod(to_target)

@@ -1,5 +1,5 @@
 """Inputs of dispatch and combine: those of `nbep check`."""
 
-from nbep.workloads.cases import NODE_ROUTINGS, ROUTINGS, Case, make_case, routes_of
+from nbep.specimens.workloads.cases import NODE_ROUTINGS, ROUTINGS, Case, make_case, routes_of
 
 __all__ = ["NODE_ROUTINGS", "ROUTINGS", "Case", "make_case", "routes_of"]

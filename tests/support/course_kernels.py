@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from nbep.device.compile import compile_kernel, parse_arch
-from nbep.puzzle import command
+from nbep.lab.puzzle import command
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 

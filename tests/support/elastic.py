@@ -1,4 +1,4 @@
-"""`nbep.workloads.elastic` on the target of the tests, with its arrays: see target.py and arrays.py."""
+"""`nbep.specimens.workloads.elastic` on the target of the tests, with its arrays: see target.py and arrays.py."""
 
 # ruff: noqa: F401  # tests import from here what is the same on all targets
 
@@ -13,7 +13,7 @@ from target import spawn
 
 import nbep
 from nbep.emulator.machine.names import NIC_NUMBERS
-from nbep.workloads.elastic import (
+from nbep.specimens.workloads.elastic import (
     ElasticExpected,
     ElasticOptions,
     ElasticOutcome,

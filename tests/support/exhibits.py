@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from entries import beginning
 
-from nbep.check import Run, perform
+from nbep.lab.check import Run, perform
 
 MUSEUM = Path(__file__).resolve().parents[2] / "examples" / "museum"
 MODELS = ("checked", "delayed")

@@ -1,4 +1,4 @@
-"""`nbep.workloads.internode` on the target of the tests."""
+"""`nbep.specimens.workloads.internode` on the target of the tests."""
 
 # ruff: noqa: F401  # tests import from here what is the same on all targets
 
@@ -9,8 +9,8 @@ import intranode
 from cases import Case, make_case
 
 import nbep
-from nbep.workloads.internode import CONFIG, HANDLE, NIC, Options, num_bytes
-from nbep.workloads.intranode import Outcome
+from nbep.specimens.workloads.internode import CONFIG, HANDLE, NIC, Options, num_bytes
+from nbep.specimens.workloads.intranode import Outcome
 
 SHAPES = [(2, 2), (2, 4), (4, 2), (3, 2), (2, 3)]  # nodes, ranks of a node
 TRANSPORTS = ["direct", "ibgda"]

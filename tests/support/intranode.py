@@ -1,4 +1,4 @@
-"""`nbep.workloads.intranode` on the target of the tests, with its arrays: see target.py and arrays.py."""
+"""`nbep.specimens.workloads.intranode` on the target of the tests, with its arrays: see target.py and arrays.py."""
 
 # ruff: noqa: F401  # tests import from here what is the same on all targets
 
@@ -7,8 +7,8 @@ from arrays import LIBRARY, assert_kind, to_target
 from cases import Case
 from target import spawn
 
-from nbep.workloads.cases import Report
-from nbep.workloads.intranode import (
+from nbep.specimens.workloads.cases import Report
+from nbep.specimens.workloads.intranode import (
     CONFIG,
     DEFAULTS,
     FACTORS,

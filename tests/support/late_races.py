@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from nbep.emulator import DataRace, DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
-from nbep.litmus.axioms import Event, Execution, Reading, closure, has_cycle, readings
-from nbep.litmus.programs import PLACES, Program, Step, parse
-from nbep.litmus.runs import do
+from nbep.lab.litmus.axioms import Event, Execution, Reading, closure, has_cycle, readings
+from nbep.lab.litmus.programs import PLACES, Program, Step, parse
+from nbep.lab.litmus.runs import do
 
 CELL = 64  # bytes
 SCOPE = {"a block": "cta", "a GPU": "gpu", "ranks": "sys"}

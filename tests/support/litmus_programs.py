@@ -2,8 +2,8 @@
 
 import random
 
-from nbep.litmus import Program
-from nbep.litmus.programs import PLACES
+from nbep.lab.litmus import Program
+from nbep.lab.litmus.programs import PLACES
 
 
 def named(programs):

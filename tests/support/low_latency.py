@@ -1,4 +1,5 @@
-"""Trips of `nbep.workloads.low_latency` on the target of the tests, with its arrays: see target.py and arrays.py."""
+"""Trips of `nbep.specimens.workloads.low_latency` on the target of the tests, with its arrays: see target.py and
+arrays.py."""
 
 # ruff: noqa: F401  # tests import from here what is the same on all targets
 
@@ -10,9 +11,9 @@ from cases import ROUTINGS, Case
 from target import TARGET, spawn
 
 from nbep.device.cards import SM90
-from nbep.workloads import low_latency
-from nbep.workloads.cases import make_low_latency_case
-from nbep.workloads.low_latency import (
+from nbep.specimens.workloads import low_latency
+from nbep.specimens.workloads.cases import make_low_latency_case
+from nbep.specimens.workloads.low_latency import (
     ASYNC,
     BOTH,
     FACTORS,

@@ -6,7 +6,7 @@ from cases import Case
 from intranode import Report
 from low_latency import Options, Outcome, check_combined, check_dispatched, expected_combine, expected_dispatch
 
-from nbep.workloads.cases import without
+from nbep.specimens.workloads.cases import without
 
 
 def check_survivor(

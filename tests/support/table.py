@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from fault_table import Line, lines_in
 
-from nbep.check.catalogue import own_faults
-from nbep.check.command import Task, check_fault
-from nbep.check.runs import Run
-from nbep.scenarios import SCENARIOS
+from nbep.lab.check.catalogue import own_faults
+from nbep.lab.check.command import Task, check_fault
+from nbep.lab.check.runs import Run
+from nbep.specimens.scenarios import SCENARIOS
 
 LINES = lines_in((Path(__file__).resolve().parents[2] / "records" / "faults.md").read_text())
 FOUND = {line.fault: line for line in LINES if line.base is not None}

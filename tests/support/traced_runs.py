@@ -13,8 +13,8 @@ from parts import both_parts
 import nbep
 from nbep.device.kernels.internode import coordinator
 from nbep.device.protocols import teams
-from nbep.notebook import edit
-from nbep.trace import Trace
+from nbep.lab.notebook import edit
+from nbep.lab.trace import Trace
 
 MODES = ("intranode", "low latency", "internode", "ibgda")
 EACH_MODE = both_parts(MODES[:2], thorough=MODES[2:])  # for `pytest.mark.parametrize`

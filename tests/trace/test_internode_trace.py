@@ -7,10 +7,10 @@ import pytest
 import nbep
 from nbep.device.kernels.internode import coordinator
 from nbep.emulator import DeadlockError
-from nbep.notebook import edit
-from nbep.trace import Trace
-from nbep.views.internode import COMBINE, DISPATCH
-from nbep.views.token_path import journey
+from nbep.lab.notebook import edit
+from nbep.lab.trace import Trace
+from nbep.specimens.views.internode import COMBINE, DISPATCH
+from nbep.specimens.views.token_path import journey
 
 pytestmark = pytest.mark.thorough
 

@@ -6,8 +6,8 @@ import pytest
 
 import nbep
 from nbep.device.kernels.parts.arrivals import ABSENT, TAG, completion, is_complete
-from nbep.trace import Trace
-from nbep.views.low_latency import in_tags
+from nbep.lab.trace import Trace
+from nbep.specimens.views.low_latency import in_tags
 
 NUM_RANKS, NUM_TOKENS, NUM_EXPERTS, HIDDEN = 2, 4, 4, 128
 RDMA_BYTES = nbep.Buffer.get_low_latency_rdma_size_hint(NUM_TOKENS, HIDDEN, NUM_RANKS, NUM_EXPERTS)

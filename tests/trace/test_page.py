@@ -9,10 +9,10 @@ from traced_runs import EACH_MODE, hanging_run, traced_run
 
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx
 from nbep.emulator import World
-from nbep.trace import Trace
-from nbep.trace.events import readings
-from nbep.trace.page import all_stories
-from nbep.trace.stories import line_of_role
+from nbep.lab.trace import Trace
+from nbep.lab.trace.events import readings
+from nbep.lab.trace.page import all_stories
+from nbep.lab.trace.stories import line_of_role
 
 SIZE = {"width": 1280, "height": 860}
 

@@ -22,9 +22,9 @@ from nbep.device.primitives import (
 )
 from nbep.emulator import DataRace, DeadlockError, World
 from nbep.emulator.machine.errors import OutOfBounds
-from nbep.trace import Trace
-from nbep.trace.page import EMPTY, FILLING, FULL, KINDS, all_slots, page_data, page_html
-from nbep.trace.perfetto import timeline
+from nbep.lab.trace import Trace
+from nbep.lab.trace.page import EMPTY, FILLING, FULL, KINDS, all_slots, page_data, page_html
+from nbep.lab.trace.perfetto import timeline
 
 WITH_RINGS = both_parts(["intranode"], thorough=["internode", "ibgda"])
 

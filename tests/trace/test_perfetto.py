@@ -12,8 +12,8 @@ from itertools import pairwise
 import pytest
 from traced_runs import EACH_MODE, hanging_run, traced_run
 
-from nbep.trace.events import readings
-from nbep.trace.perfetto import timeline
+from nbep.lab.trace.events import readings
+from nbep.lab.trace.perfetto import timeline
 
 NEEDED = {
     "X": {"name": str, "cat": str, "pid": int, "tid": int, "ts": int, "dur": int, "args": dict},

@@ -8,8 +8,8 @@ from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_val
 from nbep.device.network.seam import Place
 from nbep.device.primitives import FULL_MASK, syncwarp, thread_idx
 from nbep.device.types import I32
-from nbep.trace import Trace
-from nbep.trace.queues import entry_lives
+from nbep.lab.trace import Trace
+from nbep.lab.trace.queues import entry_lives
 from notebooks.queue_entries import entry_fields, entry_table
 
 # A write of 64 bytes: entry 0x1234 of queue pair 65, key 0x112 there and 0x1 here

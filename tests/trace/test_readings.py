@@ -6,8 +6,8 @@ from traced_runs import MODES, traced_run
 
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32
 from nbep.emulator import World
-from nbep.trace import Trace
-from nbep.trace.events import Cell, Event, readings
+from nbep.lab.trace import Trace
+from nbep.lab.trace.events import Cell, Event, readings
 
 CELL = Cell.parse(0, "flag")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import nbep
-from nbep.notebook import edit
-from nbep.trace import Trace
-from nbep.trace.slot_picture import index, stays
+from nbep.lab.notebook import edit
+from nbep.lab.trace import Trace
+from nbep.lab.trace.slot_picture import index, stays
 
 RING = Path(__file__).resolve().parents[2] / "docs" / "examples" / "ring.py"
 CELLS = {"tail[src 0]": 0, "head[src 0]": 64, **{f"x[slot {slot}, src 0]": 128 + 128 * slot for slot in range(4)}}

@@ -8,10 +8,10 @@ from traced_runs import EACH_MODE, hanging_run, traced_run
 import nbep
 from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32
 from nbep.emulator import World
-from nbep.trace import Trace
-from nbep.trace.page import all_stories
-from nbep.trace.stories import HANGS, MOST_STEPS
-from nbep.views.token_path import Scene
+from nbep.lab.trace import Trace
+from nbep.lab.trace.page import all_stories
+from nbep.lab.trace.stories import HANGS, MOST_STEPS
+from nbep.specimens.views.token_path import Scene
 
 LEAST_STEPS = 8
 

@@ -15,7 +15,7 @@ from nbep.device.primitives import (
     wait_expired,
 )
 from nbep.emulator import World
-from nbep.trace import Trace
+from nbep.lab.trace import Trace
 
 CONFIG = nbep.Config(2, 2, 4)  # one channel, chunks of two tokens, rings of four
 CASE = make_case(3, num_ranks=2, num_tokens=[9, 4], num_topk=2, hidden=16)

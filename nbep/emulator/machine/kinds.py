@@ -2,7 +2,7 @@
 
 A segment keeps one typed view of its memory per kind, so that an aligned access is one index into a `memoryview`.
 Integers wrap on a store as they do on the device; vectors are tuples of unsigned 32-bit integers. Kernels of nbep
-have no float16, float64 and complex numbers: plain Numba kernels do, see `nbep/numba_cuda`.
+have no float16, float64 and complex numbers: plain Numba kernels do, see `nbep/lab/numba_cuda`.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ def _read(thread: Thread) -> TimedOutWait | None:
 
 def _is_emulators(frame: FrameType) -> bool:
     """Whether the emulator itself compares, to find out what has changed."""
-    return str(frame.f_globals.get("__name__")).startswith(("nbep.emulator.", "nbep.numba_cuda."))
+    return str(frame.f_globals.get("__name__")).startswith(("nbep.emulator.", "nbep.lab.numba_cuda."))
 
 
 def _wake(thread: Thread) -> None:

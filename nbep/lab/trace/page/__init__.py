@@ -1,0 +1,243 @@
+"""The page of a trace: one HTML file that needs nothing else, neither a network nor a server.
+
+here       the run as JSON: events in columns; rings, halves and queues, slot by slot
+page.html  the parts of the page                        page.css   how they look
+run.js     what can be asked of the data                rows.js    ranks, roles and warps
+timeline.js, slots.js, now.js    draw, on canvases, what is there at a step        main.js   keys, pointer, slider
+story.js   one token, step by step: what the page opens on; ../story.py has made it from the events
+"""
+
+from __future__ import annotations
+
+import html
+import inspect
+import json
+import linecache
+from collections.abc import Hashable, Iterable, Iterator
+from importlib.resources import files
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbep.emulator.machine.names import NIC_NUMBERS
+from nbep.lab.trace.events import Event, readings
+from nbep.lab.trace.queues import EntryLife, all_lives
+from nbep.lab.trace.recorder import Recorder
+from nbep.lab.trace.stories import Story, as_json, line_of_role, stories_of_values, value_of, with_finding
+from nbep.lab.trace.view import views
+
+SCRIPTS = ("run.js", "rows.js", "timeline.js", "slots.js", "now.js", "story.js", "main.js")
+
+
+class Page:
+    """A page of a run. A notebook shows it when it is the last value of a cell; `save` writes it to a file.
+
+    Attributes: html: the whole page
+    """
+
+    def __init__(self, trace: Recorder, height: int = 760):
+        self.html = page_html(trace)
+        self._height = height
+
+    def __repr__(self) -> str:
+        return "<the page of a trace: a notebook shows it, save(path) writes it>"
+
+    def save(self, path: str | PathLike[str]) -> Path:
+        """Write the page; the path of the file."""
+        path = Path(path)
+        path.write_text(self.html, encoding="utf-8")
+        return path
+
+    def _repr_html_(self) -> str:
+        style = f"width:100%;height:{self._height}px;border:0"
+        return f'<iframe srcdoc="{html.escape(self.html)}" style="{style}"></iframe>'
+
+
+def page_html(trace: Recorder) -> str:
+    """The page as text: its parts put together, and the run in it."""
+    # "<" would end the script; in JSON it stands in strings alone.
+    data = json.dumps(page_data(trace), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = _part("page.html").replace("/* STYLE */", _part("page.css"))
+    text = text.replace("/* SCRIPT */", "".join(map(_part, SCRIPTS)))
+    return text.replace("/* DATA */", data)
+
+
+def _part(name: str) -> str:
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
+# What the page shows, as JSON: events in columns, and tables of what their numbers mean.
+#
+# Steps are differences from the event before. Numbers of other columns are places in the tables of the same name:
+#
+#  threads   rank, role, block, warp: a row of the timeline
+#  stacks    places in lines, innermost first; lines: place in sources, and the number in its file
+#  exits     rank, call, block, warp, and the step at which all of it has left
+#  readings  places of two events: a store, and the look that reads it
+
+
+KINDS = ("store", "atomic", "fill", "see", "wait", "hang", "finding")
+NOT_YET = -1
+ALL = "all threads"  # the role of a kernel's threads that all do the same
+LONGEST = 400  # lines of a source that the page carries
+PARENT = Path(__file__).resolve().parents[4]
+
+
+class _Table(dict[Hashable, int]):
+    """Numbers values as they come."""
+
+    def number(self, value: Hashable) -> int:
+        return self.setdefault(value, len(self))
+
+
+def page_data(trace: Recorder) -> dict[str, Any]:
+    """All that the page knows of a run."""
+    events = sorted([*trace.events(), *trace.hangs()], key=lambda event: event.step)
+    calls, threads, cells, orders, stacks, lines = (_Table() for _ in range(6))
+    launches = [
+        [each.rank, calls.number((each.kernel, each.call)), each.begin, _until(each.end), each.half, each.phases]
+        for each in trace.launches
+    ]
+    columns: dict[str, list[Any]] = {
+        "step": [event.step - before.step for before, event in zip([*events[:1], *events], events, strict=False)],
+        "kind": [KINDS.index(event.what) for event in events],
+        "thread": [threads.number(_thread(event)) for event in events],
+        "lane": [event.thread % 32 for event in events],
+        "call": [calls.number((event.kernel, event.call)) for event in events],
+        "cell": [cells.number((event.cell.owner, event.cell.text)) for event in events],
+        "value": [value_of(event) for event in events],
+        "order": [orders.number(event.order) for event in events],
+        "until": [_until(event.until) if event.what in ("wait", "hang", "finding") else 0 for event in events],
+        "stack": [stacks.number(tuple(map(lines.number, event.at))) for event in events],
+    }
+    if events:
+        columns["step"][0] = events[0].step
+    exits = [
+        [rank, calls.number((kernel, call)), *place, step]
+        for (rank, kernel, call, *place), step in trace.exits().items()
+    ]
+    arrows = _one_for_each_warp(readings(events), columns["thread"])
+    stories = [as_json(story, lines.number) for story in all_stories(trace)]
+    every = list(lines)
+    sources = _Table()
+    numbered = [[sources.number((line.file, line.begin, line.function)), line.number] for line in lines]  # type: ignore
+    return {
+        "title": repr(trace).strip("<>"),
+        "numRanks": trace.num_ranks,
+        "lastStep": max([trace.last_step, *(event.step for event in events)]),
+        "nicNumbers": NIC_NUMBERS,
+        "kinds": KINDS,
+        "launches": launches,
+        "exits": exits,
+        "calls": list(calls),
+        "threads": list(threads),
+        "cells": list(cells),
+        "orders": list(orders),
+        "stacks": list(stacks),
+        "lines": numbered,
+        "sources": [_source(*key) for key in sources],  # type: ignore[misc]
+        "events": columns,
+        "readings": {"stored": [pair[0] for pair in arrows], "seen": [pair[1] for pair in arrows]},
+        "stories": stories,  # see `trace.stories`
+        "roleLines": [line_of_role(tuple(every[number] for number in stack)) for stack in stacks],  # type: ignore
+        "slots": [
+            {**each._asdict(), "changes": [list(column) for column in zip(*each.changes, strict=True)]}
+            for each in all_slots(trace)
+        ],
+    }
+
+
+def all_stories(trace: Recorder) -> list[Story]:
+    """The stories of a run; the first one is the one that shows most."""
+    stories = [story for view in views() for story in view.stories(trace)]
+    stories = stories or list(islice(stories_of_values(trace), 1))
+    return [
+        with_finding(story, trace)
+        for story in stories or [Story("how the run ends", ("", 0))][: trace.error is not None]
+    ]
+
+
+def _until(step: int | None) -> int:
+    return NOT_YET if step is None else step
+
+
+def _thread(event: Event) -> tuple[int, str, int, int]:
+    role = ALL if event.role == event.kernel else event.role
+    return event.rank, role, event.block, event.thread // 32
+
+
+def _one_for_each_warp(pairs: Iterable[tuple[int, int]], threads: list[int]) -> list[tuple[int, int]]:
+    """The first look of each warp at a store: where 32 lanes look, one arrow says it."""
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    for stored, seen in pairs:
+        first.setdefault((stored, threads[seen]), (stored, seen))
+    return list(first.values())
+
+
+def _source(file: str, begin: int, function: str) -> dict[str, Any]:
+    """A function as text; no text where the file is not there."""
+    lines = linecache.getlines(file)[begin - 1 :]
+    block = inspect.getblock(lines)[:LONGEST] if lines else []
+    path = Path(file)
+    name = str(path.relative_to(PARENT)) if path.is_relative_to(PARENT) else path.name
+    return {"file": name, "function": function, "begin": begin, "text": "".join(block).rstrip("\n")}
+
+
+# What is in slots over time: rings, the halves of the low-latency mode, and send queues.
+#
+# ring    a slot is being filled, then a tail publishes it, then a head gives it back
+# half    a message or a row is there, until the launch ends that receives its call
+# queue   an entry is reserved, then the doorbell rings for it, then it is done
+
+
+EMPTY, FILLING, FULL = range(3)
+Change = tuple[int, int, int, str]  # step, slot, state, and what is in the slot
+
+
+class Slots(NamedTuple):
+    """A row of slots, and what happens to them. source: the rank that fills them."""
+
+    kind: str  # "ring", "half" or "queue"
+    rank: int  # in whose memory they are
+    title: str
+    source: int
+    kernel: str
+    call: int
+    begin: int
+    end: int
+    count: int  # type: ignore[assignment]  # hides the method of tuples, which is not called
+    changes: list[Change]
+
+
+def all_slots(trace: Recorder) -> list[Slots]:
+    """Everything in a run that has slots, in the order in which it is shown."""
+    return [*(slots for view in views() for slots in view.slots(trace)), *_queues(trace)]
+
+
+def _queues(trace: Recorder) -> Iterator[Slots]:
+    for (rank, peer, queue), lives in sorted(all_lives(trace).items()):
+        count = _most_at_once(lives)
+        changes: list[Change] = []
+        for life in lives:
+            text = f"entry {life.number}"
+            for step, state in ((life.reserved, FILLING), (life.rung, FULL), (life.done, EMPTY)):
+                if step is not None:
+                    changes.append((step, life.number % count, state, text))
+        changes.sort(key=lambda change: change[0])
+        title = f"send queue {queue} to rank {peer}"
+        yield Slots("queue", rank, title, rank, "", 0, changes[0][0], trace.last_step, count, changes)
+
+
+def _most_at_once(lives: list[EntryLife]) -> int:
+    """So many entries, from the first that is not done to the last that is reserved, that each has a place."""
+    most, first = 1, 0
+    for life in lives:
+        while first < life.number and _is_before(lives[first].done, life.reserved):
+            first += 1
+        most = max(most, life.number + 1 - first)
+    return most
+
+
+def _is_before(done: int | None, reserved: int | None) -> bool:
+    return done is not None and reserved is not None and done < reserved

@@ -1,0 +1,1 @@
+"""What the lab knows of expert parallelism: scenarios to check, workloads to run, views of traces."""
