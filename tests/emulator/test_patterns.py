@@ -359,10 +359,7 @@ def copy_that_another_warp_waits_for():
             wait_for(memory + FLAG_2, "acquire", "cta")
             t.load_shared(0, "s32", "weak")
 
-    return [
-        (0, write_words, 1, 1),
-        (1, read, 1, 64),
-    ], "the store to `memory` of rank 1: byte 96 is too weak"
+    return [(0, write_words, 1, 1), (1, read, 1, 64)], "the store to `memory` of rank 1: byte 96 is too weak"
 
 
 def mbarrier_that_another_warp_has_made():

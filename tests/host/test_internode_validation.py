@@ -158,10 +158,7 @@ def test_more_threads_than_shared_memory_has_room_for_are_refused(on_two_nodes, 
             {"num_nvl_bytes": 1 << 17},
             r"num_rdma_bytes: got 0; must be positive between 2 nodes; see Config\.get_rdma_buffer_size_hint",
         ),
-        (
-            {"num_nvl_bytes": 1 << 17, "num_rdma_bytes": 1000},
-            "num_rdma_bytes: got 1000; must be a multiple of 128",
-        ),
+        ({"num_nvl_bytes": 1 << 17, "num_rdma_bytes": 1000}, "num_rdma_bytes: got 1000; must be a multiple of 128"),
     ],
     ids=["no RDMA buffer", "odd size"],
 )

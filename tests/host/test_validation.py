@@ -162,10 +162,7 @@ DISPATCH = {
 }  # fmt: skip
 
 CACHED = {
-    "indices": (
-        {"topk_idx": np.zeros((3, 2), np.int64)},
-        f"topk_idx: got {ARRAY}; must be None together with",
-    ),
+    "indices": ({"topk_idx": np.zeros((3, 2), np.int64)}, f"topk_idx: got {ARRAY}; must be None together with"),
     "weights": ({"topk_weights": np.zeros((3, 2))}, f"topk_weights: got {ARRAY}; must be None together with"),
     "tokens": ({"x": bf16(4, 128)}, "x: got 4 tokens; must be 3 tokens, as in the dispatch of the handle"),
     "other SMs": ({"config": nbep.Config(4, 2, 4)}, "config.num_sms: got 4; must be 2, as in the dispatch that made"),
