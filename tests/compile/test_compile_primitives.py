@@ -104,9 +104,7 @@ def test_primitives_are_inlined_without_stack_or_doubles(probe, arch):
 @pytest.mark.parametrize(
     ("arch", "kept", "dropped"),
     both_parts(
-        [("sm_90", 1111, 2222)],
-        thorough=[("sm_75", 2222, 1111)],
-        long=[("sm_80", 2222, 1111), ("sm_120", 2222, 1111)],
+        [("sm_90", 1111, 2222)], thorough=[("sm_75", 2222, 1111)], long=[("sm_80", 2222, 1111), ("sm_120", 2222, 1111)]
     ),
 )
 def test_has_tma_drops_the_other_branch(probe, arch, kept, dropped):
@@ -171,11 +169,7 @@ def test_local_memory_and_spills_are_reported():
     assert report.stack_frame >= 4096
     counts = count_instructions(ptx)
     assert counts["local_bytes"] == 4096
-    assert counts["ordered"] == {
-        "ld.volatile.local.u32": 1,
-        "st.release.sys.global.u32": 1,
-        "st.volatile.local.u32": 1,
-    }
+    assert counts["ordered"] == {"ld.volatile.local.u32": 1, "st.release.sys.global.u32": 1, "st.volatile.local.u32": 1}
 
 
 def test_refused_ptx_names_kernel_and_reason():

@@ -48,36 +48,15 @@ def counter_without_an_atomic(peers: Peers):
 
 CELLS = {"arrivals": COUNT, "looked": LOOKED}
 ENTRIES = [
-    hang(
-        "ring: the head wraps like the slots",
-        ring_with_a_head_that_wraps,
-        (
+    hang("ring: the head wraps like the slots", ring_with_a_head_that_wraps, (
             "rank 0, kernel `ring_with_a_head_that_wraps`, block 0, warp 0, lane 0, waits for rank 1",
             "polls `nvl_buffer` of rank 0: head (byte 64), expects ",
-            "It has gone back from 3 to 0, by a store of rank 1, kernel `ring_with_a_head_that_wraps`, block 0",
-        ),
-        ("Next to it",),
-        cells=RING,
-    ),
-    hang(
-        "barrier: all set it back",
-        barrier_that_all_set_back,
-        (
-            "polls `nvl_buffer` of rank 0: arrivals (byte 0), expects 2 or more and sees ",
-            "It has gone back from ",
-            " to 0, by rank ",
-        ),
-        ("atomic",),
-        cells=CELLS,
-    ),
-    hang(
-        "counter: a load and a store in place of an atomic",
-        counter_without_an_atomic,
-        (
+            "It has gone back from 3 to 0, by a store of rank 1, kernel `ring_with_a_head_that_wraps`, block 0"),
+        ("Next to it",), cells=RING),
+    hang("barrier: all set it back", barrier_that_all_set_back, (
+            "polls `nvl_buffer` of rank 0: arrivals (byte 0), expects 2 or more and sees ", "It has gone back from ",
+            " to 0, by rank "), ("atomic",), cells=CELLS),
+    hang("counter: a load and a store in place of an atomic", counter_without_an_atomic, (
             "polls `nvl_buffer` of rank 0: arrivals (byte 0), expects 2 or more and sees 1",
-            "have stored 1 there: to count together takes an atomic",
-        ),
-        ("gone back",),
-        cells=CELLS,
-    ),
-]
+            "have stored 1 there: to count together takes an atomic"), ("gone back",), cells=CELLS),
+]  # fmt: skip

@@ -131,71 +131,33 @@ def lock_that_is_not_given_back(peers: Peers):
 
 
 FLAGS = [
-    hang(
-        "flag: index off by one",
-        flag_index_off_by_one,
-        (
+    hang("flag: index off by one", flag_index_off_by_one, (
             "rank 1, kernel `flag_index_off_by_one`, block 0, warp 0, lane 0, waits for rank 0",
             "polls `nvl_buffer` of rank 1: flag 0 (byte 0), expects 1 or more and sees 0",
-            "Next to it, `nvl_buffer` of rank 1: flag 1 (byte 4) is 1, stored by rank 0,",
-        ),
-        ("circle",),
-        cells={"flag 0": 0, "flag 1": 4},
-    ),
-    hang(
-        "flag: raised in the own memory",
-        flag_in_own_memory,
-        (
+            "Next to it, `nvl_buffer` of rank 1: flag 1 (byte 4) is 1, stored by rank 0,"), ("circle",),
+        cells={"flag 0": 0, "flag 1": 4}),
+    hang("flag: raised in the own memory", flag_in_own_memory, (
             "rank 1, kernel `flag_in_own_memory`, block 0, warp 0, lane 0, waits for rank 0",
             "`nvl_buffer` of rank 1: flag (byte 0), expects 1 or more and sees 0",
-            "In the memory of rank 0 the same byte was stored by rank 0",
-        ),
-        ("circle", "Next to it"),
-        cells={"flag": 0},
-    ),
-    hang(
-        "flag: rounds counted from 0 and from 1",
-        flag_of_the_next_round,
-        (
-            "rank 1, kernel `flag_of_the_next_round`",
+            "In the memory of rank 0 the same byte was stored by rank 0"), ("circle", "Next to it"), cells={"flag": 0}),
+    hang("flag: rounds counted from 0 and from 1", flag_of_the_next_round, ("rank 1, kernel `flag_of_the_next_round`",
             "flag (byte 0), expects 3 or more and sees 2",
-            "not weak is by rank 0, kernel `flag_of_the_next_round`, block 0, warp 0, lane 0",
-            "which has ended",
-        ),
-        ("circle",),
-        cells={"flag": 0},
-    ),
-    hang(
-        "flag: both wait first",
-        flags_that_both_wait_for_first,
-        (
+            "not weak is by rank 0, kernel `flag_of_the_next_round`, block 0, warp 0, lane 0", "which has ended"),
+        ("circle",), cells={"flag": 0}),
+    hang("flag: both wait first", flags_that_both_wait_for_first, (
             "rank 0, kernel `flags_that_both_wait_for_first`, block 0, warp 0, lane 0, waits for rank 1",
             "polls `nvl_buffer` of rank 0: flag (byte 0), expects 1 or more and sees 0",
             "polls `nvl_buffer` of rank 1: flag (byte 0), expects 1 or more and sees 0",
-            "They wait in a circle: rank 0 block 0, warp 0, lane 0 -> rank 1 block 0, warp 0, lane 0 -> rank 0",
-        ),
-        cells={"flag": 0},
-    ),
-    hang(
-        "flag: a loop without wait_expired",
-        flag_polled_without_wait_expired,
-        (
+            "They wait in a circle: rank 0 block 0, warp 0, lane 0 -> rank 1 block 0, warp 0, lane 0 -> rank 0"),
+        cells={"flag": 0}),
+    hang("flag: a loop without wait_expired", flag_polled_without_wait_expired, (
             "rank 1, kernel `flag_polled_without_wait_expired`, block 0, warp 0, lane 0",
             "polls `nvl_buffer` of rank 1: flag (byte 0), expects 7 and sees 0",
-            "Rank 0 runs no kernel: its host has returned",
-        ),
-        cells={"flag": 0},
-    ),
-    hang(
-        "flag: a lock that is not given back",
-        lock_that_is_not_given_back,
-        (
+            "Rank 0 runs no kernel: its host has returned"), cells={"flag": 0}),
+    hang("flag: a lock that is not given back", lock_that_is_not_given_back, (
             "polls `nvl_buffer` of rank 0: lock (byte 0), expects 0 and sees",
-            "The last store to it that is not weak is by rank",
-        ),
-        cells={"lock": 0},
-    ),
-]
+            "The last store to it that is not weak is by rank"), cells={"lock": 0}),
+]  # fmt: skip
 
 # --- ring -----------------------------------------------------------------------------------------------------------
 
@@ -271,65 +233,32 @@ def ring_with_one_more_row(peers: Peers):
 
 RING = {"tail": TAIL, "head": HEAD}
 RINGS = [
-    hang(
-        "ring: the head is not published",
-        ring_without_head,
-        (
+    hang("ring: the head is not published", ring_without_head, (
             "rank 0, kernel `ring_without_head`, block 0, warp 0, lane 0, waits for rank 1",
             "polls `nvl_buffer` of rank 0: head (byte 64), expects 1 or more and sees 0",
             "So far only weak stores, or none, have written it",
             "polls `nvl_buffer` of rank 1: tail (byte 0), expects 5 or more and sees 4",
-            "They wait in a circle: rank 0 block 0, warp 0, lane 0 -> rank 1 block 0",
-        ),
-        ("Next to it",),
-        cells=RING,
-    ),
-    hang(
-        "ring: the head is stored one word too far",
-        ring_with_the_heads_next_word,
-        (
+            "They wait in a circle: rank 0 block 0, warp 0, lane 0 -> rank 1 block 0"), ("Next to it",), cells=RING),
+    hang("ring: the head is stored one word too far", ring_with_the_heads_next_word, (
             "rank 0, kernel `ring_with_the_heads_next_word`, block 0, warp 0, lane 0, waits for rank 1",
             "polls `nvl_buffer` of rank 0: head (byte 64), expects 1 or more and sees 0",
             "Next to it, `nvl_buffer` of rank 0: head + 4 (byte 68) is 4, stored by rank 1,",
-            "They wait in a circle: rank 0 block 0, warp 0, lane 0 -> rank 1 block 0",
-        ),
-        cells=RING,
-    ),
-    hang(
-        "ring: the tail is stored one word too far",
-        ring_with_the_tails_next_word,
-        (
+            "They wait in a circle: rank 0 block 0, warp 0, lane 0 -> rank 1 block 0"), cells=RING),
+    hang("ring: the tail is stored one word too far", ring_with_the_tails_next_word, (
             "polls `nvl_buffer` of rank 1: tail (byte 0), expects 1 or more and sees 0",
             "Next to it, `nvl_buffer` of rank 1: tail + 4 (byte 4) is 4, stored by rank 0,",
+            "polls `nvl_buffer` of rank 0: head (byte 64), expects 1 or more and sees 0", "They wait in a circle"),
+        cells=RING),
+    hang("ring: fewer slots than the receiver takes at once", ring_with_too_few_slots, (
             "polls `nvl_buffer` of rank 0: head (byte 64), expects 1 or more and sees 0",
-            "They wait in a circle",
-        ),
-        cells=RING,
-    ),
-    hang(
-        "ring: fewer slots than the receiver takes at once",
-        ring_with_too_few_slots,
-        (
-            "polls `nvl_buffer` of rank 0: head (byte 64), expects 1 or more and sees 0",
-            "polls `nvl_buffer` of rank 1: tail (byte 0), expects 4 or more and sees 3",
-            "They wait in a circle",
-        ),
-        cells=RING,
-    ),
-    hang(
-        "ring: counts of rows that differ",
-        ring_with_one_more_row,
-        (
+            "polls `nvl_buffer` of rank 1: tail (byte 0), expects 4 or more and sees 3", "They wait in a circle"),
+        cells=RING),
+    hang("ring: counts of rows that differ", ring_with_one_more_row, (
             "rank 1, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0, waits for rank 0",
             "polls `nvl_buffer` of rank 1: tail (byte 0), expects 11 or more and sees 10",
-            "not weak is by rank 0, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0",
-            "which has ended",
-            "Rank 0 runs no kernel: its host has returned",
-        ),
-        ("circle",),
-        cells=RING,
-    ),
-]
+            "not weak is by rank 0, kernel `ring_with_one_more_row`, block 0, warp 0, lane 0", "which has ended",
+            "Rank 0 runs no kernel: its host has returned"), ("circle",), cells=RING),
+]  # fmt: skip
 
 
 # --- double buffer --------------------------------------------------------------------------------------------------
@@ -375,29 +304,17 @@ def double_buffer_with_the_other_half(peers: Peers):
 
 HALVES = {"full[half 0]": FULL, "full[half 1]": FULL + 4, "free[half 0]": FREE, "free[half 1]": FREE + 4}
 DOUBLE_BUFFERS = [
-    hang(
-        "double buffer: one half is not given back",
-        double_buffer_without_credit,
-        (
+    hang("double buffer: one half is not given back", double_buffer_without_credit, (
             "rank 0, kernel `double_buffer_without_credit`, block 0, warp 0, lane 0, waits for rank 1",
             "polls `nvl_buffer` of rank 0: free[half 1] (byte 68), expects 1 or more and sees 0",
             "Next to it, `nvl_buffer` of rank 0: free[half 0] (byte 64) is 2, stored by rank 1",
             "polls `nvl_buffer` of rank 1: full[half 1] (byte 4), expects 2 or more and sees 1",
-            "They wait in a circle",
-        ),
-        cells=HALVES,
-    ),
-    hang(
-        "double buffer: the halves in another order",
-        double_buffer_with_the_other_half,
-        (
-            "polls `nvl_buffer` of rank 0: free[half 1] (byte 68), expects 1 or more and sees 0",
+            "They wait in a circle"), cells=HALVES),
+    hang("double buffer: the halves in another order", double_buffer_with_the_other_half,
+        ("polls `nvl_buffer` of rank 0: free[half 1] (byte 68), expects 1 or more and sees 0",
             "polls `nvl_buffer` of rank 1: full[half 1] (byte 4), expects 2 or more and sees 1",
-            "They wait in a circle",
-        ),
-        cells=HALVES,
-    ),
-]
+            "They wait in a circle"), cells=HALVES),
+]  # fmt: skip
 
 
 ENTRIES = [*FLAGS, *RINGS, *DOUBLE_BUFFERS]

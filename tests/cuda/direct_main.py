@@ -90,10 +90,7 @@ def parts(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
         profile_host(comm, zero_copy)
     sms = ",".join(map(str, options.sms))
     common = ["--sms", sms, "--repeat", "15"]
-    for name, flags in (
-        ("zero_copy", ["--zero-copy", "--chunks", "4,8"]),
-        ("rings", ["--chunks", "12,24,48"]),
-    ):
+    for name, flags in (("zero_copy", ["--zero-copy", "--chunks", "4,8"]), ("rings", ["--chunks", "12,24,48"])):
         say(comm, f"{name}, {time.strftime('%X')}")
         intranode.measure_rank(comm, intranode.parse([*common, *flags, "--json", str(options.out / f"{name}.json")]))
     return wrong

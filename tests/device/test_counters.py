@@ -17,14 +17,7 @@ from parts import both_parts
 import nbep
 from nbep.device.jit import over
 from nbep.device.kernels.low_latency.coordinator import USES
-from nbep.device.kernels.network_push import (
-    CELL_BYTES,
-    CELLS_BYTES,
-    PushSizes,
-    buffer_bytes,
-    network_push,
-    smem_bytes,
-)
+from nbep.device.kernels.network_push import CELL_BYTES, CELLS_BYTES, PushSizes, buffer_bytes, network_push, smem_bytes
 from nbep.device.layout.elastic import CALLED, TURN
 from nbep.device.layout.internode import MAX_CHANNELS, arrived_offset, head_offset, tail_offset
 from nbep.device.layout.low_latency import NUM_HALVES, credit_offset, signal_offset
@@ -177,11 +170,7 @@ OF_QUEUES = "see tests/network/test_counters_that_wrap.py"
 
 # Ledger -> cell -> the run that starts from other numbers, or what keeps it small.
 COUNTERS: dict[str, dict[str, Any]] = {
-    "kernels/get_dispatch_layout.py": {
-        "shared count[i]": OF_A_CALL,
-        "totals[i]": RESET,
-        "arrivals": RESET,
-    },
+    "kernels/get_dispatch_layout.py": {"shared count[i]": OF_A_CALL, "totals[i]": RESET, "arrivals": RESET},
     "kernels/internode/cached_notify.py": {"arrived[n]": between_nodes},
     "kernels/internode/combine_forwarder.py": {"tails[c, d] of (n, l)": between_nodes, "heads[c, n]": between_nodes},
     "kernels/internode/combine_receiver.py": {"tails[c, d]": between_nodes, "heads[c, n] of (d, l)": between_nodes},

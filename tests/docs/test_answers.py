@@ -63,8 +63,7 @@ def test_every_page_of_answers_shows_something(path):
 
 
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(p, id=p.stem, marks=[pytest.mark.thorough] if p.stem[:2] in LONG else []) for p in NOTEBOOKS],
+    "path", [pytest.param(p, id=p.stem, marks=[pytest.mark.thorough] if p.stem[:2] in LONG else []) for p in NOTEBOOKS]
 )
 def test_the_answers_hold(path):
     with redirect_stdout(io.StringIO()):

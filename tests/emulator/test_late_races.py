@@ -41,63 +41,26 @@ def test_races_are_those_of_ptx_but_for_relaxed_heads(program):
 
 # Programs of a GPU, and whether they have a race.
 CHAINS = {
-    "a strong store over a weak one does not hide it": (
-        [
-            ["st.weak d 1", "st.release x 1"],
-            ["wait.acquire x 1", "st.relaxed d 2", "st.relaxed y 1"],
-            ["wait.relaxed y 1", "ld.relaxed r0 d"],
-        ],
-        True,
-    ),
-    "a weak one does, for who knows of that": (
-        [
-            ["st.weak d 1", "st.release x 1"],
-            ["wait.acquire x 1", "st.weak d 2", "st.release y 1"],
-            ["wait.acquire y 1", "ld.weak r0 d"],
-        ],
-        False,
-    ),
+    "a strong store over a weak one does not hide it": ([["st.weak d 1", "st.release x 1"],
+            ["wait.acquire x 1", "st.relaxed d 2", "st.relaxed y 1"], ["wait.relaxed y 1", "ld.relaxed r0 d"]], True),
+    "a weak one does, for who knows of that": ([["st.weak d 1", "st.release x 1"],
+            ["wait.acquire x 1", "st.weak d 2", "st.release y 1"], ["wait.acquire y 1", "ld.weak r0 d"]], False),
     "what a thread has observed goes on with its release": (
-        [["st.relaxed d 1"], ["wait.relaxed d 1", "st.release y 1"], ["wait.acquire y 1", "st.weak d 2"]],
-        False,
-    ),
-    "what came before that does not": (
-        [
-            ["st.weak d 1", "st.relaxed x 1"],
-            ["wait.relaxed x 1", "st.release y 1"],
-            ["wait.acquire y 1", "ld.weak r0 d"],
-        ],
-        True,
-    ),
-    "a relaxed chain of two tells that a load is over": (
-        [
-            ["ld.weak r0 d", "st.relaxed x 1"],
-            ["wait.relaxed x 1", "st.relaxed y 1"],
-            ["wait.relaxed y 1", "st.weak d 2"],
-        ],
-        False,
-    ),
-    "an atomic passes that on": (
-        [
-            ["ld.weak r0 d", "st.relaxed x 1"],
-            ["wait.relaxed x 1", "add.relaxed r1 x 1"],
-            ["wait.relaxed x 2", "st.weak d 2"],
-        ],
-        False,
-    ),
+        [["st.relaxed d 1"], ["wait.relaxed d 1", "st.release y 1"], ["wait.acquire y 1", "st.weak d 2"]], False),
+    "what came before that does not": ([["st.weak d 1", "st.relaxed x 1"], ["wait.relaxed x 1", "st.release y 1"],
+            ["wait.acquire y 1", "ld.weak r0 d"]], True),
+    "a relaxed chain of two tells that a load is over": ([["ld.weak r0 d", "st.relaxed x 1"],
+            ["wait.relaxed x 1", "st.relaxed y 1"], ["wait.relaxed y 1", "st.weak d 2"]], False),
+    "an atomic passes that on": ([["ld.weak r0 d", "st.relaxed x 1"], ["wait.relaxed x 1", "add.relaxed r1 x 1"],
+            ["wait.relaxed x 2", "st.weak d 2"]], False),
     "a scope that does not reach tells nothing": (
-        [["ld.weak r0 d", "st.relaxed.cta x 1"], ["wait.relaxed x 1", "st.weak d 2"]],
-        True,
-    ),
-    "a poll that failed is a load, too": (
-        [["st.weak x 0", "st.release x 1"], ["wait.acquire x 1"]],
-        True,
-    ),
+        [["ld.weak r0 d", "st.relaxed.cta x 1"], ["wait.relaxed x 1", "st.weak d 2"]], True),
+    "a poll that failed is a load, too": ([["st.weak x 0", "st.release x 1"], ["wait.acquire x 1"]], True),
     "who waits for somebody who waits has a race nevertheless": (
         [["wait.relaxed x 1", "st.release y 1", "st.weak d 1"], ["wait.acquire y 1", "st.relaxed x 1", "ld.weak r0 d"]],
         False,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHAINS)

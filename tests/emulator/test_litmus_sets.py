@@ -60,39 +60,17 @@ def test_what_is_never_shown_is_named_on_the_page_with_its_reason():
 SMALL = [
     ("a store shown to the GPU in another order", "a GPU", ["st.relaxed x 1; fence.acq_rel", "st.relaxed x 2"], False),
     ("likewise to the block", "a block", ["st.relaxed x 1; fence.acq_rel", "st.relaxed x 2"], False),
-    (
-        "a fence whose scope does not reach, and a store that is there",
-        "ranks",
-        [
-            "st.relaxed x 1; fence.acq_rel.gpu; st.relaxed y 1",
-            "wait.acquire y 1; wait.relaxed z 1; ld.relaxed r0 x",
-            "wait.relaxed x 1; st.release z 1",
-        ],
-        False,
-    ),
-    (
-        "a poll that may succeed early, or after it could not",
-        "a GPU",
-        ["st.release x 1; st.release x 0; st.release y 1; st.release x 1", "wait.acquire x 1; ld.relaxed r0 y"],
-        False,
-    ),
-    (
-        "a poll that has failed, and might have come before",
-        "a GPU",
-        [
-            "st.release x 1; st.release x 0; wait.acquire y 1; st.release x 1",
-            "wait.acquire x 1; ld.relaxed r0 y",
-            "st.relaxed y 1",
-        ],
-        False,
-    ),
-    (
-        "a poll that only an older value ends",
-        "ranks",
-        ["st.relaxed x 1; st.release x 0; st.release y 1", "wait.relaxed y 1; wait.relaxed x 1"],
-        True,
-    ),
-]
+    ("a fence whose scope does not reach, and a store that is there", "ranks", [
+            "st.relaxed x 1; fence.acq_rel.gpu; st.relaxed y 1", "wait.acquire y 1; wait.relaxed z 1; ld.relaxed r0 x",
+            "wait.relaxed x 1; st.release z 1"], False),
+    ("a poll that may succeed early, or after it could not", "a GPU",
+        ["st.release x 1; st.release x 0; st.release y 1; st.release x 1", "wait.acquire x 1; ld.relaxed r0 y"], False),
+    ("a poll that has failed, and might have come before", "a GPU", [
+            "st.release x 1; st.release x 0; wait.acquire y 1; st.release x 1", "wait.acquire x 1; ld.relaxed r0 y",
+            "st.relaxed y 1"], False),
+    ("a poll that only an older value ends", "ranks",
+        ["st.relaxed x 1; st.release x 0; st.release y 1", "wait.relaxed y 1; wait.relaxed x 1"], True),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("where", "threads", "may_hang"), [one[1:] for one in SMALL], ids=[one[0] for one in SMALL])

@@ -214,10 +214,7 @@ def host_with_two_streams(*of_comm):
 
 
 RACES |= {
-    "host that waits too late for the other": [
-        host_that_waits_after_the_other_has_queued,
-        host_that_queues_first,
-    ],
+    "host that waits too late for the other": [host_that_waits_after_the_other_has_queued, host_that_queues_first],
     "host that polls a relaxed flag": [kernels([write, set_flag("relaxed")]), host_that_polls_relaxed],
     "two streams": [host_with_two_streams([write])],
     "two streams, release": [host_with_two_streams([write, set_flag("release")])],
@@ -307,10 +304,7 @@ def host_that_waits_between(it, marks):
 ORDERED = {
     "acquire": [RELEASED, kernels([await_flag("acquire"), read_as_written])],
     "acquire, later kernel": [RELEASED, kernels([await_flag("acquire")], [nothing], [read_as_written])],
-    "relaxed poll and fence, later kernel": [
-        RELEASED,
-        kernels([await_flag("relaxed"), fence], [read_as_written]),
-    ],
+    "relaxed poll and fence, later kernel": [RELEASED, kernels([await_flag("relaxed"), fence], [read_as_written])],
     "stored in an earlier kernel than released": [
         kernels([write], [nothing], [set_flag("release")]),
         kernels([await_flag("acquire")], [read_as_written]),
@@ -334,10 +328,7 @@ ORDERED = {
         kernels([add_to_flag("relaxed")]),
         kernels([lambda base: wait_for(base + FLAG, "relaxed", at_least=2)], [reset_flag]),
     ],
-    "loaded before a relaxed flag": [
-        kernels([read], [set_flag("relaxed")]),
-        kernels([await_flag("relaxed")], [write]),
-    ],
+    "loaded before a relaxed flag": [kernels([read], [set_flag("relaxed")]), kernels([await_flag("relaxed")], [write])],
     "event of a stream that has acquired": [
         RELEASED,
         lambda it, marks: (

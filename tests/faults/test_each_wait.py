@@ -84,7 +84,7 @@ WAITS: dict[str, dict[str, int]] = {
     },
     "internode over ibgda": {
         "wait_turn < submit < post_few < put_nbi_warp < put_part < send_token < send_tokens < send_and_receive in "
-        "internode/dispatch": 16,
+        "internode/dispatch": 16
     },
     "low latency": {
         "wait_arrival < wait_counts < receive_choices in low_latency/dispatch": 11,

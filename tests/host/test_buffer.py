@@ -1,5 +1,6 @@
 """The life of a Buffer: construct, use, destroy."""
 
+import re
 import warnings
 
 import ml_dtypes
@@ -179,21 +180,49 @@ def test_the_warning_is_seen_without_asking_for_it():
     assert "RuntimeWarning: <Buffer of rank 0 of 2, 256 bytes> goes away without destroy()" in output
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3, 5, 7])
-def test_other_rank_counts_are_refused(num_ranks, starts_nothing):
-    def main(comm):
-        with pytest.raises(ValueError, match=f"group: got {num_ranks} ranks; must be a group of 2, 4 or 8 ranks"):
-            nbep.Buffer(comm, num_nvl_bytes=256)
+LOW_LATENCY = {"num_rdma_bytes": 1024, "low_latency_mode": True}
+GROUPS, MULTIPLE = "a group of 2, 4 or 8 ranks", "must be a multiple of 128"
+# What all ranks pass that is wrong, of how many ranks, and the message.
+WRONG = [
+    *((num_ranks, {}, f"group: got {num_ranks} ranks; must be {GROUPS}") for num_ranks in (1, 3, 5, 7)),
+    *((num_ranks, LOW_LATENCY, f"group: got {num_ranks} ranks; must be {GROUPS}") for num_ranks in (3, 6)),
+    (2, {"num_nvl_bytes": 100}, f"num_nvl_bytes: got 100; {MULTIPLE}"),
+    *((2, {"num_nvl_bytes": n}, f"num_nvl_bytes: got {n!r}; must be an integer") for n in (-128, 128.0, True, "many")),
+    (2, {"low_latency_mode": True}, "num_rdma_bytes: got 0; must be positive with low_latency_mode; see get_low_laten"),
+    (2, LOW_LATENCY | {"num_rdma_bytes": 100}, f"num_rdma_bytes: got 100; {MULTIPLE}"),
+    (2, LOW_LATENCY | {"num_rdma_bytes": 1e3}, "num_rdma_bytes: got 1000.0; must be an integer of at least 0"),
+    (2, {"num_rdma_bytes": 1}, f"num_rdma_bytes: got 1; {MULTIPLE}"),
+    (2, {"enable_shrink": True}, "enable_shrink: got True; must be False without low_latency_mode"),
+    (2, {"handle_type": "fd"}, "handle_type: got 'fd'; must be one of ipc, posix_fd, fabric, host"),
+    (2, {"allow_mnnvl": 1}, "allow_mnnvl: got 1; must be True or False"),
+]
+
+
+@pytest.mark.parametrize(("num_ranks", "arguments", "message"), WRONG)
+def test_a_wrong_argument_is_refused_on_all_ranks_also_if_one_passes_it(num_ranks, arguments, message, starts_nothing):
+    def main(comm, wrong):
+        with pytest.raises(ValueError, match=re.escape(message)) as failure:
+            nbep.Buffer(comm, **({"num_nvl_bytes": 256} | (arguments if comm.rank in wrong else {})))
+        return str(failure.value)
 
     with starts_nothing():
-        spawn(main, num_ranks)
+        spawn(main, num_ranks, args=(range(num_ranks),))
+        if not message.startswith("group"):
+            assert len(set(spawn(main, 2, args=((1,),)))) == 1
 
 
-@pytest.mark.parametrize("num_nvl_bytes", [-128, 100, 128.0, True])
-def test_sizes_that_cannot_be_are_refused(num_nvl_bytes, starts_nothing):
+@pytest.mark.parametrize(
+    ("name", "all_pass", "rank_1_passes"),
+    [
+        ("num_nvl_bytes", {"num_nvl_bytes": 128}, {"num_nvl_bytes": 256}),
+        ("num_rdma_bytes", LOW_LATENCY, {"num_rdma_bytes": 2048}),
+        ("enable_shrink", LOW_LATENCY, {"enable_shrink": True}),
+    ],
+)
+def test_settings_that_differ_between_ranks_are_refused_on_every_rank(name, all_pass, rank_1_passes, starts_nothing):
     def main(comm):
-        with pytest.raises(ValueError, match=r"num_nvl_bytes: got .*; must be (a multiple of 128|an integer)"):
-            nbep.Buffer(comm, num_nvl_bytes=num_nvl_bytes)
+        with pytest.raises(ValueError, match=rf"^{name}: got \[.*\] on ranks 0 to 1; must be the same on all ranks"):
+            nbep.Buffer(comm, **{**all_pass, **(rank_1_passes if comm.rank == 1 else {})})
 
     with starts_nothing():
         spawn(main, 2)
@@ -218,62 +247,6 @@ def test_sizes_beyond_the_emulators_addresses_are_refused(starts_nothing):
     spawn(lambda comm: nbep.Buffer(comm, 0, most, low_latency_mode=True).destroy(), 2)
 
 
-def test_sizes_that_differ_between_ranks_are_refused_on_every_rank(starts_nothing):
-    def main(comm):
-        with pytest.raises(ValueError, match=r"num_nvl_bytes: got \[128, 256\] on ranks 0 to 1; must be the same"):
-            nbep.Buffer(comm, num_nvl_bytes=128 * (1 + comm.rank))
-
-    with starts_nothing():
-        spawn(main, 2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"low_latency_mode": True},
-            "num_rdma_bytes: got 0; must be positive with low_latency_mode; see get_low_latenc",
-        ),
-        ({"low_latency_mode": True, "num_rdma_bytes": 100}, "num_rdma_bytes: got 100; must be a multiple of 128"),
-        ({"low_latency_mode": True, "num_rdma_bytes": 1e3}, "num_rdma_bytes: got 1000.0; must be an integer of at lea"),
-        ({"enable_shrink": True}, "enable_shrink: got True; must be False without low_latency_mode"),
-    ],
-)
-def test_wrong_settings_of_the_low_latency_mode_are_refused(arguments, message, starts_nothing):
-    def main(comm):
-        with pytest.raises(ValueError, match=message):
-            nbep.Buffer(comm, num_nvl_bytes=256, **arguments)
-
-    with starts_nothing():
-        spawn(main, 2)
-
-
-@pytest.mark.parametrize("num_ranks", [3, 6])
-def test_the_other_mode_beside_the_low_latency_mode_needs_2_4_or_8_ranks(num_ranks, starts_nothing):
-    def main(comm):
-        with pytest.raises(ValueError, match=f"group: got {num_ranks} ranks; must be a group of 2, 4 or 8 ranks"):
-            nbep.Buffer(comm, num_nvl_bytes=256, num_rdma_bytes=1024, low_latency_mode=True)
-
-    with starts_nothing():
-        spawn(main, num_ranks)
-
-
-@pytest.mark.parametrize(
-    ("name", "of_rank"),
-    [
-        ("num_rdma_bytes", lambda rank: {"num_rdma_bytes": 1024 * (1 + rank)}),
-        ("enable_shrink", lambda rank: {"enable_shrink": rank == 1}),
-    ],
-)
-def test_settings_of_the_low_latency_mode_are_the_same_on_all_ranks(name, of_rank, starts_nothing):
-    def main(comm):
-        with pytest.raises(ValueError, match=rf"{name}: got \[.*\] on ranks 0 to 1; must be the same on all ranks"):
-            nbep.Buffer(comm, **{"num_rdma_bytes": 1024, "low_latency_mode": True, **of_rank(comm.rank)})
-
-    with starts_nothing():
-        spawn(main, 2)
-
-
 def test_attributes_of_the_low_latency_mode_are_deepeps():
     def main(comm):
         buffer = nbep.Buffer(comm, 0, 1024, low_latency_mode=True, num_qps_per_rank=8, enable_shrink=True)
@@ -289,31 +262,6 @@ def test_names_that_deepep_does_not_have_are_no_attributes(on_two_ranks):
             buffer.dispach  # noqa: B018
 
     on_two_ranks(main)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        ({"num_nvl_bytes": 100}, ValueError("num_nvl_bytes: got 100; must be a multiple of 128")),
-        ({"num_nvl_bytes": "many"}, ValueError("num_nvl_bytes: got 'many'; must be an integer of at least 0")),
-        ({"handle_type": "fd"}, ValueError("handle_type: got 'fd'; must be one of ipc, posix_fd, fabric, host")),
-        ({"num_rdma_bytes": 1}, ValueError("num_rdma_bytes: got 1; must be a multiple of 128")),
-        ({"allow_mnnvl": 1}, ValueError("allow_mnnvl: got 1; must be True or False")),
-        (
-            {"low_latency_mode": True, "num_rdma_bytes": 64},
-            ValueError("num_rdma_bytes: got 64; must be a multiple of 128"),
-        ),
-    ],
-    ids=str,
-)
-def test_what_one_rank_gets_wrong_raises_on_all(arguments, error, starts_nothing):
-    def main(comm):
-        with pytest.raises(type(error)) as failure:
-            nbep.Buffer(comm, **({"num_nvl_bytes": 256} | (arguments if comm.rank == 2 else {})))
-        return str(failure.value)
-
-    with starts_nothing():
-        assert spawn(main, 4) == [f"rank 2: {error}"] * 4
 
 
 @pytest.mark.parametrize("text", ["0", "-5", "soon", "nan", "inf", "1.1e12"])

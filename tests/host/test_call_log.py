@@ -46,12 +46,7 @@ DISPATCH = {
     "no top-k": (lambda _: {"topk_idx": None, "topk_weights": None}, "topk_idx", "2 choices a token", "None"),
     "experts": (lambda b: routing(b, np.zeros((3, 2), np.int64), 8), "size of num_tokens_per_expert", "4", "8"),
     "SMs": (lambda _: {"config": nbep.Config(4, 2, 4)}, "config.num_sms", "2", "4"),
-    "slots": (
-        lambda _: {"config": nbep.Config(2, 2, 8)},
-        "config.num_max_nvl_chunked_recv_tokens",
-        "4",
-        "8",
-    ),
+    "slots": (lambda _: {"config": nbep.Config(2, 2, 8)}, "config.num_max_nvl_chunked_recv_tokens", "4", "8"),
 }
 CACHED = {
     "no handle": (

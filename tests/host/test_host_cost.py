@@ -78,18 +78,6 @@ def test_outputs_are_on_the_card_of_x_in_a_process_with_two(gpu):
             assert buffer.dispatch(x, handle=handle)[0].get_device() == x.get_device()
 
 
-def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_array(gpu):
-    torch, buffer, handle = gpu
-    buffer.dispatch(tokens(torch, False), handle=handle)
-    strided = torch.Tensor((NUM_TOKENS, HIDDEN), torch.bfloat16, (2 * HIDDEN, 1))
-    with pytest.raises(ValueError, match="x: got a strided bfloat16"):
-        buffer.dispatch(strided, handle=handle)
-    with pytest.raises(ValueError, match=f"x: got {NUM_TOKENS - 1} tokens"):
-        buffer.dispatch(torch.Tensor((NUM_TOKENS - 1, HIDDEN), torch.bfloat16), handle=handle)
-    with pytest.raises(ValueError, match="topk_idx: got Tensor; must be None together with a handle"):
-        buffer.dispatch(tokens(torch, False), handle=handle, topk_idx=torch.Tensor((NUM_TOKENS, 2), torch.int64))
-
-
 def rows(torch, num_rows=3 * NUM_TOKENS):
     return torch.Tensor((num_rows, HIDDEN), torch.bfloat16)
 
@@ -112,30 +100,6 @@ def test_a_combine_is_prepared_by_the_first_calls(gpu, config, with_weights, zer
     combined_x, combined_weights, _ = call()
     assert tuple(combined_x.shape) == (NUM_TOKENS, HIDDEN)
     assert (combined_weights is None) == (weights is None)
-
-
-def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_combine(gpu):
-    torch, buffer, handle = gpu
-    weights = torch.Tensor((3 * NUM_TOKENS, 8), torch.float32)
-    for given in (None, weights):
-        buffer.combine(rows(torch), handle, given, rows(torch, NUM_TOKENS))
-    wrong = {
-        "x: got a strided bfloat16": {"x": torch.Tensor((3 * NUM_TOKENS, HIDDEN), torch.bfloat16, (2 * HIDDEN, 1))},
-        "x: got float16": {"x": torch.Tensor((3 * NUM_TOKENS, HIDDEN), torch.float16)},
-        "x: got Thing": {"x": type("Thing", (), {"shape": (3 * NUM_TOKENS, HIDDEN)})()},
-        "topk_weights: got int32": {"topk_weights": torch.Tensor((3 * NUM_TOKENS, 8), torch.int32)},
-        "bias_1: got bfloat16": {"bias": (None, rows(torch))},
-        "bias: got a tuple of 3": {"bias": (None, None, None)},
-        "config.num_sms: got 4": {"config": nbep.Config(4, 4, 16)},
-        "config: got list": {"config": []},
-        "async_finish: got 1": {"async_finish": 1},
-    }
-    right = {"x": rows(torch), "handle": handle, "topk_weights": weights}
-    buffer.combine(**right)
-    for message, argument in wrong.items():
-        with pytest.raises(ValueError, match=message):
-            buffer.combine(**right | argument)
-    assert len(buffer._memory.combine_plans) == 3  # with a bias, with weights and a bias, with weights
 
 
 LOW_LATENCY = {

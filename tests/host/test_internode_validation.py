@@ -45,67 +45,43 @@ CONFIGS = {
     "RDMA buffer too small": ({"config": nbep.Config(4, 2, 8, 2, 512)}, "num_rdma_bytes: got "),
 }
 DISPATCH = {
-    "no node counts": (
-        {"num_tokens_per_rdma_rank": None},
-        "num_tokens_per_rdma_rank: got None; must be given between nodes; get_dispatch_layout returns it",
-    ),
-    "node counts as a list": (
-        {"num_tokens_per_rdma_rank": [3, 3]},
-        "num_tokens_per_rdma_rank: got list; must be an array of int32 [2]",
-    ),
-    "node counts dtype": (
-        {"num_tokens_per_rdma_rank": np.full(2, 3)},
-        "num_tokens_per_rdma_rank: got int64 [2]; must be int32 [2]",
-    ),
-    "counts of ranks for nodes": (
-        {"num_tokens_per_rdma_rank": np.full(4, 3, np.int32)},
-        "num_tokens_per_rdma_rank: got int32 [4]; must be int32 [2]",
-    ),
-    "wrong node counts": pytest.param(
-        {"num_tokens_per_rdma_rank": np.array([3, 2], np.int32)},
-        "num_tokens_per_rdma_rank: got [3, 2]; must be [3, 3], as is_token_in_rank says",
-        marks=emulator_only,
-    ),
+    "no node counts": ({"num_tokens_per_rdma_rank": None},
+        "num_tokens_per_rdma_rank: got None; must be given between nodes; get_dispatch_layout returns it"),
+    "node counts as a list": ({"num_tokens_per_rdma_rank": [3, 3]},
+        "num_tokens_per_rdma_rank: got list; must be an array of int32 [2]"),
+    "node counts dtype": ({"num_tokens_per_rdma_rank": np.full(2, 3)},
+        "num_tokens_per_rdma_rank: got int64 [2]; must be int32 [2]"),
+    "counts of ranks for nodes": ({"num_tokens_per_rdma_rank": np.full(4, 3, np.int32)},
+        "num_tokens_per_rdma_rank: got int32 [4]; must be int32 [2]"),
+    "wrong node counts": pytest.param({"num_tokens_per_rdma_rank": np.array([3, 2], np.int32)},
+        "num_tokens_per_rdma_rank: got [3, 2]; must be [3, 3], as is_token_in_rank says", marks=emulator_only),
     **CONFIGS,
-}
+}  # fmt: skip
 # Those of inside a node and of the low-latency mode are others.
 HANDLES = {
-    "handle of inside a node": (
-        {"handle": nbep.DispatchHandle(*[None] * 6)},
-        "handle: got DispatchHandle; must be the handle that a dispatch between nodes returned, or a tuple of its ten",
-    ),
+    "handle of inside a node": ({"handle": nbep.DispatchHandle(*[None] * 6)},
+        "handle: got DispatchHandle; must be the handle that a dispatch between nodes returned, or a tuple of its ten"),
     "tuple of six": ({"handle": (None,) * 6}, "handle: got tuple; must be the handle that a dispatch between nodes"),
-    "low-latency handle": (
-        {"handle": LowLatencyHandle((None, None), (4, 16, 8))},
-        "handle: got LowLatencyHandle; must be the handle that a dispatch between nodes returned, or a tuple of",
-    ),
+    "low-latency handle": ({"handle": LowLatencyHandle((None, None), (4, 16, 8))},
+        "handle: got LowLatencyHandle; must be the handle that a dispatch between nodes returned, or a tuple of"),
     "no handle": ({"handle": 5}, "handle: got int; must be the handle that a dispatch between nodes returned, or a"),
     "other SMs": (config(num_sms=2), "config.num_sms: got 2; must be 4, as in the dispatch that made the handle"),
-}
+}  # fmt: skip
 CACHED = {
     **HANDLES,
     **{name: CONFIGS[name] for name in ("config type", "odd SMs", "many threads")},
-    "choices": (
-        {"topk_idx": np.zeros((3, 4), np.int64)},
-        f"topk_idx: got {ARRAY}; must be None together with a handle",
-    ),
-    "tokens": (
-        {"x": np.ones((4, 16), ml_dtypes.bfloat16)},
-        "x: got 4 tokens; must be 3 tokens, as in the dispatch of the handle",
-    ),
-}
+    "choices": ({"topk_idx": np.zeros((3, 4), np.int64)},
+        f"topk_idx: got {ARRAY}; must be None together with a handle"),
+    "tokens": ({"x": np.ones((4, 16), ml_dtypes.bfloat16)},
+        "x: got 4 tokens; must be 3 tokens, as in the dispatch of the handle"),
+}  # fmt: skip
 COMBINE = {
     **HANDLES,
     **CONFIGS,
-    "chunk larger than a node's share": (
-        {"config": nbep.Config(4, 5, 8, 2, 4)},
-        "config.num_max_nvl_chunked_send_tokens: got 5; must be at most 4 in combine, a node's share of",
-    ),
-    "rows": (
-        {"x": np.ones((3, 16), ml_dtypes.bfloat16)},
-        "x: got bfloat16 [3, 16]; must be bfloat16 [12, hidden]",
-    ),
-}
+    "chunk larger than a node's share": ({"config": nbep.Config(4, 5, 8, 2, 4)},
+        "config.num_max_nvl_chunked_send_tokens: got 5; must be at most 4 in combine, a node's share of"),
+    "rows": ({"x": np.ones((3, 16), ml_dtypes.bfloat16)}, "x: got bfloat16 [3, 16]; must be bfloat16 [12, hidden]"),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -182,10 +158,7 @@ def test_more_threads_than_shared_memory_has_room_for_are_refused(on_two_nodes, 
             {"num_nvl_bytes": 1 << 17},
             r"num_rdma_bytes: got 0; must be positive between 2 nodes; see Config\.get_rdma_buffer_size_hint",
         ),
-        (
-            {"num_nvl_bytes": 1 << 17, "num_rdma_bytes": 1000},
-            "num_rdma_bytes: got 1000; must be a multiple of 128",
-        ),
+        ({"num_nvl_bytes": 1 << 17, "num_rdma_bytes": 1000}, "num_rdma_bytes: got 1000; must be a multiple of 128"),
     ],
     ids=["no RDMA buffer", "odd size"],
 )

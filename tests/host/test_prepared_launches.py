@@ -14,7 +14,6 @@ import fake_gpu
 
 import nbep
 from nbep.device.layout.low_latency import send_offset
-from nbep.host.target.cuda.launcher import LoadedKernel
 
 pytestmark = pytest.mark.emulator_only("its GPU is none")
 NUM_TOKENS, HIDDEN, NUM_TOPK, NUM_EXPERTS = 16, 512, 4, 32
@@ -23,19 +22,11 @@ MESSAGES = "num_messages", "message_src_idx", "message_rows", "message_weights"
 RDMA_BYTES = nbep.Buffer.get_low_latency_rdma_size_hint(NUM_TOKENS, HIDDEN, fake_gpu.NUM_RANKS, NUM_EXPERTS)
 
 
-class Gpu:
-    """A buffer, and the launches of its calls: the kernel's name, and its parameters by their paths."""
+class Gpu(fake_gpu.Gpu):
+    """A buffer, and the arrays of its low-latency calls."""
 
     def __init__(self, monkeypatch: Any):
-        self.torch = fake_gpu.install(monkeypatch)
-        self.launches: list[tuple[str, dict[str, Any]]] = []
-
-        def note(loaded, config, parameters):
-            values = parameters._format.unpack_from(parameters._bytes)
-            paths = [param.path for param in loaded.spec.params]
-            self.launches.append((loaded.spec.label, dict(zip(paths, values, strict=True))))
-
-        monkeypatch.setattr(LoadedKernel, "start", note)
+        super().__init__(monkeypatch)
         self.buffer = fake_gpu.make_buffer(RDMA_BYTES, num_zero_copy_bytes=1 << 26)
         self.x = self.tensor("bfloat16", NUM_TOKENS, HIDDEN)
         self.topk_idx = self.tensor("int64", NUM_TOKENS, NUM_TOPK)
@@ -44,23 +35,11 @@ class Gpu:
         self.recv_stats = self.tensor("int32", NUM_EXPERTS // fake_gpu.NUM_RANKS)
         self.cost_stats = self.tensor("int64", fake_gpu.NUM_RANKS)
 
-    def tensor(self, dtype: str, *shape: int) -> Any:
-        return self.torch.Tensor(shape, getattr(self.torch, dtype))
-
     def dispatch(self, **options: Any) -> tuple:
         return self.buffer.low_latency_dispatch(self.x, self.topk_idx, NUM_TOKENS, NUM_EXPERTS, **options)
 
     def combine(self, handle: Any, **options: Any) -> tuple:
         return self.buffer.low_latency_combine(self.rows, self.topk_idx, self.weights, handle, **options)
-
-    def check(self, name: str, **wanted: Any) -> dict[str, Any]:
-        """The next launch is of this kernel, with these parameters; a tensor stands for its address, None for 0."""
-        got_name, got = self.launches.pop(0)
-        assert got_name == name
-        for path, value in wanted.items():
-            address = 0 if value is None else getattr(value, "address", value)
-            assert got[path.replace("__", ".")] == address, path
-        return got
 
 
 @pytest.fixture
@@ -138,14 +117,6 @@ def test_a_zero_copy_combine_sends_from_the_half_of_its_call(gpu):
             gpu.combine(handle, zero_copy=True)
 
 
-def test_a_plain_tuple_serves_a_combine_as_the_handle_does(gpu):
-    src_info, layout_range, *sizes = gpu.dispatch()[2]
-    gpu.launches.clear()
-    gpu.combine((src_info, layout_range, *sizes))
-    wanted = {"inputs__recv_src_info": src_info, "inputs__recv_layout_range": layout_range}
-    gpu.check("low_latency_combine", **wanted, **{f"inputs__{name}": None for name in MESSAGES})
-
-
 def test_arrays_live_until_the_hook_was_called_and_the_comm_stream_is_done(gpu):
     gpu.x = x = gpu.tensor("bfloat16", NUM_TOKENS, HIDDEN)
     gone = weakref.ref(x)
@@ -162,74 +133,6 @@ def test_arrays_live_until_the_hook_was_called_and_the_comm_stream_is_done(gpu):
     assert gone() is not None
     event.current_stream_wait()
     assert gone() is None
-
-
-DISPATCH = {
-    "x: got a strided bfloat16": {"x": ("bfloat16", (NUM_TOKENS, HIDDEN), (2 * HIDDEN, 1))},
-    "x: got float16": {"x": ("float16", (NUM_TOKENS, HIDDEN))},
-    "x: got an array that starts 2 bytes past": {"x": ("bfloat16", (NUM_TOKENS, HIDDEN), None, 2)},
-    "x: got 17 tokens": {"x": ("bfloat16", (NUM_TOKENS + 1, HIDDEN))},
-    "x: got list": {"x": []},
-    "topk_idx: got int32": {"topk_idx": ("int32", (NUM_TOKENS, NUM_TOPK))},
-    "topk_idx: got a strided int64": {"topk_idx": ("int64", (NUM_TOKENS, NUM_TOPK), (1, NUM_TOKENS))},
-    "num_max_dispatch_tokens_per_rank: got 16.0": {"num_max_dispatch_tokens_per_rank": 16.0},
-    "num_experts: got 31": {"num_experts": 31},
-    "use_fp8: got 1": {"use_fp8": 1},
-    "round_scale: got 0": {"round_scale": 0},
-    "async_finish: got 0": {"async_finish": 0},
-    "return_recv_hook: got True together": {"return_recv_hook": True, "async_finish": True},
-    "cumulative_local_expert_recv_stats: got int64": {"cumulative_local_expert_recv_stats": ("int64", (8,))},
-    "dispatch_wait_recv_cost_stats: got int64": {"dispatch_wait_recv_cost_stats": ("int64", (3,))},
-    "topk_weights: got Tensor; must be None": {"topk_weights": ("float32", (NUM_TOKENS, NUM_TOPK))},
-    "topk_weights: got None": {"deduplicate": True},
-}
-COMBINE = {
-    "x: got a strided bfloat16": {"x": ("bfloat16", (8, 64, HIDDEN), (1, 8, 512))},
-    "x: got bfloat16": {"x": ("bfloat16", (8, 63, HIDDEN))},
-    "topk_idx: got int32": {"topk_idx": ("int32", (NUM_TOKENS, NUM_TOPK))},
-    "topk_weights: got float32": {"topk_weights": ("float32", (NUM_TOKENS, NUM_TOPK + 1))},
-    "out: got an array that starts 8 bytes past": {"out": ("bfloat16", (NUM_TOKENS, HIDDEN), None, 8)},
-    "out: got float16": {"out": ("float16", (NUM_TOKENS, HIDDEN))},
-    "combine_wait_recv_cost_stats: got int32": {"combine_wait_recv_cost_stats": ("int32", (4,))},
-    "use_logfmt: got 0": {"use_logfmt": 0},
-    "zero_copy: got True without": {"zero_copy": True},
-    "return_recv_hook: got True together": {"return_recv_hook": True, "async_finish": True},
-    "handle: got int": {"handle": 3},
-}
-
-
-def made(gpu, value: Any) -> Any:
-    """A tensor of a dtype, a shape, maybe strides, and bytes past an aligned address."""
-    if not isinstance(value, tuple):
-        return value
-    dtype, shape, strides, past = (*value, None, 0)[:4] if len(value) < 4 else value
-    tensor = gpu.torch.Tensor(shape, getattr(gpu.torch, dtype), strides)
-    tensor.address += past or 0
-    return tensor
-
-
-@pytest.mark.parametrize("verb", ["low_latency_dispatch", "low_latency_combine"])
-def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_low_latency_call(gpu, verb):
-    handle = gpu.dispatch()[2]
-    right = {"x": gpu.x, "topk_idx": gpu.topk_idx, "num_max_dispatch_tokens_per_rank": NUM_TOKENS}
-    right["num_experts"], wrong = NUM_EXPERTS, DISPATCH
-    if verb == "low_latency_combine":
-        right = {"x": gpu.rows, "topk_idx": gpu.topk_idx, "topk_weights": gpu.weights, "handle": handle}
-        wrong = COMBINE
-    call = getattr(gpu.buffer, verb)
-    mode = gpu.buffer._memory.low_latency
-    for _ in range(2):
-        call(**right)
-    gpu.launches.clear()
-    for _ in range(2):
-        for message, arguments in wrong.items():
-            with pytest.raises(ValueError, match=message):
-                call(**right | {name: made(gpu, value) for name, value in arguments.items()})
-    assert gpu.launches == []
-    # What is wrong with zero_copy is found after the plan: the buffer was not asked for.
-    assert (len(mode.dispatch_plans), len(mode.combine_plans)) == (1, 2 * (verb == "low_latency_combine"))
-    call(**right)
-    assert len(gpu.launches) == 1
 
 
 def test_a_copy_of_a_handle_launches_with_its_own_arrays(gpu):
@@ -293,12 +196,8 @@ def test_cached_dispatches_and_combines_launch_with_their_own_arrays(gpu, fp8, z
     handle = fake_gpu.handle_of(gpu.torch, gpu.buffer, NUM_TOKENS, 4)
     num_recv_tokens = 3 * NUM_TOKENS
     for number in range(4):
-        x, scales = gpu.tensor("bfloat16", NUM_TOKENS, HIDDEN), None
-        given: Any = x
-        if fp8:
-            x = gpu.tensor("float8_e4m3fn", NUM_TOKENS, HIDDEN)
-            scales = gpu.torch.Tensor((NUM_TOKENS, HIDDEN // 128), gpu.torch.float32, (1, NUM_TOKENS))
-            given = x, scales
+        given = gpu.tokens(NUM_TOKENS, HIDDEN, fp8)
+        x, scales = given if fp8 else (given, None)
         received = gpu.buffer.dispatch(given, handle, zero_copy=zero_copy)[0]
         recv_x, recv_scales = received if fp8 else (received, None)
         assert gpu.launches.pop(0)[0] == "cached_notify_dispatch"

@@ -102,12 +102,7 @@ class Calls:
                 "num_ranks": 2,
                 "num_experts": 4,
             },
-            "get_zero_copy_size_hint": {
-                "num_max_tokens_per_rank": 4,
-                "hidden": 128,
-                "num_ranks": 2,
-                "num_topk": 2,
-            },
+            "get_zero_copy_size_hint": {"num_max_tokens_per_rank": 4, "hidden": 128, "num_ranks": 2, "num_topk": 2},
             "clean_low_latency_buffer": {"num_max_dispatch_tokens_per_rank": 4, "hidden": 128, "num_experts": 4},
             "low_latency_query_mask_buffer": {"mask_status": np.zeros(2, np.int32)},
             "low_latency_update_mask_buffer": {"rank_to_mask": 0, "mask": True},
@@ -116,10 +111,7 @@ class Calls:
             return getattr(buffer, name), arguments[name], None
         others = {
             "Config": (nbep.Config, {"num_sms": 20, "num_max_nvl_chunked_send_tokens": 6, "num_threads": None}),
-            "size hint": (
-                CONFIG.get_nvl_buffer_size_hint,
-                {"hidden_bytes": 256, "num_ranks": 2},
-            ),
+            "size hint": (CONFIG.get_nvl_buffer_size_hint, {"hidden_bytes": 256, "num_ranks": 2}),
             "to fp8": (nbep.per_token_cast_to_fp8, {"x": x, "round_scale": False, "column_major_scales": False}),
             "back": (
                 nbep.per_token_cast_back,

@@ -7,12 +7,12 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
+import fake_gpu
 import no_gpu
 
 import nbep
 from nbep.host.counters import Received
 from nbep.host.target.cuda import arrays
-from nbep.host.target.cuda.launcher import LoadedKernel
 from nbep.host.target.cuda.runtime import CudaRuntime
 
 pytestmark = pytest.mark.emulator_only("its GPU is none")
@@ -25,20 +25,14 @@ class Calls:
 
     def __init__(self, torch, monkeypatch, **sizes):
         self.torch = torch
-        self.launches: list[tuple[str, dict]] = []
+        self.launches = fake_gpu.noted_launches(monkeypatch)
         self.looks = 0
         look_at = CudaRuntime.look_at
-
-        def note(loaded, config, parameters):
-            values = parameters._format.unpack_from(parameters._bytes)
-            paths = [param.path for param in loaded.spec.params]
-            self.launches.append((loaded.spec.name, dict(zip(paths, values, strict=True))))
 
         def count(*args):
             self.looks += 1
             return look_at(*args)
 
-        monkeypatch.setattr(LoadedKernel, "start", note)
         monkeypatch.setattr(CudaRuntime, "look_at", count)
         self.buffer = no_gpu.make_buffer(RANKS, RDMA_BYTES, num_zero_copy_bytes=1 << 26, **sizes)
         self.x, self.topk_idx = self.rows(TOKENS), torch.zeros((TOKENS, TOPK), dtype=torch.int64)

@@ -64,8 +64,7 @@ def test_bias_of_a_token_that_went_nowhere_is_its_result():
 @pytest.mark.parametrize(
     ("fp8", "num_worst_tokens", "num_biases"),
     both_parts(
-        [("row", 40, 2)],
-        thorough=[(None, 0, 0), (None, 40, 2), ("packed", 0, 2), ("column", 40, 1), ("column", 0, 0)],
+        [("row", 40, 2)], thorough=[(None, 0, 0), (None, 40, 2), ("packed", 0, 2), ("column", 40, 1), ("column", 0, 0)]
     ),
 )
 def test_options_together(fp8, num_worst_tokens, num_biases):

@@ -16,8 +16,7 @@ LONG = [shape for shape in SHAPES if shape not in SHORT]
 
 
 @pytest.mark.parametrize(
-    ("num_nodes", "num_nvl_peers"),
-    both_parts([(2, 2)], thorough=[shape for shape in SHAPES if shape != (2, 2)]),
+    ("num_nodes", "num_nvl_peers"), both_parts([(2, 2)], thorough=[shape for shape in SHAPES if shape != (2, 2)])
 )
 def test_tokens_arrive_in_order_of_rank_channel_token_and_return(num_nodes, num_nvl_peers):
     num_ranks = num_nodes * num_nvl_peers

@@ -28,8 +28,7 @@ def test_every_call_gets_the_references_bits(num_ranks, seeds, memory_model):
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
-    ("num_ranks", "seeds"),
-    both_parts([(2, range(1))], thorough=[(2, range(1, 3)), (4, range(1))]),
+    ("num_ranks", "seeds"), both_parts([(2, range(1))], thorough=[(2, range(1, 3)), (4, range(1))])
 )
 def test_calls_through_rings_and_without_get_the_references_bits_in_turn(num_ranks, seeds, memory_model):
     for seed in seeds:
@@ -51,11 +50,7 @@ SLOW_PLACES = [
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
-    both_parts(
-        [],
-        thorough=[(2, range(4)), (4, range(1))],
-        long=[(2, range(4, 15)), (4, range(1, 7))],
-    ),
+    both_parts([], thorough=[(2, range(4)), (4, range(1))], long=[(2, range(4, 15)), (4, range(1, 7))]),
 )
 def test_hosts_that_run_ahead_of_a_slow_rank_get_the_references_bits(num_ranks, seeds, memory_model, monkeypatch):
     slow = SlowRank(monkeypatch, SLOW_PLACES)

@@ -206,8 +206,7 @@ def test_a_fault_report_whose_status_does_not_come_behind_its_words_is_caught(ho
 
 @pytest.mark.parametrize("memory_model", ["delayed", "checked"])
 @pytest.mark.parametrize(
-    ("module", "coherent", "constant"),
-    [(dispatch, "ld_na_v4", "ld_nc_v4"), (notes, "ld_na_s32", "ld_nc_s32")],
+    ("module", "coherent", "constant"), [(dispatch, "ld_na_v4", "ld_nc_v4"), (notes, "ld_na_s32", "ld_nc_s32")]
 )
 def test_a_slot_that_is_read_as_constant_is_found_although_the_tail_orders_it(
     module, coherent, constant, memory_model, monkeypatch

@@ -6,16 +6,7 @@ from arrays import assert_kind, assign, to_numpy, to_target
 from cases import make_case
 from intranode import Expected, combine, dispatch, num_nvl_bytes
 from intranode import Options as IntranodeOptions
-from low_latency import (
-    BOTH,
-    HOOK,
-    Options,
-    Trip,
-    check,
-    make_buffer,
-    make_low_latency_case,
-    num_rdma_bytes,
-)
+from low_latency import BOTH, HOOK, Options, Trip, check, make_buffer, make_low_latency_case, num_rdma_bytes
 from parts import both_parts
 from target import MEMORY_MODELS, TARGET, spawn
 

@@ -49,9 +49,7 @@ def test_tokens_of_many_ranks_reach_their_experts_and_return(num_ranks, options)
 @pytest.mark.parametrize(
     ("num_ranks", "options"),
     both_parts(
-        [],
-        thorough=[(16, Options())],
-        long=[(32, ALL_AT_ONCE), (32, Options()), (32, DEDUPLICATE), (64, Options())],
+        [], thorough=[(16, Options())], long=[(32, ALL_AT_ONCE), (32, Options()), (32, DEDUPLICATE), (64, Options())]
     ),
 )
 @pytest.mark.usefixtures("between_nodes")

@@ -12,14 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cases import Case
-from low_latency import (
-    ASYNC,
-    HOOK,
-    Options,
-    Trip,
-    make_buffer,
-    make_low_latency_case,
-)
+from low_latency import ASYNC, HOOK, Options, Trip, make_buffer, make_low_latency_case
 from masked import check_survivor
 from parts import both_parts
 from target import spawn

@@ -73,10 +73,7 @@ def internode(comm: Any) -> Iterator[None]:
     sizes = internode_rounds.SMALL
     yield
     buffer = nbep.Buffer(
-        group_of(comm),
-        **internode_rounds.num_bytes(2, 2, sizes),
-        **NETWORK,
-        num_qps_per_rank=sizes.most_channels,
+        group_of(comm), **internode_rounds.num_bytes(2, 2, sizes), **NETWORK, num_qps_per_rank=sizes.most_channels
     )
     yield
     internode_rounds.wrong_rounds(buffer, 2, 3, 1, sizes)

@@ -339,13 +339,7 @@ def calls_that_differ(comm):
             "2 int32 a token",
         ),
         ({}, no_choice, "topk_idx", f"{of_topk} choices a token", None),
-        (
-            {},
-            one_choice,
-            "topk_idx",
-            f"{of_topk} choices a token",
-            "1 choices a token",
-        ),
+        ({}, one_choice, "topk_idx", f"{of_topk} choices a token", "1 choices a token"),
         (
             no_choice,
             {"num_tokens_per_expert": experts},
@@ -356,13 +350,7 @@ def calls_that_differ(comm):
         ({}, {"config": nbep.Config(4, 2, 4)}, "config.num_sms", 2, 4),
         ({}, {"config": nbep.Config(2, 2, 5)}, "config.num_max_nvl_chunked_recv_tokens", 4, 5),
         ({}, {"zero_copy": True}, "zero_copy", False, True),
-        (
-            {"zero_copy": True},
-            {"config": nbep.Config(2, 1, 4)},
-            "config.num_max_nvl_chunked_send_tokens",
-            2,
-            1,
-        ),
+        ({"zero_copy": True}, {"config": nbep.Config(2, 1, 4)}, "config.num_max_nvl_chunked_send_tokens", 2, 1),
     ]
     sizes = {"num_nvl_bytes": num_nvl_bytes(case, Options(large)) * 2, "num_zero_copy_bytes": 1 << 17}
 

@@ -32,16 +32,8 @@ def test_calls_adds_and_stores_between_processes():
     ("num_nvl_peers", "use_nvlink", "num_kinds", "seed", "max_delay_ns"),
     both_parts(
         short=[],
-        thorough=[
-            (2, 1, 5, 3, 200_000),
-            (4, 0, 3, 5, 0),
-        ],
-        long=[
-            (1, 1, 2, 1, 200_000),
-            (1, 1, 5, 2, 0),
-            (2, 0, 5, 4, 200_000),
-            (1, 1, 5, 6, 2_000_000),
-        ],
+        thorough=[(2, 1, 5, 3, 200_000), (4, 0, 3, 5, 0)],
+        long=[(1, 1, 2, 1, 200_000), (1, 1, 5, 2, 0), (2, 0, 5, 4, 200_000), (1, 1, 5, 6, 2_000_000)],
     ),
 )
 def test_ranks_in_nodes_agree_with_the_reference(num_nvl_peers, use_nvlink, num_kinds, seed, max_delay_ns):

@@ -12,73 +12,42 @@ from nbep.lab.check import perform
 pytestmark = [pytest.mark.emulator_only("a GPU explores no schedules"), pytest.mark.usefixtures("held_reports")]
 
 EXHIBITS = [
-    Exhibit(
-        "uccl_940", "deadlock",
-        ("count[3] (byte 12), expects anything but 0 and sees 0", "waits for rank 3",
-         "Rank 3 has left kernel", "to `count`"),
-        lines=("wait_or_report(ld_acquire_sys_s32, cell", "st_release_sys_s32(buffer_of(peers, peer)"),
-    ),
-    Exhibit(
-        "uccl_993", "deadlock",
-        ("lane 0, waits\nIt polls", "flag (byte 0)",
-         "It was 1, stored by rank ", "overwritten", "kernel `clean`"),
-        lines=("FLAG, 0)", "FLAG, 1)", "FLAG, 1, bounds)"),
-        seed=1,
-    ),
-    Exhibit(
-        "sglang_9660", "race", ("the atomic on", "signal (byte 0) is too weak", "relaxed.gpu"),
-        lines=("atom_add_relaxed_gpu_s32(memory", "st_weak_s32(memory + TILE"),
-    ),
-    Exhibit(
-        "aiter_2890", "race", ("the scope of the load of", ": start[", "too small: gpu", "it takes sys"),
-        lines=("while ld_acquire_gpu_s32", "st_release_sys_s32("),
-    ),
-    Exhibit(
-        "deepep_317", "deadlock",
-        ("done[2] (byte 136), expects 6 or more and sees 0, to which nobody",
-         "head (byte 64), expects 2 or more and sees 0", "in a circle"),
-        lines=("wait_or_report(ld_acquire_sys_s32, head", "wait_expired(deadline):  # else it looks again"),
-    ),
-    Exhibit(
-        "deepep_215", "deadlock", ("tail[1] (byte 68)", "gone back from 2,", "warp 1, lane 1", "to 1, by"),
-        lines=("TAIL + 4 * lane) < NUM_WARPS", "TAIL + 4 * lane, warp + 1)"),
-        seed=7,
-    ),
+    Exhibit("uccl_940", "deadlock", ("count[3] (byte 12), expects anything but 0 and sees 0", "waits for rank 3",
+            "Rank 3 has left kernel", "to `count`"),
+        lines=("wait_or_report(ld_acquire_sys_s32, cell", "st_release_sys_s32(buffer_of(peers, peer)")),
+    Exhibit("uccl_993", "deadlock",
+        ("lane 0, waits\nIt polls", "flag (byte 0)", "It was 1, stored by rank ", "overwritten", "kernel `clean`"),
+        lines=("FLAG, 0)", "FLAG, 1)", "FLAG, 1, bounds)"), seed=1),
+    Exhibit("sglang_9660", "race", ("the atomic on", "signal (byte 0) is too weak", "relaxed.gpu"),
+        lines=("atom_add_relaxed_gpu_s32(memory", "st_weak_s32(memory + TILE")),
+    Exhibit("aiter_2890", "race", ("the scope of the load of", ": start[", "too small: gpu", "it takes sys"),
+        lines=("while ld_acquire_gpu_s32", "st_release_sys_s32(")),
+    Exhibit("deepep_317", "deadlock", ("done[2] (byte 136), expects 6 or more and sees 0, to which nobody",
+            "head (byte 64), expects 2 or more and sees 0", "in a circle"),
+        lines=("wait_or_report(ld_acquire_sys_s32, head", "wait_expired(deadline):  # else it looks again")),
+    Exhibit("deepep_215", "deadlock", ("tail[1] (byte 68)", "gone back from 2,", "warp 1, lane 1", "to 1, by"),
+        lines=("TAIL + 4 * lane) < NUM_WARPS", "TAIL + 4 * lane, warp + 1)"), seed=7),
     Exhibit(
         "mori_597", "deadlock",
         ("arrived (byte 0), expects 2 or more and sees 0", "gone back from 2,", "to 0, by"),
         lines=("wait_or_report(ld_acquire_gpu_s32, own + ARRIVED", "ARRIVED, 0)"),
     ),
-    Exhibit(
-        "mori_494", "deadlock",
+    Exhibit("mori_494", "deadlock",
         ("open (byte 0), expects 1 or more and sees 0", "gone back from 1, stored by", "to 0, by", "block 0, warp 0"),
-        lines=("wait_or_report(ld_acquire_gpu_s32, own + OPEN, is_at_least, 1,", "own + OPEN, 0)"),
-    ),
-    Exhibit(
-        "uccl_1052", "deadlock",
-        ("count[0, 0] (byte 64), expects anything but 0", "`notify` was started once on rank 1, 2 times on rank 0",
-         "signal[1] (byte 4), expects 0 or less and sees 1"),
-        lines=("while ld_acquire_sys_s32(own) > 0", "+ count + 4 * peer) == 0"),
-        seed=1,
-    ),
-    Exhibit(
-        "nccl_2303", "race", ("row[0]", "is overwritten by this store", "before the other thread has read"),
-        lines=("st_weak_s32(there + row", "ld_weak_s32(own + row"),
-    ),
-    Exhibit(
-        "mori_80", "race", ("stage", "is overwritten by this store", "before the other thread has read"),
-        lines=("st_weak_s32(there + stage", "return ld_weak_s32(own + stage"),
-        seed=2,
-    ),
-    Exhibit(
-        "mori_625", "race", ("two threads store to `out`", "nothing at all orders"),
-        lines=("st_weak_s32(out + 4 * row",),
-    ),
-    Exhibit(
-        "deepep_621", "race", ("the copy engine", "flag (byte 0)", "no fence.proxy.async.global", "row"),
-        lines=("tma_load_1d(stage", "st_weak_s32(there"),
-    ),
-]  # fmt: skip
+        lines=("wait_or_report(ld_acquire_gpu_s32, own + OPEN, is_at_least, 1,", "own + OPEN, 0)")),
+    Exhibit("uccl_1052", "deadlock", ("count[0, 0] (byte 64), expects anything but 0",
+            "`notify` was started once on rank 1, 2 times on rank 0",
+            "signal[1] (byte 4), expects 0 or less and sees 1"),
+        lines=("while ld_acquire_sys_s32(own) > 0", "+ count + 4 * peer) == 0"), seed=1),
+    Exhibit("nccl_2303", "race", ("row[0]", "is overwritten by this store", "before the other thread has read"),
+        lines=("st_weak_s32(there + row", "ld_weak_s32(own + row")),
+    Exhibit("mori_80", "race", ("stage", "is overwritten by this store", "before the other thread has read"),
+        lines=("st_weak_s32(there + stage", "return ld_weak_s32(own + stage"), seed=2),
+    Exhibit("mori_625", "race", ("two threads store to `out`", "nothing at all orders"),
+        lines=("st_weak_s32(out + 4 * row",)),
+    Exhibit("deepep_621", "race", ("the copy engine", "flag (byte 0)", "no fence.proxy.async.global", "row"),
+        lines=("tma_load_1d(stage", "st_weak_s32(there")),
+]  # fmt: skip  # fmt: skip
 
 
 @pytest.mark.parametrize("exhibit", EXHIBITS, ids=str)

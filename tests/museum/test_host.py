@@ -7,33 +7,20 @@ from parts import both_parts
 pytestmark = [pytest.mark.emulator_only("a GPU explores no schedules"), pytest.mark.usefixtures("held_reports")]
 
 EXHIBITS = [
-    Exhibit(
-        "sglang_31072", "deadlock",
-        ("kernel `copy_result` of rank 1 cannot start", "record 2 of an event of stream `forward`",
-         "behind kernel `replay`, launch 2, which waits for it", "record 1 is done"),
-    ),
-    Exhibit(
-        "deepep_589", "race",
-        ("kernel `fill` on stream `compute` stores `out`", "kernel `combine` on stream `comm`",
-         "stream `comm` must wait", "an event, recorded before kernel `fill`"),
-    ),
-    Exhibit(
-        "sglang_26376", "race",
-        ("kernel `dispatch` on stream `comm` loads `x`", "kernel `prepare`, launch 2 on stream `compute` stores it",
-         "stream `compute` must wait", "no event of stream `comm`"),
-    ),
-    Exhibit(
-        "torchtitan_3413", "race",
-        ("kernel `masked_fill` on stream `compute` stores `topk_idx`", "kernel `get_dispatch_layout` on stream `comm`",
-         "stream `comm` must wait", "no event of stream `compute`"),
-    ),
-    Exhibit(
-        "vllm_43547", "deadlock",
-        ("waits for rank 2", "collective calls, rank 2 has made 4, the last one combine",
-         "ranks 0-1, 3 have made 5, the last one dispatch", "Rank 2 runs no kernel"),
-        lines=("buffer.destroy()",),
-    ),
-]  # fmt: skip
+    Exhibit("sglang_31072", "deadlock", ("kernel `copy_result` of rank 1 cannot start",
+            "record 2 of an event of stream `forward`", "behind kernel `replay`, launch 2, which waits for it",
+            "record 1 is done")),
+    Exhibit("deepep_589", "race", ("kernel `fill` on stream `compute` stores `out`",
+            "kernel `combine` on stream `comm`", "stream `comm` must wait", "an event, recorded before kernel `fill`")),
+    Exhibit("sglang_26376", "race", ("kernel `dispatch` on stream `comm` loads `x`",
+            "kernel `prepare`, launch 2 on stream `compute` stores it", "stream `compute` must wait",
+            "no event of stream `comm`")),
+    Exhibit("torchtitan_3413", "race", ("kernel `masked_fill` on stream `compute` stores `topk_idx`",
+            "kernel `get_dispatch_layout` on stream `comm`", "stream `comm` must wait",
+            "no event of stream `compute`")),
+    Exhibit("vllm_43547", "deadlock", ("waits for rank 2", "collective calls, rank 2 has made 4, the last one combine",
+            "ranks 0-1, 3 have made 5, the last one dispatch", "Rank 2 runs no kernel"), lines=("buffer.destroy()",)),
+]  # fmt: skip  # fmt: skip
 
 
 @pytest.mark.parametrize(

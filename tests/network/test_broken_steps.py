@@ -10,31 +10,12 @@ from importlib import import_module
 import numpy as np
 import pytest
 from fault_reasons import ADDS_64_BITS, SLOTS_ALONE, reason_for
-from own_network import (
-    FLAGS,
-    RESULTS,
-    SEEN,
-    SOURCE,
-    TARGET,
-    fill_source,
-    run,
-    see,
-    sent_by,
-    wait_flag,
-    wait_wide_flag,
-)
+from own_network import FLAGS, RESULTS, SEEN, SOURCE, TARGET, fill_source, run, see, sent_by, wait_flag, wait_wide_flag
 from parts import both_parts
 
 import nbep
 from nbep.device.jit import kernel
-from nbep.device.network.ibgda.transport import (
-    IbgdaNetwork,
-    fetched_32,
-    fetched_64,
-    post_add,
-    post_write,
-    wait_written,
-)
+from nbep.device.network.ibgda.transport import IbgdaNetwork, fetched_32, fetched_64, post_add, post_write, wait_written
 from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import st_weak_s64, thread_idx
 from nbep.device.types import I32

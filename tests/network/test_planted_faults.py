@@ -7,17 +7,7 @@ import ast
 
 import mlx5_layouts as mlx5
 import pytest
-from own_network import (
-    FLAGS,
-    SEEN,
-    SOURCE,
-    TARGET,
-    fill_source,
-    run,
-    see,
-    sent_by,
-    wait_flag,
-)
+from own_network import FLAGS, SEEN, SOURCE, TARGET, fill_source, run, see, sent_by, wait_flag
 from parts import both_parts
 from primitives_of import replace_primitives
 

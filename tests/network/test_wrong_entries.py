@@ -110,45 +110,24 @@ WRONG_ENTRIES = {
     "reserved word of a sum": (ADD_32, plus(LOCAL, mlx5.Field(12, 4), 1), NOT_OURS),
     "inline length past its segment": (VALUE, plus(LOCAL, LENGTH, 9), TOO_LONG),
     "boundary that splits a sum": (ADD_32, plus(LOCAL, mlx5.MASKED_FETCH_ADD_32["field_boundary"], 1 << 31), NOT_OURS),
-    "boundary that splits a long sum, high": (
-        ADD_64,
-        plus(LOCAL, mlx5.MASKED_FETCH_ADD_64["field_boundary"], 1 << 63),
-        NOT_OURS,
-    ),
-    "boundary that splits a long sum, low": (
-        ADD_64,
-        plus(LOCAL, mlx5.MASKED_FETCH_ADD_64["field_boundary"], 1),
-        NOT_OURS,
-    ),
+    "boundary that splits a long sum, high": (ADD_64, plus(LOCAL, mlx5.MASKED_FETCH_ADD_64["field_boundary"], 1 << 63),
+        NOT_OURS),
+    "boundary that splits a long sum, low": (ADD_64, plus(LOCAL, mlx5.MASKED_FETCH_ADD_64["field_boundary"], 1),
+        NOT_OURS),
     "too many segments": (WRITE_OF_TWO, plus(CONTROL, mlx5.CONTROL["ds"], 1), NOT_OURS),
     "too few segments": (ADD_64, plus(CONTROL, mlx5.CONTROL["ds"], -1), NOT_OURS),
-    "remote key of another chunk": (
-        WRITE,
-        with_key(REMOTE, RKEY, lambda network: transport.remote_key(network, TARGET + CHUNK_BYTES, 1)),
-        REMOTE_KEY,
-    ),
-    "remote key of another rank": (
-        VALUE,
-        with_key(REMOTE, RKEY, lambda network: transport.local_key(network, TARGET)),
-        REMOTE_KEY,
-    ),
+    "remote key of another chunk": (WRITE,
+        with_key(REMOTE, RKEY, lambda network: transport.remote_key(network, TARGET + CHUNK_BYTES, 1)), REMOTE_KEY),
+    "remote key of another rank": (VALUE, with_key(REMOTE, RKEY, lambda network: transport.local_key(network, TARGET)),
+        REMOTE_KEY),
     "remote key of old": (ADD_64, plus(REMOTE, RKEY, 1), REMOTE_KEY),
     "remote key of no region": (ADD_32, plus(REMOTE, RKEY, 1 << 24), REMOTE_KEY),
-    "local key of another chunk": (
-        WRITE,
-        with_key(LOCAL, LKEY, lambda network: transport.local_key(network, SOURCE + CHUNK_BYTES)),
-        LOCAL_KEY,
-    ),
-    "second local key is the first one": (
-        WRITE_OF_TWO,
-        with_key(MORE, LKEY, lambda network: transport.local_key(network, SOURCE + 240)),
-        LOCAL_KEY,
-    ),
-    "old value's key of a chunk": (
-        ADD_32,
-        with_key(MORE, LKEY, lambda network: transport.local_key(network, SOURCE)),
-        LOCAL_KEY,
-    ),
+    "local key of another chunk": (WRITE,
+        with_key(LOCAL, LKEY, lambda network: transport.local_key(network, SOURCE + CHUNK_BYTES)), LOCAL_KEY),
+    "second local key is the first one": (WRITE_OF_TWO,
+        with_key(MORE, LKEY, lambda network: transport.local_key(network, SOURCE + 240)), LOCAL_KEY),
+    "old value's key of a chunk": (ADD_32, with_key(MORE, LKEY, lambda network: transport.local_key(network, SOURCE)),
+        LOCAL_KEY),
     "length past the remote region": (WRITE, plus(LOCAL, LENGTH, CHUNK_BYTES), REMOTE_KEY),
     "length past the local region": (WRITE_OF_TWO, plus(LOCAL, LENGTH, 1), LOCAL_KEY),
     "address before the remote region": (WRITE, plus(REMOTE, RADDR, -CHUNK_BYTES), REMOTE_KEY),
@@ -169,7 +148,7 @@ WRONG_ENTRIES = {
     "swapped length": (WRITE, swapped(LOCAL, LENGTH), REMOTE_KEY),
     "swapped inline length": (VALUE, swapped(LOCAL, LENGTH), REMOTE_KEY),
     "swapped address of the old value": (ADD_64, swapped(MORE, LADDR), LOCAL_KEY),
-}
+}  # fmt: skip
 
 
 def test_one_entry_of_each_kind_is_served():

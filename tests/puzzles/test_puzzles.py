@@ -1,6 +1,6 @@
 """Every puzzle is solved by its solution, refuses typical wrong ones with words of its own, and has a picture."""
 
-import importlib.util
+import runpy
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -22,20 +22,43 @@ HERE = Path(__file__).resolve().parent
 FILES = sorted((HERE.parents[1] / "puzzles").glob("[0-9][0-9]_*.py"))
 
 
-def table_of(name):
-    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def solutions_in(text):
+    """Puzzle -> entries (name, edits, *rest), from a text as in `other_solutions` or `wrong_solutions`.
+
+    A line `name | kind | words` begins an entry: kind is that of the clue, and words come out of the puzzle's own
+    advice, not out of the emulator's report. An edit is `function: old text => new text`, or its lines with - and +.
+    """
+    table, entries = {}, []
+    for line in filter(None, text.splitlines()):
+        if line.isdigit():
+            entries = table[int(line)] = []
+        elif not line.startswith(" "):
+            name, *rest = line.split(" | ")
+            entries.append((name, [], *rest))
+        elif line.startswith(("    -", "    +")):
+            edit = entries[-1][1][-1]
+            edit["-+".index(line[4]) + 1].append(line[6:])
+        else:
+            function, _, change = line.strip().partition(":")
+            old, new = change[1:].split(" => ") if change else ((), ())
+            entries[-1][1].append((function, [old] if old else [], [new] if new else []))
+    return {
+        number: [
+            (name, [(function, "\n".join(old), "\n".join(new)) for function, old, new in edits], *rest)
+            for name, edits, *rest in entries
+        ]
+        for number, entries in table.items()
+    }
 
 
-other_solutions = table_of("other_solutions")
-# Puzzle -> entries (name, edits, kind, words): an edit is (function, old text, new text), kind that of the clue, and
-# words come out of the puzzle's own advice, not out of the emulator's report.
+def table_of(name, variable):
+    return solutions_in(runpy.run_path(str(HERE / f"{name}.py"))[variable])
+
+
 WRONG_SOLUTIONS = {
     number: entries
     for path in sorted((HERE / "wrong_solutions").glob("*.py"))
-    for number, entries in table_of(f"wrong_solutions/{path.stem}").WRONG.items()
+    for number, entries in table_of(f"wrong_solutions/{path.stem}", "WRONG").items()
 }
 WRONG = [
     pytest.param(path, *case[1:], id=f"{path.stem}: {case[0]}", marks=() if i < 5 else pytest.mark.thorough)
@@ -45,7 +68,7 @@ WRONG = [
 RIGHT_TOO = [
     pytest.param(path, edits, id=f"{path.stem}: {name}")
     for path in FILES
-    for name, edits in other_solutions.RIGHT_TOO.get(int(path.name[:2]), ())
+    for name, edits in table_of("other_solutions", "RIGHT_TOO").get(int(path.name[:2]), ())
 ]
 ON_THE_EMULATOR = pytest.mark.emulator_only("a GPU says less of what is wrong")
 

@@ -14,19 +14,12 @@ import no_gpu
 
 import nbep
 from nbep.host.target.cuda.arrays import TorchArrays
+from nbep.host.target.cuda.launcher import LoadedKernel
 
 SUCCESS = no_gpu.SUCCESS
 NUM_RANKS = 4
-ITEM_BYTES = {
-    "bfloat16": 2,
-    "float16": 2,
-    "float8_e4m3fn": 1,
-    "float32": 4,
-    "int32": 4,
-    "int64": 8,
-    "bool": 1,
-    "uint8": 1,
-}
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float32": 4, "int32": 4, "int64": 8, "bool": 1}
+ITEM_BYTES |= {"uint8": 1}
 
 
 def make_torch() -> ModuleType:
@@ -110,6 +103,46 @@ def install(monkeypatch: Any) -> ModuleType:
     monkeypatch.setattr(TorchArrays, "dtype", staticmethod(of_this_torch))
     no_gpu.replace_driver(monkeypatch.setattr)
     return torch
+
+
+def noted_launches(monkeypatch: Any) -> list[tuple[str, dict[str, Any]]]:
+    """A list that fills with what is launched: the kernel's label, and its parameters by their paths."""
+    launches: list[tuple[str, dict[str, Any]]] = []
+
+    def note(loaded, config, parameters):
+        values = parameters._format.unpack_from(parameters._bytes)
+        paths = [param.path for param in loaded.spec.params]
+        launches.append((loaded.spec.label, dict(zip(paths, values, strict=True))))
+
+    monkeypatch.setattr(LoadedKernel, "start", note)
+    return launches
+
+
+class Gpu:
+    """Tensors on a GPU that is none, and the launches on it."""
+
+    def __init__(self, monkeypatch: Any):
+        self.torch = install(monkeypatch)
+        self.launches = noted_launches(monkeypatch)
+
+    def tensor(self, dtype: str, *shape: int, strides: tuple[int, ...] | None = None) -> Any:
+        return self.torch.Tensor(shape, getattr(self.torch, dtype), strides)
+
+    def tokens(self, num_tokens: int, hidden: int, fp8: bool = False) -> Any:
+        """Rows, with fp8 and their scales."""
+        if not fp8:
+            return self.tensor("bfloat16", num_tokens, hidden)
+        scales = self.tensor("float32", num_tokens, hidden // 128, strides=(1, num_tokens))
+        return self.tensor("float8_e4m3fn", num_tokens, hidden), scales
+
+    def check(self, name: str, **wanted: Any) -> dict[str, Any]:
+        """The next launch is of this kernel, with these parameters; a tensor stands for its address, None for 0."""
+        got_name, got = self.launches.pop(0)
+        assert got_name == name
+        for path, value in wanted.items():
+            address = 0 if value is None else getattr(value, "address", value)
+            assert got[path.replace("__", ".")] == address, path
+        return got
 
 
 def make_buffer(num_rdma_bytes: int = 0, **sizes: int) -> nbep.Buffer:

@@ -122,7 +122,4 @@ def replaced(values, number, value):
 
 TWICE = [[("sync", 1, 2)] * 2, [("sync", 1, 2)], [("sync", 1, 2)]]
 WITHOUT_EMPTY = [[("arrive", 1, 2)] * 2, [("sync", 1, 2)] * 2]
-WITH_EMPTY = [
-    [("arrive", 1, 2), ("sync", 2, 2), ("arrive", 1, 2)],
-    [("sync", 1, 2), ("arrive", 2, 2), ("sync", 1, 2)],
-]
+WITH_EMPTY = [[("arrive", 1, 2), ("sync", 2, 2), ("arrive", 1, 2)], [("sync", 1, 2), ("arrive", 2, 2), ("sync", 1, 2)]]

@@ -174,10 +174,7 @@ def test_the_picture_of_rings_has_a_row_for_each_ring_of_both_levels(trace):
 
 def test_after_a_deadlock_the_trace_says_which_role_waits_for_what():
     trace = Trace()
-    with (
-        edit(coordinator.publish_heads, *LATE),
-        pytest.raises(DeadlockError),
-    ):
+    with edit(coordinator.publish_heads, *LATE), pytest.raises(DeadlockError):
         nbep.spawn(main, NUM_RANKS, "emulator", seed=3, tracer=trace)
     lines = trace.stuck(DISPATCH).splitlines()[1:]
     assert any("RDMA sender" in line and "head[channel" in line and line.endswith("0") for line in lines)
