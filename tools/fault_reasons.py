@@ -50,7 +50,7 @@ REASONS = {
     "elastic.combine.push_sum: coherent loads": INPUTS,
     **{
         f"elastic.dispatch.{function}: coherent loads": HALF
-        for function in ("find_item", "find_rows", "load_choice", "spread_row", "store_scales")
+        for function in ("find_item", "find_rows", "load_choice", "spread_row")
     },
     "elastic.send_dispatch.put_kept: coherent loads": HALF,
     "elastic.meet_dispatch.meet_ranks: bar_red_and": "another one follows; this one decides only whether calls differ",

@@ -17,9 +17,10 @@ from nbep.specimens.workloads.elastic import (
 )
 
 # experts: of each rank. blocks: of a launch, at most. rounds: dispatches one behind the other, before their combines.
-# expand, once, sync, cached, column, fp8, tma, uneven, hybrid, ibgda, shared: 1 or 0. once: one reduction. tma: there
-# is a copy engine. hybrid: ranks of a node share what comes from another one. ibgda: the software NIC between nodes.
-# shared: x lies in shared rows. inputs: seed of the tokens and where they go.
+# expand, once, sync, cached, column, tma, uneven, hybrid, ibgda, shared: 1 or 0. once: one reduction. tma: there is a
+# copy engine. hybrid: ranks of a node share what comes from another one. ibgda: the software NIC between nodes. shared:
+# x lies in shared rows. fp8: 0; 1, and ranks differ in the order of scales; 2, by row, and in shared rows if x is.
+# inputs: seed of the tokens and where they go.
 PARAMETERS = {
     "ranks": 2,
     "nodes": 1,
@@ -60,6 +61,7 @@ VARIANTS = (
     {"cached": 1, "sync": 1, "fp8": 1, "hidden": 128},
     {"hidden": 4608, "tokens": 3},  # a row takes two stages, and a sum several pieces
     {"tokens": 40, "blocks": 2},
+    {"fp8": 2, "hidden": 512, "rounds": 2},  # scales come by the copy engine
 )
 # One rank a node, through the network alone; two, which fetch from each other as well.
 BETWEEN_VARIANTS: tuple[dict[str, int], ...] = (
@@ -84,7 +86,7 @@ def options_of(parameters: dict[str, int]) -> ElasticOptions:
         do_expand=bool(parameters["expand"]),
         do_cpu_sync=bool(parameters["sync"]),
         expert_alignment=parameters["align"],
-        fp8="mixed" if parameters["fp8"] else None,
+        fp8=(None, "mixed", "row")[parameters["fp8"]],
         num_biases=1,
         do_zero_padding=bool(parameters["expand"]),
         by_column=bool(parameters["column"]),

@@ -172,6 +172,7 @@ class Trip:
         self.arguments = dispatch_arguments(case, options, buffer.rank_idx)
         self.stats: Any = None
         self.outcome: Any = None  # an ElasticOutcome, from receive on
+        self.shared: Any = None  # x of the latest call, if it lies in shared rows
 
     def share(self, array: Any) -> Any:
         """The array, or a copy in shared rows."""
@@ -182,11 +183,17 @@ class Trip:
         assert memory.elastic is not None
         assert memory.elastic.rows is not None
         rows = memory.elastic.rows
-        values = array[0] if isinstance(array, tuple) else array
         begin = self.begin * self.case.hidden // rows.hidden
-        shared = rows.like(np.empty(begin + len(values)), values.dtype.name)[begin:]
-        shared[:] = values
-        return (shared, array[1]) if isinstance(array, tuple) else shared
+        if isinstance(array, tuple):
+            like = tuple(np.empty((begin + len(each), each.shape[1]), each.dtype) for each in array)
+            shared = tuple(each[begin:] for each in rows.like(like))
+            for to, values in zip(shared, array, strict=True):
+                to[:] = values
+            self.shared = (shared[0], array[1]) if self.options.fp8 == "mixed" else shared
+        else:
+            self.shared = rows.like(np.empty(begin + len(array)), array.dtype.name)[begin:]
+            self.shared[:] = array
+        return self.shared
 
     def dispatch(self) -> None:
         options, case = self.options, self.case
