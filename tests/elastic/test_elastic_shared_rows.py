@@ -1,5 +1,7 @@
 """Shared rows: what dispatch and combine fetch from there has the reference's bits, and no row goes too early."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from cases import make_case
@@ -7,7 +9,7 @@ from elastic import ElasticOptions, Trip, check, dispatch_arguments, make_elasti
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
-from nbep.emulator import Uninitialized, UseAfterFree
+from nbep.emulator import DataRace, Uninitialized, UseAfterFree
 from nbep.host.intranode.fetch import Fetch
 
 pytestmark = pytest.mark.emulator_only("NumPy arrays over the shared rows")
@@ -114,6 +116,35 @@ def test_rows_that_a_call_has_taken_are_not_the_callers_before_its_event():
             x[:] = 0
 
     spawn(main, 2)
+
+
+NOTHING = SimpleNamespace(launch=lambda stream: None)
+LAUNCHES = {"dispatch": "elastic.dispatch", "combine": "intranode.fetch"}
+
+
+@pytest.mark.parametrize("fp8", [None, "row"])
+@pytest.mark.parametrize("is_planted", [False, True])
+@pytest.mark.parametrize("verb", LAUNCHES)
+def test_rows_that_are_rewritten_before_all_have_met_are_a_race(verb, is_planted, fp8, monkeypatch):
+    def main(comm):
+        case, options = make_case(1, hidden=512), ElasticOptions(is_shared=True, fp8=fp8)
+        buffer = make_elastic_buffer(comm, [(case, options)])
+        trip = Trip(buffer, case, options)
+        trip.dispatch()
+        if verb == "combine":
+            trip.receive()
+            trip.combine()
+        x = trip.shared
+        for each in x if isinstance(x, tuple) else (x,):
+            each *= 0
+        buffer.destroy()
+
+    if is_planted:
+        monkeypatch.setattr(f"nbep.host.{LAUNCHES[verb]}.prepare_reset", lambda *_: NOTHING)
+        with pytest.raises(DataRace, match="of shared rows"):
+            spawn(main, 2, memory_model="checked")
+    else:
+        spawn(main, 2, memory_model="checked")
 
 
 @pytest.mark.parametrize(("num_rows", "hidden", "message"), [(0, 16, "num_rows: got 0"), (4, 12, "hidden: got 12")])

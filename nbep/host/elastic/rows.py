@@ -48,7 +48,7 @@ class SharedRows:
 
         Raises: ValueError if there are not so many, or x and its scales take more room than bf16 values
         """
-        lease = Lease("shared rows")
+        lease = Lease("shared rows", self.memory.symmetric.writes)
         self._leases.add(lease)
         if not isinstance(array, tuple):
             return self._lend(lease, array, dtype, 0, self.hidden)
