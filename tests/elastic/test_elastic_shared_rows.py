@@ -59,6 +59,19 @@ def test_a_combine_that_fetches_pushes_nothing(monkeypatch):
     assert len(fetched) == 2
 
 
+def test_an_expanded_combine_refuses_shared_rows():
+    def main(comm):
+        options = ElasticOptions(is_shared=True, do_expand=True)
+        buffer = make_elastic_buffer(comm, [(CASE, options)])
+        trip = Trip(buffer, CASE, options)
+        trip.dispatch()
+        with pytest.raises(ValueError, match="x: got expanded rows in shared rows; must be an array elsewhere: a rank"):
+            buffer.combine(trip.share(trip.received[0]), trip.handle)
+        buffer.destroy()
+
+    spawn(main, 2)
+
+
 @pytest.mark.parametrize("verb", ["dispatch", "combine"])
 def test_a_rank_that_fetches_alone_is_named(verb):
     def main(comm):

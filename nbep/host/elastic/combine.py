@@ -40,7 +40,7 @@ from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make, Wanted
 from nbep.host.target.views import View
 
-FEW_SMS = 12  # up to here more warps add up than push
+FEW_SMS = 12  # up to here more warps add up than push, in compact form
 
 
 class Away(NamedTuple):
@@ -72,7 +72,10 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
         refuse("bias", f"a tuple of {len(given) - 2}", "an array, a tuple of two, or None")
     assert memory.elastic is not None
     shared = memory.elastic.rows
-    begin = -1 if shared is None or handle.do_expand else shared.offset_of(request.x)
+    begin = -1 if shared is None else shared.offset_of(request.x)
+    if begin >= 0 and handle.do_expand:
+        allowed = "an array elsewhere: a rank sends one sum of a token's rows, so no rank would fetch from there"
+        refuse("x", "expanded rows in shared rows", allowed)
     options: tuple[Any, ...] | None = None
     if handle.owner is memory.identity:
         options = request.num_sms, begin >= 0, request.async_finish, request.allocate_on_comm_stream
@@ -131,7 +134,8 @@ def _check_and_plan(
         handle.recv_src_metadata.shape[0],
         request.x.shape[0],
         handle.num_experts // memory.num_ranks,
-        max(1, num_warps // (3 if request.num_sms <= FEW_SMS else 2)),
+        # What is pushed of expanded rows is a sum, too, and most of the work: who adds up would wait for it.
+        num_warps if handle.do_expand else max(1, num_warps // (3 if request.num_sms <= FEW_SMS else 2)),
         int(handle.do_expand),
         int(one_each),
         *elastic.node,

@@ -231,8 +231,9 @@ class Trip:
         recv_x, _, weights = self.received
         if weights is not None and options.own_weights:
             weights = to_target(own_weights(to_numpy(weights), rank))
+        x = to_target(expert_rows(case, options, to_numpy(recv_x), rank))
         *self.combined, self.event = self.buffer.combine(
-            self.share(to_target(expert_rows(case, options, to_numpy(recv_x), rank))),
+            x if options.do_expand else self.share(x),  # an expanded combine refuses shared rows
             self.handle,
             topk_weights=weights,
             bias=to_target(biases(case, options.as_intranode, rank)),
