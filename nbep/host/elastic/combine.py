@@ -1,8 +1,8 @@
 """ElasticBuffer.combine: bring tokens back to their source ranks and add them up.
 
  elastic_notify_combine: meet the others --> elastic_combine
- between nodes:  elastic_meet_combine --> elastic_combine, which only pushes --> elastic_send_combine
-                 --> elastic_meet_combine --> elastic_combine, which only adds up
+ between nodes:  elastic_meet_combine --> elastic_push_sums --> elastic_send_combine --> elastic_meet_combine
+                 --> elastic_add_sums
  in hybrid mode  before elastic_send_combine the ranks of the node meet --> elastic_gather_combine
  x in shared rows, inside a node and compact: elastic_fetch_combine, see intranode.fetch
 
@@ -14,7 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine
+from nbep.device.kernels.elastic.combine import (
+    ElasticCombineSizes,
+    elastic_add_sums,
+    elastic_combine,
+    elastic_push_sums,
+)
 from nbep.device.kernels.elastic.fetch_combine import ElasticFetchSizes, elastic_fetch_combine
 from nbep.device.kernels.elastic.gather_combine import ElasticGatherSizes, elastic_gather_combine
 from nbep.device.kernels.elastic.notify_combine import elastic_notify_combine
@@ -36,7 +41,7 @@ from nbep.host.intranode.fetch import Fetch, Rows, Where, prepare_fetch
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
 from nbep.host.normal_checks import BF16_BYTES
-from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.base import Array, Kernel, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make, Wanted
 from nbep.host.target.views import View
 
@@ -44,7 +49,7 @@ FEW_SMS = 12  # up to here more warps add up than push, in compact form
 
 
 class Away(NamedTuple):
-    """What comes before elastic_combine between nodes."""
+    """What comes before elastic_add_sums between nodes."""
 
     push: PreparedLaunch
     gather: tuple[PreparedLaunch, ...]  # in hybrid mode: the meeting of the node, and the sums of it
@@ -102,7 +107,7 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     routes = of_handle.of_ranks, of_handle.metadata
     first = *addresses, *arguments[:4], *routes, of_handle.topk_idx, of_handle.slots
     if plan.away is not None:
-        plan.away.push.launch(memory.stream, first, keep)
+        plan.away.push.launch(memory.stream, first[2:], keep)  # without outputs
         for launch in plan.away.gather:
             launch.launch(memory.stream)
         plan.away.send.launch(memory.stream, routes, (request,))
@@ -149,8 +154,8 @@ def _check_and_plan(
     weights: Wanted | None = None if request.topk_weights is None else ((num_tokens, num_topk), "float32")
     make = runtime.prepare_empty((((num_tokens, hidden), "bfloat16"), weights), request.x)
 
-    def launch_of(sizes: ElasticCombineSizes) -> PreparedLaunch:
-        return runtime.prepare(elastic_combine, num_blocks, threads, smem_bytes, *where, sizes)
+    def launch_of(kernel: Kernel, sizes: ElasticCombineSizes = sizes) -> PreparedLaunch:
+        return runtime.prepare(kernel, num_blocks, threads, smem_bytes, *where, sizes)
 
     if is_fetched:
         assert elastic.rows is not None
@@ -164,7 +169,7 @@ def _check_and_plan(
     if elastic.rdma is None:
         meeting = num_chunks, elastic.peers, memory.bounds, call
         notify = runtime.prepare(elastic_notify_combine, 1, notify_threads, 0, *meeting)
-        return Plan(make, notify, None, launch_of(sizes), call, slots)
+        return Plan(make, notify, None, launch_of(elastic_combine), call, slots)
     among_all = elastic.rdma.network, memory.bounds
     begin, end = (prepare_meeting(memory, landing, call) for landing in (0, num_chunks))
     send = runtime.prepare(
@@ -181,6 +186,5 @@ def _check_and_plan(
     if nodes.num_sharing > 1:
         sums = num_blocks, threads, smem_bytes, *where, ElasticGatherSizes(int(has_weights))
         gather = prepare_reset(memory, memory.peers, 0, call), runtime.prepare(elastic_gather_combine, *sums)
-    push = launch_of(sizes._replace(num_combined_tokens=0, num_push_warps=num_warps))
-    add_up = launch_of(sizes._replace(num_push_warps=0))
-    return Plan(make, begin, Away(push, gather, send, end), add_up, call, slots)
+    push = launch_of(elastic_push_sums, sizes._replace(num_push_warps=num_warps))
+    return Plan(make, begin, Away(push, gather, send, end), launch_of(elastic_add_sums), call, slots)
