@@ -383,16 +383,16 @@ def find_gap(ctx, inputs, expert):
 def clear_gaps(ctx, out, inputs, first, step):
     """Zeros for the rows between experts; a warp. A lane looks at an expert: all loads are under way at once."""
     lane, num_experts = ctx.team.lane, ctx.sizes.num_local_experts
-    number = first  # this warp's next row, counted from where the gap begins: the warps take the rows of all in turn
+    ahead = first  # of this warp's next row, from where a gap begins: the warps take the rows of all gaps in turn
     for block in range(0, num_experts, 32):
         begin, end = find_gap(ctx, inputs, min(block + lane, num_experts - 1))
         for i in range(min(32, num_experts - block)):
-            row = ptx.shfl_idx_s32(ptx.FULL_MASK, begin, i) + number
-            behind = ptx.shfl_idx_s32(ptx.FULL_MASK, end, i)
-            while row < behind:
+            row = ptx.shfl_idx_s32(ptx.FULL_MASK, begin, i) + ahead
+            gap_end = ptx.shfl_idx_s32(ptx.FULL_MASK, end, i)
+            while row < gap_end:
                 clear_row(ctx, out, row)
                 row += step
-            number = row - behind
+            ahead = row - gap_end  # rows of the next gap that others take first
 
 
 @device_function
