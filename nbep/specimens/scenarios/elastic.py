@@ -54,7 +54,10 @@ OF_SHARED = (
     "intranode.offer_rows",
     "intranode.lay_out_rows",
 )
-OF_NODES = tuple(f"elastic.{name}" for name in ("send_dispatch", "meet_dispatch", "send_combine", "meet_combine"))
+OF_NODES = tuple(
+    f"elastic.{name}"
+    for name in ("send_dispatch", "meet_dispatch", "push_sums", "send_combine", "meet_combine", "add_sums")
+)
 VARIANTS = (
     {"rounds": 3},
     {"tma": 0, "rounds": 2, "hidden": 520},
@@ -149,12 +152,12 @@ def make(
 
 
 def make_between(name: str, about: str, **changed: int) -> Scenario:
-    kernels = ("elastic.combine", "elastic.dispatch", "elastic.publish", *OF_NODES, "network.nic")
+    kernels = ("elastic.dispatch", "elastic.publish", *OF_NODES, "network.nic")
     return make(name, about, kernels, BETWEEN_VARIANTS, {**LEAST, "nodes": 2}, nodes=2, **changed)
 
 
 def make_hybrid(name: str, about: str) -> Scenario:
-    kernels = ("elastic.combine", "elastic.gather_combine", *OF_NODES)
+    kernels = ("elastic.gather_combine", *OF_NODES)
     least = {**LEAST, "nodes": 2, "ranks": 4}
     return make(name, about, kernels, HYBRID_VARIANTS, least, nodes=2, ranks=4, tokens=2, hybrid=1)
 

@@ -368,6 +368,13 @@ def receive_tokens(ctx, out, inputs, stage):
         spoil_sums(out, ctx.shape, ctx.sizes.num_combined_tokens, lane)
 
 
+@device_function
+def open_context(peers, bounds, shape, nodes, sizes):
+    """The context of this thread."""
+    warp, lane = ptx.thread_idx() // 32, ptx.thread_idx() % 32
+    return CombineContext(peers, bounds, shape, sizes, nodes, Team(True, -1, -1, warp, ptx.block_dim() // 32, lane))
+
+
 @kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
 def elastic_combine(
     out: ElasticSums,
@@ -384,43 +391,6 @@ def elastic_combine(
     if ctx.team.warp < sizes.num_push_warps and ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds)):
         stage = push_tokens(ctx, inputs, stage)
     receive_tokens(ctx, out, inputs, stage)
-
-
-@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
-def elastic_push_sums(
-    inputs: ElasticRows,
-    peers: Peers,
-    bounds: Bounds,
-    shape: ElasticSlots,
-    nodes: ElasticNodes,
-    sizes: ElasticCombineSizes,
-):
-    """Between nodes: the senders alone, all warps. Grid, block and shared memory: as elastic_combine."""
-    ctx = open_context(peers, bounds, shape, nodes, sizes)
-    stage = open_sum_stage(ctx.team.num_warps, ctx.team.warp, ctx.team.lane)
-    if ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds)):
-        push_tokens(ctx, inputs, stage)
-
-
-@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
-def elastic_add_sums(
-    out: ElasticSums,
-    inputs: ElasticRows,
-    peers: Peers,
-    bounds: Bounds,
-    shape: ElasticSlots,
-    nodes: ElasticNodes,
-    sizes: ElasticCombineSizes,
-):
-    """Between nodes: the receivers alone, when all is here. Grid, block and shared memory: as elastic_combine."""
-    ctx = open_context(peers, bounds, shape, nodes, sizes)
-    receive_tokens(ctx, out, inputs, open_sum_stage(ctx.team.num_warps, ctx.team.warp, ctx.team.lane))
-
-
-@device_function
-def open_context(peers, bounds, shape, nodes, sizes):
-    warp, lane = ptx.thread_idx() // 32, ptx.thread_idx() % 32
-    return CombineContext(peers, bounds, shape, sizes, nodes, Team(True, -1, -1, warp, ptx.block_dim() // 32, lane))
 
 
 @device_function
