@@ -139,25 +139,13 @@ LAUNCHES = {"dispatch": "elastic.dispatch", "combine": "intranode.fetch"}
 @pytest.mark.parametrize("is_planted", [False, True])
 @pytest.mark.parametrize("verb", LAUNCHES)
 def test_rows_that_are_rewritten_before_all_have_met_are_a_race(verb, is_planted, fp8, monkeypatch):
-    def main(comm):
-        case, options = make_case(1, hidden=512), ElasticOptions(is_shared=True, fp8=fp8)
-        buffer = make_elastic_buffer(comm, [(case, options)])
-        trip = Trip(buffer, case, options)
-        trip.dispatch()
-        if verb == "combine":
-            trip.receive()
-            trip.combine()
-        x = trip.shared
-        for each in x if isinstance(x, tuple) else (x,):
-            each *= 0
-        buffer.destroy()
-
+    case, options = make_case(1, hidden=512), ElasticOptions(is_shared=True, fp8=fp8)
     if is_planted:
         monkeypatch.setattr(f"nbep.host.{LAUNCHES[verb]}.prepare_reset", lambda *_: NOTHING)
         with pytest.raises(DataRace, match="of shared rows"):
-            spawn(main, 2, memory_model="checked")
+            spawn(round_trip, 2, (case, options), memory_model="checked")
     else:
-        spawn(main, 2, memory_model="checked")
+        spawn(round_trip, 2, (case, options), memory_model="checked")
 
 
 @pytest.mark.parametrize(("num_rows", "hidden", "message"), [(0, 16, "num_rows: got 0"), (4, 12, "hidden: got 12")])

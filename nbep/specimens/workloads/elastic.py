@@ -242,6 +242,9 @@ class Trip:
 
     def end(self) -> ElasticOutcome:
         self.event.current_stream_wait()
+        for each in self.shared if isinstance(self.shared, tuple) else (self.shared,):
+            if each is not None:
+                each[:] = 0  # all ranks have met behind their reads
         self.outcome.combined_x, self.outcome.combined_topk_weights = map(to_numpy, self.combined)
         for name in HANDLE_ARRAYS:
             is_same = (to_numpy(getattr(self.handle, name)) == self.outcome.handle[name]).all()

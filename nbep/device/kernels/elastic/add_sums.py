@@ -5,6 +5,7 @@
  cells: see combine.py; landed says yes for all since elastic_meet_combine, so no warp waits
 
 Source: DeepEP deep_ep/include/deep_ep/impls/combine_reduce_epilogue.cuh
+Break it: records/faults.md, `elastic.combine.sum_token: fence_proxy_async_global`: race
 """
 
 from nbep.device.jit import kernel

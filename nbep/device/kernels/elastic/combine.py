@@ -34,6 +34,7 @@ In hybrid mode with sums on the way a token comes back as one row of each node, 
 see gather_combine.py. Who pushes marks there which choices of the token it has.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/combine.cuh, combine_reduce_epilogue.cuh
+Break it: records/faults.md, `elastic.combine.announce: release of elastic-landed`: race
 """
 
 from typing import NamedTuple

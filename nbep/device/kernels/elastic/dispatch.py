@@ -36,6 +36,7 @@ The rows past the last one have expert -1, weight 0 and no source, -1. What is i
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh and dispatch_copy_epilogue.cuh: two kernels, the first of
 which brings rows into the buffer, and the second from there to the outputs
+Break it: records/faults.md, `elastic.dispatch.store_row: wait_filled`: race
 """
 
 from typing import NamedTuple

@@ -24,6 +24,7 @@ filled. What leaves for another node stays marked at this rank's own place, with
 Warps take nodes in turn, beginning with the one behind their own, and the tokens of each.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/hybrid_combine.cuh (forward warps)
+Break it: records/faults.md, `elastic.gather_combine.gather_token: reset of cell`: race
 """
 
 from typing import NamedTuple

@@ -25,6 +25,7 @@ The arrivals, and what is reported where calls differ, are those of kernels.inte
 a cell of its own at all others, with whose calls it compares its own.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps)
+Break it: records/faults.md, `elastic.meet_dispatch.meet_ranks: wait_arrived`: race
 """
 
 import nbep.device.primitives as ptx

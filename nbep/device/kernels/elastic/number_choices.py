@@ -21,6 +21,7 @@ come before its share, so all go through their shares twice. A pass has eight lo
 it would wait for each.
 
 The table of a warp has room for TABLE_EXPERTS experts. If there are more, the block takes so many at a time.
+Break it: records/faults.md, `elastic.number_choices: syncthreads`: race
 """
 
 import nbep.device.primitives as ptx

@@ -26,6 +26,7 @@ With one block, or two, these number and list first, and then lay out rows as we
 lie where their stages are later.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps), which adds up counts with atomics and pushes
+Break it: records/faults.md, `elastic.publish.elastic_publish: syncthreads`: race
 """
 
 from typing import NamedTuple
