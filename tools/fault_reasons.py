@@ -50,7 +50,7 @@ REASONS = {
     "elastic.combine.push_sum: coherent loads": INPUTS,
     **{
         f"elastic.dispatch.{function}: coherent loads": HALF
-        for function in ("find_item", "find_rows", "load_choice", "spread_row", "store_scales")
+        for function in ("find_item", "find_rows", "load_choice", "spread_row", "fetch_tokens")
     },
     "elastic.send_dispatch.put_kept: coherent loads": HALF,
     "elastic.meet_dispatch.meet_ranks: bar_red_and": "another one follows; this one decides only whether calls differ",
@@ -137,6 +137,7 @@ REASONS = {
     "network_push.wait_pushed: acquire of network-amo": NO_READER,
     # Runs after the report that calls differ
     "internode.meet_nodes.send_to_ranks: syncthreads": DIFFERENCE,
+    "elastic.meet_dispatch.meet_ranks: syncthreads 2": DIFFERENCE,
     "calls.store_word: scope of cell": "no kernel reads it: the host does, once a kernel has reported",
     "internode.notify_dispatch.count_none": DIFFERENCE,
     "intranode.notify_dispatch.count_nothing": DIFFERENCE,

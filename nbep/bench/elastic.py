@@ -78,11 +78,11 @@ def measure_rank(comm: Any, options: argparse.Namespace) -> None:
 
 
 def _shared(rows: SharedRows, x: Any) -> Any:
-    """A copy of x in shared rows; scales, if there are some, stay where they are."""
-    values, *scales = x if isinstance(x, tuple) else (x,)
-    shared = rows.like(values, str(values.dtype).rpartition(".")[2])
-    shared[:] = values
-    return (shared, *scales) if scales else shared
+    """A copy of x in shared rows, and of its scales, if there are some."""
+    shared = rows.like(x)
+    for to, values in zip(shared, x, strict=True) if isinstance(x, tuple) else [(shared, x)]:
+        to[:] = values
+    return shared
 
 
 def cases(

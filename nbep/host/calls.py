@@ -66,7 +66,7 @@ HANDLE = Word("handle", _handle)
 ZERO_COPY = Word("zero_copy", bool)
 WEIGHTS = Word("topk_weights", lambda word: "given" if word else None)
 X = Word("dtype of x", ROW_DTYPES.__getitem__), Word("hidden size of x"), Word("scales", _scales)
-SHARED = Word("x in shared rows", bool)
+SHARED = Word("x in shared rows", (False, True, "with its scales").__getitem__)
 NUM_EXPERTS = "size of num_tokens_per_expert"
 CONFIG = tuple(
     Word(f"config.{name}")
@@ -133,11 +133,11 @@ def combine_call(
 
 
 def elastic_dispatch_call(
-    memory: Node, tokens: Tokens, num_max_tokens: int, handle: EPHandle | None, has_weights: bool, is_shared: bool
+    memory: Node, tokens: Tokens, num_max_tokens: int, handle: EPHandle | None, has_weights: bool, is_shared: int
 ) -> Call:
     """What the others read out of this rank's half. Whether and how rows are expanded is each rank's own affair."""
     words = handle_word(memory, handle), int(has_weights), *_of_x(tokens), tokens.num_topk
-    return make_call(ELASTIC_DISPATCH, *words, tokens.num_experts, num_max_tokens, int(is_shared))
+    return make_call(ELASTIC_DISPATCH, *words, tokens.num_experts, num_max_tokens, is_shared)
 
 
 def elastic_combine_call(

@@ -212,7 +212,7 @@ def test_no_rank_passes_a_barrier_before_all_have_come(transport):
 
 
 @transport
-@pytest.mark.parametrize("kernel", ["elastic_meet_dispatch", "elastic_meet_combine", "elastic_combine"])
+@pytest.mark.parametrize("kernel", ["elastic_meet_dispatch", "elastic_meet_combine", "elastic_push_sums"])
 def test_a_rank_that_waits_too_long_says_for_whom(kernel, transport):
     options = replace(FORMS["compact"], do_cpu_sync=False, transport=transport)
     first = time_outs(make_case(1), options, kernel)[0]

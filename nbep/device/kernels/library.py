@@ -46,9 +46,10 @@ def shared_cells(kernel: str, args: Sequence[Any], num_threads: int, has_tma: bo
         "elastic_dispatch": _stage,
         "elastic_send_dispatch": _stage,
         "elastic_send_combine": _stage,
-        "elastic_combine": lambda offset: _listed_sums(num_threads // WARP, has_tma, offset),
-        "elastic_fetch_combine": lambda offset: _listed_sums(num_threads // WARP, has_tma, offset),
-        "elastic_gather_combine": lambda offset: _listed_sums(num_threads // WARP, has_tma, offset),
+        **dict.fromkeys(
+            [f"elastic_{name}" for name in ("combine", "push_sums", "add_sums", "fetch_combine", "gather_combine")],
+            lambda offset: _listed_sums(num_threads // WARP, has_tma, offset),
+        ),
         "low_latency_dispatch": lambda offset: _low_latency_dispatch(_one_of(args, LowLatencyShape), offset),
         "low_latency_combine": lambda offset: _low_latency_combine(_one_of(args, LowLatencyShape), offset),
         "internode_notify_dispatch": partial(_of_warp, "count message", COUNT_MESSAGE_BYTES),

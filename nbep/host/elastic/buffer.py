@@ -212,8 +212,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
     def make_rows(self, num_rows: int, hidden: int) -> SharedRows:
         """Shared rows, which take the place of earlier ones: a dispatch or compact combine whose x lies there fetches.
 
-        Collective. Each rank gives such an x then, or none does. It is inside a node alone. An expanded combine takes
-        such an x as any other: each row of a token would cross to its rank, which gets one sum otherwise.
+        Collective. Each rank gives such an x then, or none does. It is inside a node alone. An expanded combine refuses
+        such an x: each row of a token would cross to its rank, which gets one sum otherwise.
 
         Args:
             num_rows: that a rank may get at most; the same on all ranks, as hidden

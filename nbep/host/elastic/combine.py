@@ -1,8 +1,8 @@
 """ElasticBuffer.combine: bring tokens back to their source ranks and add them up.
 
  elastic_notify_combine: meet the others --> elastic_combine
- between nodes:  elastic_meet_combine --> elastic_combine, which only pushes --> elastic_send_combine
-                 --> elastic_meet_combine --> elastic_combine, which only adds up
+ between nodes:  elastic_meet_combine --> elastic_push_sums --> elastic_send_combine --> elastic_meet_combine
+                 --> elastic_add_sums
  in hybrid mode  before elastic_send_combine the ranks of the node meet --> elastic_gather_combine
  x in shared rows, inside a node and compact: elastic_fetch_combine, see intranode.fetch
 
@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from nbep.device.kernels.elastic.add_sums import elastic_add_sums
 from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine
 from nbep.device.kernels.elastic.fetch_combine import ElasticFetchSizes, elastic_fetch_combine
 from nbep.device.kernels.elastic.gather_combine import ElasticGatherSizes, elastic_gather_combine
 from nbep.device.kernels.elastic.notify_combine import elastic_notify_combine
+from nbep.device.kernels.elastic.push_sums import elastic_push_sums
 from nbep.device.kernels.elastic.send_combine import ElasticReturnSizes, elastic_send_combine
 from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, elastic_send_smem_bytes
 from nbep.device.kernels.parts.calls import Call
@@ -36,15 +38,15 @@ from nbep.host.intranode.fetch import Fetch, Rows, Where, prepare_fetch
 from nbep.host.intranode.notify import prepare_reset
 from nbep.host.node import Node
 from nbep.host.normal_checks import BF16_BYTES
-from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
+from nbep.host.target.base import Array, Kernel, MaybeArray, PreparedLaunch
 from nbep.host.target.new_arrays import Make, Wanted
 from nbep.host.target.views import View
 
-FEW_SMS = 12  # up to here more warps add up than push
+FEW_SMS = 12  # up to here more warps add up than push, in compact form
 
 
 class Away(NamedTuple):
-    """What comes before elastic_combine between nodes."""
+    """What comes before elastic_add_sums between nodes."""
 
     push: PreparedLaunch
     gather: tuple[PreparedLaunch, ...]  # in hybrid mode: the meeting of the node, and the sums of it
@@ -72,7 +74,10 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
         refuse("bias", f"a tuple of {len(given) - 2}", "an array, a tuple of two, or None")
     assert memory.elastic is not None
     shared = memory.elastic.rows
-    begin = -1 if shared is None or handle.do_expand else shared.offset_of(request.x)
+    begin = -1 if shared is None else shared.offset_of(request.x)
+    if begin >= 0 and handle.do_expand:
+        allowed = "an array elsewhere: a rank sends one sum of a token's rows, so no rank would fetch from there"
+        refuse("x", "expanded rows in shared rows", allowed)
     options: tuple[Any, ...] | None = None
     if handle.owner is memory.identity:
         options = request.num_sms, begin >= 0, request.async_finish, request.allocate_on_comm_stream
@@ -99,7 +104,7 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     routes = of_handle.of_ranks, of_handle.metadata
     first = *addresses, *arguments[:4], *routes, of_handle.topk_idx, of_handle.slots
     if plan.away is not None:
-        plan.away.push.launch(memory.stream, first, keep)
+        plan.away.push.launch(memory.stream, first[2:], keep)  # without outputs
         for launch in plan.away.gather:
             launch.launch(memory.stream)
         plan.away.send.launch(memory.stream, routes, (request,))
@@ -131,7 +136,8 @@ def _check_and_plan(
         handle.recv_src_metadata.shape[0],
         request.x.shape[0],
         handle.num_experts // memory.num_ranks,
-        max(1, num_warps // (3 if request.num_sms <= FEW_SMS else 2)),
+        # What is pushed of expanded rows is a sum, too, and most of the work: who adds up would wait for it.
+        num_warps if handle.do_expand else max(1, num_warps // (3 if request.num_sms <= FEW_SMS else 2)),
         int(handle.do_expand),
         int(one_each),
         *elastic.node,
@@ -145,8 +151,8 @@ def _check_and_plan(
     weights: Wanted | None = None if request.topk_weights is None else ((num_tokens, num_topk), "float32")
     make = runtime.prepare_empty((((num_tokens, hidden), "bfloat16"), weights), request.x)
 
-    def launch_of(sizes: ElasticCombineSizes) -> PreparedLaunch:
-        return runtime.prepare(elastic_combine, num_blocks, threads, smem_bytes, *where, sizes)
+    def launch_of(kernel: Kernel, sizes: ElasticCombineSizes = sizes) -> PreparedLaunch:
+        return runtime.prepare(kernel, num_blocks, threads, smem_bytes, *where, sizes)
 
     if is_fetched:
         assert elastic.rows is not None
@@ -160,7 +166,7 @@ def _check_and_plan(
     if elastic.rdma is None:
         meeting = num_chunks, elastic.peers, memory.bounds, call
         notify = runtime.prepare(elastic_notify_combine, 1, notify_threads, 0, *meeting)
-        return Plan(make, notify, None, launch_of(sizes), call, slots)
+        return Plan(make, notify, None, launch_of(elastic_combine), call, slots)
     among_all = elastic.rdma.network, memory.bounds
     begin, end = (prepare_meeting(memory, landing, call) for landing in (0, num_chunks))
     send = runtime.prepare(
@@ -177,6 +183,5 @@ def _check_and_plan(
     if nodes.num_sharing > 1:
         sums = num_blocks, threads, smem_bytes, *where, ElasticGatherSizes(int(has_weights))
         gather = prepare_reset(memory, memory.peers, 0, call), runtime.prepare(elastic_gather_combine, *sums)
-    push = launch_of(sizes._replace(num_combined_tokens=0, num_push_warps=num_warps))
-    add_up = launch_of(sizes._replace(num_push_warps=0))
-    return Plan(make, begin, Away(push, gather, send, end), add_up, call, slots)
+    push = launch_of(elastic_push_sums, sizes._replace(num_push_warps=num_warps))
+    return Plan(make, begin, Away(push, gather, send, end), launch_of(elastic_add_sums), call, slots)

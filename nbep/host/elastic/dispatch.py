@@ -107,24 +107,32 @@ def dispatch(
     is_pair = isinstance(x, tuple)
     if is_pair and len(x) != 2:
         refuse("x", f"a tuple of {len(x)}", A_PAIR)
-    begin = -1 if elastic.rows is None else elastic.rows.offset_of(x[0] if is_pair else x) // VEC_BYTES
     # No array twice, or torch does not recognize them.
     given: tuple[Any, ...] = x if is_pair else (x, None)
+    where: tuple[int, ...] = 0, 0
+    if elastic.rows is not None:
+        where = tuple(0 if each is None else 1 + elastic.rows.offset_of(each) // VEC_BYTES for each in given)
+        where = where if where[0] > 0 else (0, 0)
+    is_shared = sum(each > 0 for each in where)
     given += request.topk_idx if handle is None else None, request.topk_weights, request.stats
-    is_shared = begin >= 0
     options: Any = is_pair, is_shared, handle is None, *request[FIRST_OPTION:]
     if handle is not None:
         given += handle.arrays
         options = (*options, handle.form, handle.number) if handle.owner is memory.identity else None
     plan, arguments, views = memory.elastic_plans.find(given, options, _check_and_plan, memory, request, is_shared)
     checks.each_dispatch(memory, request, views)
-    return _launch(memory, plan, arguments, request, 1 + begin, timeout_s)
+    return _launch(memory, plan, arguments, request, where, timeout_s)
 
 
 def _launch(
-    memory: Node, plan: Plan, arguments: list[Any], request: ElasticDispatchRequest, where: int, timeout_s: float
+    memory: Node,
+    plan: Plan,
+    arguments: list[Any],
+    request: ElasticDispatchRequest,
+    where: tuple[int, ...],
+    timeout_s: float,
 ) -> tuple[Any, MaybeArray, MaybeArray, EPHandle, EventOverlap]:
-    """where: 0, or 1 + where x begins in the shared rows, in 16 bytes"""
+    """where: of x and of its scales 0, or 1 + where they begin in the shared rows, in 16 bytes"""
     handle, of_rows = request.handle, (request.do_expand, plan.shape.num_scales)
     sizes: Sizes | None = None
     numbers: tuple[int, ...] = ()
@@ -146,7 +154,7 @@ def _launch(
         known = OfHandle(*of_handle)
         of_launch, topk_idx = Routes(0, 0, known.of_ranks, known.ends, 0, 0, 0), known.topk_idx
     of_publish = of_launch.topk_idx, of_launch.slots, x, scales, topk_idx, topk_weights
-    plan.publish.launch(memory.stream, of_publish, (request, made), (where,))
+    plan.publish.launch(memory.stream, of_publish, (request, made), where)
     if plan.send is not None:
         plan.send.launch(memory.stream)
     plan.notify.launch(memory.stream, of_notify, (request, made))
@@ -190,9 +198,9 @@ def _launch(
         ).owned_by(memory.identity, memory.num_dispatches)
         memory.runtime.after_launch(partial(handle.keep_contents, memory.runtime.contents))
     event = memory.finish(request.async_finish)
-    if where > 0 and request.async_finish:
+    if plan.leave is not None and request.async_finish:
         rows: Any = _elastic(memory).rows
-        rows.take(request.x[0] if isinstance(request.x, tuple) else request.x, memory.latest_event)
+        rows.take(request.x, memory.latest_event)
     return pair(outputs.recv_x, recv_scales), outputs.topk_idx, outputs.topk_weights, handle, event
 
 
@@ -201,8 +209,8 @@ def _elastic(memory: Node) -> ElasticMemory:
     return memory.elastic
 
 
-def _check_and_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bool, views: Sequence[View]) -> Plan:
-    """Check what does not change, and prepare the launches."""
+def _check_and_plan(memory: Node, request: ElasticDispatchRequest, is_shared: int, views: Sequence[View]) -> Plan:
+    """Check what does not change, and prepare the launches. is_shared: see ElasticSizes"""
     runtime, num_ranks, handle = memory.runtime, memory.num_ranks, request.handle
     elastic = _elastic(memory)
     checks.options(request)
@@ -213,6 +221,8 @@ def _check_and_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bo
         if request.do_expand and not handle.do_expand:
             refuse("do_expand", True, f"False with {handle!r}: it does not know the rows of experts")
     tokens = checks.tokens(memory, request, of_tokens)
+    if is_shared > 1 and not views[1].is_contiguous:
+        refuse("x[1]", "strided scales in shared rows", "row-major without gaps, as like makes them")
     num_experts, most = request.num_experts, request.num_max_tokens_per_rank
     num_local_experts = num_experts // num_ranks
     shape = ElasticShape(most, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
@@ -230,7 +240,7 @@ def _check_and_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bo
         memory.bounds,
         places,
         shape,
-        PublishSizes(tokens.num_tokens, num_experts, does_number, *tokens.scale_strides, LATER),
+        PublishSizes(tokens.num_tokens, num_experts, does_number, *tokens.scale_strides, LATER, LATER),
     )
     counts = ElasticCountSizes(num_local_experts, request.expert_alignment, int(request.do_expand))
     notify_threads = block_sizes(runtime).notify
@@ -274,7 +284,7 @@ def _check_and_plan(memory: Node, request: ElasticDispatchRequest, is_shared: bo
             int(request.do_expand),
             int(request.do_zero_padding),
             int(handle is not None),
-            int(is_shared),
+            is_shared,
         ),
     )
     leave = prepare_reset(memory, memory.peers, 0, call) if is_shared else None

@@ -3,6 +3,8 @@
 rows = buffer.make_rows(num_rows, hidden)          collective
 x = rows.like(recv_x)                              [len(recv_x), hidden] bf16, in memory that peers map
 experts write x; buffer.combine(x, handle)         no rank pushes: each fetches what it wants
+
+x = rows.like((values, scales))                    FP8 values of dispatch, and their scales behind all of them
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from nbep.host.target.checked_arrays import Lease, LentArray
 from nbep.host.target.memory import Span
 from nbep.host.target.streams import Event
 
-BF16_BYTES = 2
+BF16_BYTES, SCALE_BYTES = 2, 4
 
 
 class SharedRows:
@@ -37,34 +39,52 @@ class SharedRows:
         self.memory, self.num_rows, self.hidden, self.places = memory, num_rows, hidden, places
         self._x = Span(memory.runtime, memory.symmetric, 0, places.topk_weights)
         self._leases: WeakSet[Lease] = WeakSet()  # of what `like` has returned
-        self.empty: Array = None  # the latest that `like` has made without rows: its address says nothing
+        self._empty: tuple[Array, ...] = ()  # the latest made without rows: an address says nothing
 
-    def like(self, array: Array, dtype: str = "bfloat16") -> Array:
+    def like(self, array: Any, dtype: str = "bfloat16") -> Any:
         """Shared rows, as many as an array has, and of its library. dtype: NumPy's name of any that x may have
 
-        Raises: ValueError if there are not so many
+        array: or (x, scales) as dispatch takes them: then a pair like both, with scales by row
+
+        Raises: ValueError if there are not so many, or x and its scales take more room than bf16 values
         """
+        lease = Lease("shared rows", self.memory.symmetric.writes)
+        self._leases.add(lease)
+        if not isinstance(array, tuple):
+            return self._lend(lease, array, dtype, 0, self.hidden)
+        x, scales = map(self.memory.runtime.view, array)
+        num_scales, begin = scales.shape[1], align_up(self.num_rows * self.hidden * x.itemsize, VEC_BYTES)
+        room = (self.places.topk_weights - begin) // (SCALE_BYTES * self.num_rows)
+        if num_scales > room:
+            refuse(
+                "array",
+                f"{num_scales} scales a row of {x.dtype_name}",
+                f"at most {max(room, 0)}, where bf16 values would end",
+            )
+        of_x = self._lend(lease, array[0], x.dtype_name, 0, self.hidden)
+        return of_x, self._lend(lease, array[1], scales.dtype_name, begin, num_scales)
+
+    def _lend(self, lease: Lease, array: Array, dtype: str, begin: int, num_columns: int) -> Array:
         num_rows, runtime = array.shape[0], self.memory.runtime
         if num_rows > self.num_rows:
             refuse("array", f"{num_rows} rows", f"at most {self.num_rows}, as make_rows was told")
-        made = self.memory.symmetric.array(runtime.dtype_like(dtype, array), 0, num_rows * self.hidden)
-        lease = Lease("shared rows")
-        self._leases.add(lease)
-        made = runtime.lend(made.reshape(num_rows, self.hidden), lease)
+        made = self.memory.symmetric.array(runtime.dtype_like(dtype, array), begin, num_rows * num_columns)
+        made = runtime.lend(made.reshape(num_rows, num_columns), lease)
         if num_rows == 0:
-            self.empty = made
+            self._empty = (*self._empty[-1:], made)
         return made
 
     def offset_of(self, array: Array) -> int:
-        """How far behind the first row an array begins, in bytes; -1 if it lies elsewhere, or is none."""
-        if array is self.empty and array is not None:
+        """How far behind the first row an array begins, in bytes; -1 if it lies elsewhere."""
+        if any(array is each for each in self._empty):
             return 0
         return self._x.offset_of(array)
 
-    def take(self, x: Array, end: Event | None) -> None:
-        """A call takes an array that lies here, until that event."""
-        if isinstance(x, LentArray) and x._lease is not None:
-            x._lease.begins_with = end
+    def take(self, x: Any, end: Event | None) -> None:
+        """A call takes an array that lies here, and its scales, until that event."""
+        for each in x if isinstance(x, tuple) else (x,):
+            if isinstance(each, LentArray) and each._lease is not None:
+                each._lease.begins_with = end
 
     def close(self, by: str) -> None:
         """Give the memory back. Collective."""

@@ -84,7 +84,7 @@ class DirectMemory:
         before = self._leases[half]
         if before is not None:
             before.end(f"zero-copy dispatch {number}")
-        lease = self._leases[half] = Lease(f"what zero-copy dispatch {number} received")
+        lease = self._leases[half] = Lease(f"what zero-copy dispatch {number} received", self._symmetric.writes)
         self._num_dispatches += 1
         self._half = places, shape, half
         return lease

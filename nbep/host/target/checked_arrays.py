@@ -2,7 +2,8 @@
 
 Lent arrays are the caller's for a while: later calls take their memory again, and then a use is an error.
 An operation of NumPy on such an array asks first whether it is still the caller's. Views are lent, too; copies and
-results are plain arrays. What takes an array's memory without asking it, as np.asarray does, is not seen.
+results are plain arrays. What is stored to one by an index, or by a ufunc, is a store of the host: `checked` finds a
+race with kernels. What takes an array's memory without asking it, as np.asarray does, is not seen.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ ABOUT = {"base", "ctypes", "dtype", "flags", "itemsize", "nbytes", "ndim", "shap
 
 
 class Lease:
-    """How long some arrays are the caller's: until `end`."""
+    """How long some arrays are the caller's: until `end`. writes: is passed what the caller is about to store to"""
 
-    def __init__(self, what: str):
-        self.what = what
+    def __init__(self, what: str, writes: Callable[[np.ndarray], None]):
+        self.what, self.writes = what, writes
         self.ended_by = ""
         self.begins_with: Any = None  # the event behind which it is there; None: it is there
 
@@ -67,9 +68,16 @@ class LentArray(np.ndarray):
         return lend(plain(self)[plain(index)], self._lease)
 
     def __setitem__(self, index: Any, values: Any) -> None:
-        plain(self)[plain(index)] = plain(values)
+        array, index = plain(self), plain(index)
+        if self._lease is not None:
+            part = array[index]
+            self._lease.writes(part if np.may_share_memory(part, array) else array)
+        array[index] = plain(values)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        for out in options.get("out", ()):
+            if isinstance(out, LentArray) and out._lease is not None:
+                out._lease.writes(plain(out))
         return getattr(ufunc, method)(*map(plain, inputs), **{name: plain(value) for name, value in options.items()})
 
     def __array_function__(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any) -> Any:

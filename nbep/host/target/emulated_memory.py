@@ -38,6 +38,13 @@ class EmulatedMemory(Memory):
     def write(self, offset: int, values: np.ndarray) -> None:
         self.space.write(self.allocation, offset, values)
 
+    def writes(self, array: np.ndarray) -> None:
+        if not array.flags.c_contiguous:
+            for part in array:
+                self.writes(part)
+        elif array.size > 0:
+            self.space.cpu.write(self.allocation, NumpyArrays.pointer(array) - self.span(0)[0], array.nbytes)
+
     def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
         return self.array(dtype, offset, count).copy()
 

@@ -59,6 +59,9 @@ class Memory(ABC):
     def write(self, offset: int, values: np.ndarray) -> None:
         """Copy values to byte `offset` from the host; it is done on return."""
 
+    def writes(self, array: np.ndarray) -> None:  # noqa: B027 - a GPU does not check its host
+        """The caller is about to store to an array over the memory: whether it may is seen here."""
+
     @abstractmethod
     def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
         """A copy of `count` elements from byte `offset` on, as they are now; the host gets them."""

@@ -17,9 +17,10 @@ from nbep.specimens.workloads.elastic import (
 )
 
 # experts: of each rank. blocks: of a launch, at most. rounds: dispatches one behind the other, before their combines.
-# expand, once, sync, cached, column, fp8, tma, uneven, hybrid, ibgda, shared: 1 or 0. once: one reduction. tma: there
-# is a copy engine. hybrid: ranks of a node share what comes from another one. ibgda: the software NIC between nodes.
-# shared: x lies in shared rows. inputs: seed of the tokens and where they go.
+# expand, once, sync, cached, column, tma, uneven, hybrid, ibgda, shared: 1 or 0. once: one reduction. tma: there is a
+# copy engine. hybrid: ranks of a node share what comes from another one. ibgda: the software NIC between nodes. shared:
+# x lies in shared rows. fp8: 0; 1, and ranks differ in the order of scales; 2, by row, and in shared rows if x is.
+# inputs: seed of the tokens and where they go.
 PARAMETERS = {
     "ranks": 2,
     "nodes": 1,
@@ -53,13 +54,17 @@ OF_SHARED = (
     "intranode.offer_rows",
     "intranode.lay_out_rows",
 )
-OF_NODES = tuple(f"elastic.{name}" for name in ("send_dispatch", "meet_dispatch", "send_combine", "meet_combine"))
+OF_NODES = tuple(
+    f"elastic.{name}"
+    for name in ("send_dispatch", "meet_dispatch", "push_sums", "send_combine", "meet_combine", "add_sums")
+)
 VARIANTS = (
     {"rounds": 3},
     {"tma": 0, "rounds": 2, "hidden": 520},
     {"cached": 1, "sync": 1, "fp8": 1, "hidden": 128},
     {"hidden": 4608, "tokens": 3},  # a row takes two stages, and a sum several pieces
     {"tokens": 40, "blocks": 2},
+    {"fp8": 2, "hidden": 512, "rounds": 2},  # scales come by the copy engine
 )
 # One rank a node, through the network alone; two, which fetch from each other as well.
 BETWEEN_VARIANTS: tuple[dict[str, int], ...] = (
@@ -84,7 +89,7 @@ def options_of(parameters: dict[str, int]) -> ElasticOptions:
         do_expand=bool(parameters["expand"]),
         do_cpu_sync=bool(parameters["sync"]),
         expert_alignment=parameters["align"],
-        fp8="mixed" if parameters["fp8"] else None,
+        fp8=(None, "mixed", "row")[parameters["fp8"]],
         num_biases=1,
         do_zero_padding=bool(parameters["expand"]),
         by_column=bool(parameters["column"]),
@@ -147,12 +152,12 @@ def make(
 
 
 def make_between(name: str, about: str, **changed: int) -> Scenario:
-    kernels = ("elastic.combine", "elastic.dispatch", "elastic.publish", *OF_NODES, "network.nic")
+    kernels = ("elastic.dispatch", "elastic.publish", *OF_NODES, "network.nic")
     return make(name, about, kernels, BETWEEN_VARIANTS, {**LEAST, "nodes": 2}, nodes=2, **changed)
 
 
 def make_hybrid(name: str, about: str) -> Scenario:
-    kernels = ("elastic.combine", "elastic.gather_combine", *OF_NODES)
+    kernels = ("elastic.gather_combine", *OF_NODES)
     least = {**LEAST, "nodes": 2, "ranks": 4}
     return make(name, about, kernels, HYBRID_VARIANTS, least, nodes=2, ranks=4, tokens=2, hybrid=1)
 

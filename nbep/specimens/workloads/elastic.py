@@ -172,6 +172,7 @@ class Trip:
         self.arguments = dispatch_arguments(case, options, buffer.rank_idx)
         self.stats: Any = None
         self.outcome: Any = None  # an ElasticOutcome, from receive on
+        self.shared: Any = None  # x of the latest call, if it lies in shared rows
 
     def share(self, array: Any) -> Any:
         """The array, or a copy in shared rows."""
@@ -182,11 +183,17 @@ class Trip:
         assert memory.elastic is not None
         assert memory.elastic.rows is not None
         rows = memory.elastic.rows
-        values = array[0] if isinstance(array, tuple) else array
         begin = self.begin * self.case.hidden // rows.hidden
-        shared = rows.like(np.empty(begin + len(values)), values.dtype.name)[begin:]
-        shared[:] = values
-        return (shared, array[1]) if isinstance(array, tuple) else shared
+        if isinstance(array, tuple):
+            like = tuple(np.empty((begin + len(each), each.shape[1]), each.dtype) for each in array)
+            shared = tuple(each[begin:] for each in rows.like(like))
+            for to, values in zip(shared, array, strict=True):
+                to[:] = values
+            self.shared = (shared[0], array[1]) if self.options.fp8 == "mixed" else shared
+        else:
+            self.shared = rows.like(np.empty(begin + len(array)), array.dtype.name)[begin:]
+            self.shared[:] = array
+        return self.shared
 
     def dispatch(self) -> None:
         options, case = self.options, self.case
@@ -224,8 +231,9 @@ class Trip:
         recv_x, _, weights = self.received
         if weights is not None and options.own_weights:
             weights = to_target(own_weights(to_numpy(weights), rank))
+        x = to_target(expert_rows(case, options, to_numpy(recv_x), rank))
         *self.combined, self.event = self.buffer.combine(
-            self.share(to_target(expert_rows(case, options, to_numpy(recv_x), rank))),
+            x if options.do_expand else self.share(x),  # an expanded combine refuses shared rows
             self.handle,
             topk_weights=weights,
             bias=to_target(biases(case, options.as_intranode, rank)),
@@ -234,6 +242,9 @@ class Trip:
 
     def end(self) -> ElasticOutcome:
         self.event.current_stream_wait()
+        for each in self.shared if isinstance(self.shared, tuple) else (self.shared,):
+            if each is not None:
+                each[:] = 0  # all ranks have met behind their reads
         self.outcome.combined_x, self.outcome.combined_topk_weights = map(to_numpy, self.combined)
         for name in HANDLE_ARRAYS:
             is_same = (to_numpy(getattr(self.handle, name)) == self.outcome.handle[name]).all()

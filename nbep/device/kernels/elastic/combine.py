@@ -25,7 +25,8 @@ that rank adds up what all have sent.
 
 A chunk is some tokens in a row that came from one rank. Warps take chunks in turn, of one rank after the other,
 beginning with the one behind their own. The first num_push_warps warps of each block push, the others add up from the
-first token on; whoever has pushed all adds up, too. See direct_combine.
+first token on; whoever has pushed all adds up, too. Between nodes these are two launches: what is pushed has to cross
+the network before it is added up.
 
 Without sums on the way (allow_multiple_reduction=False) each row of an expanded token is sent, and rounded once.
 
@@ -33,6 +34,7 @@ In hybrid mode with sums on the way a token comes back as one row of each node, 
 see gather_combine.py. Who pushes marks there which choices of the token it has.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/combine.cuh, combine_reduce_epilogue.cuh
+Break it: records/faults.md, `elastic.combine.announce: release of elastic-landed`: race
 """
 
 from typing import NamedTuple
@@ -41,8 +43,8 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.dispatch import ELASTIC_SOURCES, most_tokens
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, SUM_ROWS, has_failed, spoil_sums
-from nbep.device.kernels.parts.staged_sums import add_up, list_row, locate_list, open_sum_stage, take_token
-from nbep.device.kernels.parts.sums import Listed, list_biases
+from nbep.device.kernels.parts.staged_sums import add_up, flipped, list_row, open_sum_stage, take_token
+from nbep.device.kernels.parts.sums import list_biases
 from nbep.device.layout.elastic import (
     NEXT_TOKEN,
     THREADS_BEFORE_SM90,
@@ -63,8 +65,6 @@ from nbep.device.protocols.waits import Waiter, has_fault, is_set, report_fault,
 from nbep.device.types import I32, In, Out
 
 ELASTIC_LANDED = site(39, "elastic combine receiver", "landed", "the peer's rows of a token")
-
-STOPPED = -1  # in place of parities: the token has a row past the last one
 
 
 class ElasticSums(NamedTuple):
@@ -122,10 +122,14 @@ class Origin(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """Where the rows of a token go: which token of a rank it is, and where this rank sees the buffer of that one."""
+    """Where the rows of a token go: which token of a rank it is, and where this rank sees the buffer of that one.
+
+    token: -1 if the handle says nothing of the kind; last: its last choice here
+    """
 
     buffer: int
     token: int
+    last: int
     place: int
 
 
@@ -155,108 +159,109 @@ def announce(landed, lane):
 
 
 @device_function
-def push_row(ctx, inputs, row, goal, landed, stage, parities):
-    """Copy a token that is one row to its slot; a warp. Returns the parities of the stage's next fills."""
-    shape, lane = ctx.shape, ctx.team.lane
-    slot = goal.buffer + slot_offset(shape, goal.place, goal.token)
-    copied = Row(inputs.x + ptx.s64(row) * shape.hidden_bytes, shape.hidden_bytes, 0)
-    copies = Stage(stage.data, stage.full, STAGE_BYTES)
-    begin_copy(copied, copies, lane)
-    weight = ptx.f32(0)
-    has_weight = inputs.topk_weights != 0 and lane < shape.num_topk
-    if has_weight:
-        weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, ptx.s64(row), lane, shape.num_topk))
-    announce(landed, lane)
-    if has_weight:
-        ptx.st_na_f32(slot + shape.hidden_bytes + 4 * lane, weight)
-    return end_copy(ptx.ld_nc_v4, slot, copied, copies, parities, lane)
-
-
-@device_function
-def push_sum(ctx, inputs, row, goal, rows, stage, parities):
-    """Add up the rows of a token into its slot; a warp. row: in lane k that of choice k, or -1. rows: of its list"""
-    shape, lane = ctx.shape, ctx.team.lane
-    slot = goal.buffer + slot_offset(shape, goal.place, goal.token)
-    number = list_row(rows, lane, inputs.x + ptx.s64(row) * shape.hidden_bytes, row >= 0)
-    parities = add_up(ctx, slot, Listed(rows, number), stage, parities)
-    if inputs.topk_weights != 0 and lane < shape.num_topk:
-        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * ptx.s64(row)) if row >= 0 else ptx.f32(0)
-        ptx.st_na_f32(slot + shape.hidden_bytes + 4 * lane, weight)
-    return parities
-
-
-@device_function
-def push_each(ctx, inputs, row, goal, rows, stage, parities):
-    """Copy each row of a token to the slot of its choice; a warp."""
-    left = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
-    while left != 0:
-        k = ptx.ffs_u32(left) - 1
-        left &= left - 1
-        only = row if ctx.team.lane == k else -1
-        parities = push_sum(ctx, inputs, only, Goal(goal.buffer, goal.token, k), rows, stage, parities)
-    return parities
-
-
-@device_function
-def mark_token(ctx, inputs, index, origin):
-    """Tell the rank that adds up what the node has of a token which choices of it this rank has; a warp."""
-    peers, shape, nodes, lane = ctx.peers, ctx.shape, ctx.nodes, ctx.team.lane
-    entry = metadata_entry(inputs.recv_src_metadata, shape, index)
-    token = ptx.ld_nc_s32(entry) - origin.rank * shape.num_max_tokens
-    last = ptx.ld_nc_s32(entry + 4) - origin.rank * shape.num_topk
-    row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
-    choices = ptx.vote_ballot(ptx.FULL_MASK, (row >= 0 and lane < last) or lane == last)
-    if lane == 0 and 0 <= token < shape.num_max_tokens and 0 <= last < shape.num_topk:
-        cell = mark_cell(nodes, shape, origin.rank, token, peers.rank - ctx.sizes.node_begin)
-        ptx.st_weak_s32(buffer_of(peers, relay_of(nodes, origin.rank, peers.rank)) + cell, ptx.s32(choices))
-
-
-@device_function
-def push_token(ctx, inputs, index, origin, landed, rows, stage, parities):
-    """Push one received token to where it came from; a warp. Returns the next parities, or STOPPED.
-
-    index: its entry of recv_src_metadata; origin: the same in all lanes
-    landed: the cell of the chunk before, if this is the first token behind it: it is announced meanwhile
+def find_goal(ctx, inputs, index, origin):
+    """Where a received token goes; origin: the same in all lanes. A handle that somebody has overwritten is reported:
+    the slot would hold the row of an earlier call.
     """
-    shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
+    shape, sizes = ctx.shape, ctx.sizes
     entry = metadata_entry(inputs.recv_src_metadata, shape, index)
     token = ptx.ld_nc_s32(entry) - origin.rank * shape.num_max_tokens
     last = ptx.ld_nc_s32(entry + 4) - origin.rank * shape.num_topk
     place = ctx.peers.rank if shape.by_rank != 0 else last
     if not sizes.node_begin <= origin.rank < sizes.node_end:
         place = 0  # of the rank's outbox, which has one slot a token, and with one_each those of choices
-    goal = Goal(origin.buffer, token, place)
     if not (0 <= token < shape.num_max_tokens and 0 <= last < shape.num_topk):
-        if lane == 0:  # a handle that somebody has overwritten: the slot would hold the row of an earlier call
+        if ctx.team.lane == 0:
             report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SOURCES, index + 1, token)
-        return STOPPED
-    if sizes.is_expanded == 0 and index >= sizes.num_rows:
-        if lane == 0:
-            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, SUM_ROWS, index + 1, sizes.num_rows)
-        return STOPPED
-    if sizes.is_expanded == 0:
-        return push_row(ctx, inputs, index, goal, landed, stage, parities)
-    announce(landed, lane)
-    row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
-    needs_each = sizes.one_each != 0 or inputs.topk_weights != 0  # then the last choice has none in a rewritten handle
-    is_wrong = row >= sizes.num_rows or (needs_each and row < 0 and lane == last)
-    if ptx.vote_ballot(ptx.FULL_MASK, is_wrong) != 0:
-        if is_wrong:
-            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, SUM_ROWS, row + 1, sizes.num_rows)
-        return STOPPED
-    if sizes.one_each != 0:
-        return push_each(ctx, inputs, row, goal, rows, stage, parities)
-    return push_sum(ctx, inputs, row, goal, rows, stage, parities)
+        token = -1
+    return Goal(origin.buffer, token, last, place)
 
 
 @device_function
-def push_tokens(ctx, inputs, rows, stage):
-    """Sender: the chunks of this warp. Returns the parities of the stage's next fills."""
-    peers, shape, lane = ctx.peers, ctx.shape, ctx.team.lane
+def find_rows(ctx, inputs, index, goal):
+    """In lane k the row of x for choice k of a token, or -1; in compact form its one row in lane 0. And whether all of
+    them are there: else one is reported.
+    """
+    shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
+    row, needs_last = index if lane == 0 else -1, False
+    if sizes.is_expanded != 0:
+        entry = metadata_entry(inputs.recv_src_metadata, shape, index)
+        row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
+        # In a handle that is rewritten the last choice may have none, but not where each is looked up.
+        needs_last = sizes.one_each != 0 or inputs.topk_weights != 0
+    is_wrong = row >= sizes.num_rows or (needs_last and row < 0 and lane == goal.last)
+    if is_wrong:
+        report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, SUM_ROWS, row + 1, sizes.num_rows)
+    return row, not ptx.vote_any(ptx.FULL_MASK, is_wrong)
+
+
+@device_function
+def begin_row(ctx, inputs, index, stage):
+    """Start to copy the row of a compact token through the stage of this warp."""
+    hidden_bytes = ctx.shape.hidden_bytes
+    row = Row(inputs.x + ptx.s64(index) * hidden_bytes, hidden_bytes, 0)
+    copies = Stage(stage.data, stage.full, STAGE_BYTES)  # half 0, and half 1 as far as it takes
+    begin_copy(row, copies, ctx.team.lane)
+    return row, copies
+
+
+@device_function
+def push_row(ctx, inputs, index, goal, begun, stage):
+    """Bring a row, begun by `begin_row`, to its slot, and its weights; a warp. Returns the stage, behind its fills."""
+    shape, lane = ctx.shape, ctx.team.lane
+    row, copies = begun
+    slot = goal.buffer + slot_offset(shape, goal.place, goal.token)
+    if inputs.topk_weights != 0 and lane < shape.num_topk:
+        weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, ptx.s64(index), lane, shape.num_topk))
+        ptx.st_na_f32(slot + shape.hidden_bytes + 4 * lane, weight)
+    phase = stage.phases & 1
+    next_phase = end_copy(ptx.ld_nc_v4, slot, row, copies, phase, lane)
+    return flipped(stage, ptx.shfl_idx_s32(ptx.FULL_MASK, next_phase, 0) ^ phase)  # lane 0 alone drives the copies
+
+
+@device_function
+def push_sum(ctx, inputs, row, goal, place, stage):
+    """Add up the rows of a token, see `find_rows`, into a slot; a warp. Returns the stage, behind its fills."""
+    shape, lane = ctx.shape, ctx.team.lane
+    slot = goal.buffer + slot_offset(shape, place, goal.token)
+    number = list_row(stage, 0, lane, inputs.x + ptx.s64(row) * shape.hidden_bytes, row >= 0)
+    stage = add_up(ctx, slot, number, stage)
+    if inputs.topk_weights != 0 and lane < shape.num_topk:
+        weight = ptx.ld_na_f32(inputs.topk_weights + 4 * ptx.s64(row)) if row >= 0 else ptx.f32(0)
+        ptx.st_na_f32(slot + shape.hidden_bytes + 4 * lane, weight)
+    return stage
+
+
+@device_function
+def push_each(ctx, inputs, row, goal, stage):
+    """Copy each row of a token to the slot of its choice; a warp."""
+    left = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
+    while left != 0:
+        k = ptx.ffs_u32(left) - 1
+        left &= left - 1
+        stage = push_sum(ctx, inputs, row if ctx.team.lane == k else -1, goal, k, stage)
+    return stage
+
+
+@device_function
+def mark_token(ctx, inputs, index, origin, goal):
+    """Tell the rank that adds up what the node has of a token which choices of it this rank has; a warp."""
+    peers, shape, nodes, lane = ctx.peers, ctx.shape, ctx.nodes, ctx.team.lane
+    entry = metadata_entry(inputs.recv_src_metadata, shape, index)
+    row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
+    choices = ptx.vote_ballot(ptx.FULL_MASK, (row >= 0 and lane < goal.last) or lane == goal.last)
+    if lane == 0:
+        cell = mark_cell(nodes, shape, origin.rank, goal.token, peers.rank - ctx.sizes.node_begin)
+        ptx.st_weak_s32(buffer_of(peers, relay_of(nodes, origin.rank, peers.rank)) + cell, ptx.s32(choices))
+
+
+@device_function
+def push_tokens(ctx, inputs, stage):
+    """Sender: the chunks of this warp. Returns the stage, behind its fills."""
+    peers, shape, sizes, lane = ctx.peers, ctx.shape, ctx.sizes, ctx.team.lane
     lane_origin = find_origin(ctx, inputs)
     num_chunks = peers.num_ranks * ptx.u32_div(most_tokens(lane_origin) + shape.chunk - 1, shape.chunk)
-    parities = 0
-    landed = 0
+    landed = 0  # the cell of the chunk before: it is announced while the next row comes
     number = ptx.block_idx() + ptx.grid_dim() * ctx.team.warp
     while number < num_chunks:
         turn = ptx.u32_mod(number, peers.num_ranks)
@@ -267,21 +272,32 @@ def push_tokens(ctx, inputs, rows, stage):
             ptx.shfl_idx_s32(ptx.FULL_MASK, lane_origin.begin, turn),
             ptx.shfl_idx_s32(ptx.FULL_MASK, lane_origin.num_tokens, turn),
         )
-        i = chunk * shape.chunk
-        end = min(i + shape.chunk, origin.num_tokens)
-        if i < end:
-            while i < end:
-                if ctx.nodes.num_sharing > 1:
-                    mark_token(ctx, inputs, origin.begin + i, origin)
-                parities = push_token(ctx, inputs, origin.begin + i, origin, landed, rows, stage, parities)
-                if parities == STOPPED:
-                    return 0  # its chunk never lands
-                landed = 0
-                i += 1
+        first = chunk * shape.chunk
+        for index in range(origin.begin + first, origin.begin + min(first + shape.chunk, origin.num_tokens)):
+            goal = find_goal(ctx, inputs, index, origin)
+            if goal.token < 0:
+                return stage  # the chunk never lands
+            row, are_there = find_rows(ctx, inputs, index, goal)
+            if not are_there:
+                return stage
+            if ctx.nodes.num_sharing > 1:
+                mark_token(ctx, inputs, index, origin, goal)
+            if sizes.is_expanded == 0:
+                begun = begin_row(ctx, inputs, index, stage)
+                announce(landed, lane)
+                stage = push_row(ctx, inputs, index, goal, begun, stage)
+            else:
+                announce(landed, lane)
+                if sizes.one_each != 0:
+                    stage = push_each(ctx, inputs, row, goal, stage)
+                else:
+                    stage = push_sum(ctx, inputs, row, goal, goal.place, stage)
+            landed = 0
+        if first < origin.num_tokens:
             landed = origin.buffer + landed_cell(peers.rank, chunk)
-        number += ptx.grid_dim() * ctx.sizes.num_push_warps
+        number += ptx.grid_dim() * sizes.num_push_warps
     announce(landed, lane)
-    return ptx.shfl_idx_s32(ptx.FULL_MASK, parities, 0)  # lane 0 drives the copies of whole rows, so it alone knows
+    return stage
 
 
 # Receivers
@@ -307,8 +323,8 @@ def find_rank(ctx, inputs, token):
 
 
 @device_function
-def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
-    """Wait for the rows of a token, add them up, and bring their weights; a warp. Returns the next parities.
+def sum_token(ctx, out, inputs, token, rank, stage):
+    """Wait for the rows of a token, add them up, and bring their weights; a warp. Returns the stage, behind its fills.
 
     rank: in lane k that of choice k, or -1
     """
@@ -323,22 +339,21 @@ def sum_token(ctx, out, inputs, token, rank, rows, stage, parities):
         index = ptx.ld_nc_s32(matrix_cell(inputs.dst_buffer_slot_idx, ptx.s64(token), lane, shape.num_topk))
         wait_landed(own + landed_cell(rank, ptx.u32_div(index, shape.chunk)), ctx.bounds, rank, index)
     slot = own + slot_offset(shape, place, token)
-    num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), ptx.s64(token), shape.hidden_bytes, lane)
-    number = list_row(rows + 8 * num_biases, lane, slot, is_row)
+    number = list_biases(stage.rows, (inputs.bias_0, inputs.bias_1), ptx.s64(token), shape.hidden_bytes, lane)
+    number = list_row(stage, number, lane, slot, is_row)
     if ptx.has_tma():
         ptx.fence_proxy_async_global()  # what the peers have landed, before the bulk copies that read it
-    dst = out.combined_x + ptx.s64(token) * shape.hidden_bytes
-    parities = add_up(ctx, dst, Listed(rows, num_biases + number), stage, parities)
+    stage = add_up(ctx, out.combined_x + ptx.s64(token) * shape.hidden_bytes, number, stage)
     if out.combined_topk_weights != 0 and lane < shape.num_topk:
         weight = ptx.f32(0)
         if rank >= 0:
             weight = ptx.ld_na_f32(slot + shape.hidden_bytes + 4 * lane)
         ptx.st_na_f32(matrix_cell(out.combined_topk_weights, ptx.s64(token), lane, shape.num_topk), weight)
-    return parities
+    return stage
 
 
 @device_function
-def receive_tokens(ctx, out, inputs, rows, stage, parities):
+def receive_tokens(ctx, out, inputs, stage):
     """Receiver: add up the tokens that this warp gets hold of."""
     lane = ctx.team.lane
     own = buffer_of(ctx.peers, ctx.peers.rank)
@@ -348,8 +363,17 @@ def receive_tokens(ctx, out, inputs, rows, stage, parities):
     while token < ctx.sizes.num_combined_tokens:
         rank = find_rank(ctx, inputs, token) if has_rows else -1
         following = take_token(own + NEXT_TOKEN, lane)
-        parities = sum_token(ctx, out, inputs, token, rank, rows, stage, parities)
+        stage = sum_token(ctx, out, inputs, token, rank, stage)
         token = ptx.shfl_idx_s32(ptx.FULL_MASK, following, 0)
+    if has_failed(ctx.bounds):
+        spoil_sums(out, ctx.shape, ctx.sizes.num_combined_tokens, lane)
+
+
+@device_function
+def open_context(peers, bounds, shape, nodes, sizes):
+    """The context of this thread."""
+    warp, lane = ptx.thread_idx() // 32, ptx.thread_idx() % 32
+    return CombineContext(peers, bounds, shape, sizes, nodes, Team(True, -1, -1, warp, ptx.block_dim() // 32, lane))
 
 
 @kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
@@ -363,18 +387,11 @@ def elastic_combine(
     sizes: ElasticCombineSizes,
 ):
     """Grid: any. Block: a multiple of 32. Shared memory: `sums_smem_bytes`."""
-    num_warps = ptx.block_dim() // 32
-    warp = ptx.thread_idx() // 32
-    lane = ptx.thread_idx() % 32
-    ctx = CombineContext(peers, bounds, shape, sizes, nodes, Team(True, -1, -1, warp, num_warps, lane))
-    stage = open_sum_stage(ptx.smem_base(), num_warps, warp, lane)
-    rows = locate_list(num_warps, warp)
-    parities = 0
-    if warp < sizes.num_push_warps and ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds)):
-        parities = push_tokens(ctx, inputs, rows, stage)
-    receive_tokens(ctx, out, inputs, rows, stage, parities)
-    if has_failed(bounds):
-        spoil_sums(out, shape, sizes.num_combined_tokens, lane)
+    ctx = open_context(peers, bounds, shape, nodes, sizes)
+    stage = open_sum_stage(ctx.team.num_warps, ctx.team.warp, ctx.team.lane)
+    if ctx.team.warp < sizes.num_push_warps and ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds)):
+        stage = push_tokens(ctx, inputs, stage)
+    receive_tokens(ctx, out, inputs, stage)
 
 
 @device_function

@@ -1,29 +1,33 @@
 """Elastic dispatch: each rank fetches the rows that come to it, and puts them into its own outputs. No thread waits.
 
- rank s, its half: lists[r, i] = t --> x[t], scales, topk_idx, topk_weights, numbers
+ rank s, its half: lists[r, i] = t --> x[t] and its scales, topk_idx, topk_weights, numbers
                                          | over the wire, once
- rank r:                                 stage --a store for each row--> recv_x[row]
+ rank r:                                 stage --a store for each row--> recv_x[row], recv_x_scales[row]
 
  compact           row = tokens of the ranks before + i
  expanded          row = where the rows of (s, expert) begin + numbers[t, k], for each choice k of an expert here
 
  cell                    written by     with                   read by              with
  x of a half             rank s         see publish.py (1)     warps of all ranks   bulk copy, or ld_na
- x of shared rows        no thread      (3)                    warps of all ranks   bulk copy, or ld_na
+ scales of a half        rank s         see publish.py (1)     warps of all ranks   bulk copy, or ld_na (4)
+ x, scales: shared rows  no thread      (3)                    warps of all ranks   as those of a half
  offers[s]               rank s         see publish.py (1)     all warps            ld_na
  lists, topk_idx,        rank s         see publish.py (1)     warps of all ranks   ld_na
-   topk_weights, scales,
-   numbers of a half
+   topk_weights, numbers
+   of a half
  turn                    see notify_dispatch.py                all warps            ld_nc
  recv_src_metadata       a warp         st_na, or st_weak (2)  with a handle: warps ld_nc
  recv_x                  a warp         bulk copy, or st_na    the next kernel      -
  recv_x_scales           a warp         st_na                  the next kernel      -
  recv_topk_              a warp         st_na, or st_weak (2)  the next kernel      -
  stage of a warp         copy engine    bulk copy              copy engine          after full
+   its scales            copy engine    bulk copy              the warp             ld_shared, after full (5)
 
  (1) This rank has met all ranks since then, in the kernel before.
  (2) st_weak for rows that no token has.
  (3) The caller of rank s has written it before this call. All ranks meet behind this kernel: then it may again.
+ (4) The copy engine takes 16 bytes at a time. Where the scales of a token are no multiple of that, lanes load them.
+ (5) They are loaded again after the proxy fence and the syncwarp behind the warp's loads from them.
 
 Warps take tokens of all ranks in turn, beginning with the one behind their own: otherwise all would read from rank 0
 first. The number of the next token comes while this one does.
@@ -32,6 +36,7 @@ The rows past the last one have expert -1, weight 0 and no source, -1. What is i
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh and dispatch_copy_epilogue.cuh: two kernels, the first of
 which brings rows into the buffer, and the second from there to the outputs
+Break it: records/faults.md, `elastic.dispatch.store_row: wait_filled`: race
 """
 
 from typing import NamedTuple
@@ -58,7 +63,7 @@ from nbep.device.protocols.staging import (
     STAGE_STRIDE,
     VEC_BYTES,
     WARP_BYTES,
-    begin_fill,
+    Stage,
     drain_stage,
     empty_stage,
     load_stage,
@@ -91,7 +96,10 @@ class ElasticInputs(NamedTuple):
 
 
 class ElasticSizes(NamedTuple):
-    """Strides count scales, not bytes. has_weights, do_expand, do_zero_padding, is_cached, is_shared: 0 or 1."""
+    """Strides count scales, not bytes. do_expand, do_zero_padding, is_cached: 0 or 1.
+
+    is_shared: what lies in the shared rows of each rank: 1 x, 2 its scales, too; else 0
+    """
 
     num_rows: I32
     num_recv_tokens: I32
@@ -102,24 +110,28 @@ class ElasticSizes(NamedTuple):
     do_expand: I32
     do_zero_padding: I32
     is_cached: I32
-    is_shared: I32  # x lies in the shared rows of each rank
+    is_shared: I32
 
 
 class Sources(NamedTuple):
-    """What lane i knows of the (rank + 1 + i)-th rank, counted around: its half, its x, its tokens for this rank."""
+    """What lane i knows of the (rank + 1 + i)-th rank, counted around: its half, its x and scales, its tokens for this
+    rank.
+    """
 
     half: int
     x: int
+    scales: int
     rank: int
     first_row: int
     num_tokens: int
 
 
 class Item(NamedTuple):
-    """A token to be fetched; the same in all lanes. token: -1 if there is none"""
+    """A token to be fetched; the same in all lanes. token: -1 if there is none; x, scales: of its rank's first token"""
 
     half: int
     x: int
+    scales: int
     src: int
     row: int
     token: int
@@ -141,11 +153,13 @@ def find_sources(ctx, inputs, of_rows, offset):
     if has_timed_out(ctx.bounds) or lane >= peers.num_ranks:
         num_tokens = 0
     half = buffer_of(peers, rank) + offset
-    x = half + ctx.places.x
-    if ctx.sizes.is_shared != 0:
-        begin = ptx.ld_na_s32(buffer_of(peers, peers.rank) + OFFERS + OFFER_BYTES * rank)
-        x = buffer_of(of_rows, rank) + ptx.s64(begin) * VEC_BYTES
-    return Sources(half, x, rank, first, num_tokens)
+    x, scales = half + ctx.places.x, half + ctx.places.scales
+    offer = buffer_of(peers, peers.rank) + OFFERS + OFFER_BYTES * rank
+    if ctx.sizes.is_shared > 0:
+        x = buffer_of(of_rows, rank) + ptx.s64(ptx.ld_na_s32(offer)) * VEC_BYTES
+    if ctx.sizes.is_shared > 1:
+        scales = buffer_of(of_rows, rank) + ptx.s64(ptx.ld_na_s32(offer + 4)) * VEC_BYTES
+    return Sources(half, x, scales, rank, first, num_tokens)
 
 
 @device_function
@@ -168,6 +182,7 @@ def find_item(ctx, out, sources, number):
     index = ptx.u32_div(number, peers.num_ranks)
     half = ptx.shfl_idx_s64(ptx.FULL_MASK, sources.half, turn)
     x = ptx.shfl_idx_s64(ptx.FULL_MASK, sources.x, turn)
+    scales = ptx.shfl_idx_s64(ptx.FULL_MASK, sources.scales, turn)
     src = ptx.shfl_idx_s32(ptx.FULL_MASK, sources.rank, turn)
     row = ptx.shfl_idx_s32(ptx.FULL_MASK, sources.first_row, turn) + index
     token = -1
@@ -180,7 +195,7 @@ def find_item(ctx, out, sources, number):
                 token = -1
         else:
             token = ptx.ld_na_s32(half + list_offset(ctx.places, shape, peers.rank) + 4 * index)
-    return Item(half, x, src, row, token)
+    return Item(half, x, scales, src, row, token)
 
 
 @device_function
@@ -224,14 +239,13 @@ def store_notes(ctx, out, item, row, choice):
 
 
 @device_function
-def store_scales(ctx, out, item, row):
-    """Copy the scales of a token to all its rows; one warp."""
+def store_scales(load, ctx, out, src, row):
+    """Copy the scales of a token to all its rows; one warp. load: as src, their address, wants it"""
     shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
-    src = item.half + ctx.places.scales + 4 * item.token * shape.num_scales
     rows = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
     for begin in range(0, shape.num_scales, 32):
         index = begin + lane
-        scale = ptx.ld_na_s32(src + 4 * index) if index < shape.num_scales else 0
+        scale = load(src + 4 * index) if index < shape.num_scales else 0
         left = rows
         while left != 0:
             to = ptx.shfl_idx_s32(ptx.FULL_MASK, row, ptx.ffs_u32(left) - 1)
@@ -239,6 +253,18 @@ def store_scales(ctx, out, item, row):
             if index < shape.num_scales:
                 at = ptx.s64(to) * sizes.scale_token_stride + ptx.s64(index) * sizes.scale_hidden_stride
                 ptx.st_na_s32(out.recv_x_scales + 4 * at, scale)
+
+
+@device_function
+def begin_fetch(ctx, src, scales, stage, num_staged):
+    """Start to fill the stage with a row, as much as fits, and behind its room with num_staged bytes of scales."""
+    num_bytes = min(ctx.shape.hidden_bytes, stage.room)
+    if ctx.team.lane == 0:
+        ptx.tma_store_wait_read_all()
+        ptx.tma_load_1d(stage.data, src, num_bytes, stage.full)
+        if num_staged > 0:
+            ptx.tma_load_1d(stage.data + stage.room, scales, num_staged, stage.full)
+        ptx.mbarrier_arrive_expect_tx(stage.full, num_bytes + num_staged)
 
 
 @device_function
@@ -303,6 +329,8 @@ def fetch_tokens(ctx, out, inputs, of_rows, offset):
     sources = find_sources(ctx, inputs, of_rows, offset)
     num_items = most_tokens(sources) * ctx.peers.num_ranks
     stage = open_stage(ptx.smem_base(), warp, lane)
+    num_staged = 4 * shape.num_scales if ptx.has_tma() and 4 * shape.num_scales % VEC_BYTES == 0 else 0
+    stage = Stage(stage.data, stage.full, stage.room - num_staged)
     parity = 0
     step = ptx.grid_dim() * ctx.team.num_warps
     number = ptx.block_idx() + ptx.grid_dim() * warp
@@ -312,17 +340,22 @@ def fetch_tokens(ctx, out, inputs, of_rows, offset):
         following = find_item(ctx, out, sources, number)
         if item.token >= 0:
             src = item.x + item.token * shape.hidden_bytes
+            scales = item.scales + 4 * item.token * shape.num_scales
             if ptx.has_tma():
-                begin_fill(src, shape.hidden_bytes, stage, lane)
+                begin_fetch(ctx, src, scales, stage, num_staged)
             choice = load_choice(ctx, out, item)
             row = find_rows(ctx, out, inputs, item, choice[0])
             store_notes(ctx, out, item, row, choice)
-            if shape.num_scales > 0:
-                store_scales(ctx, out, item, row)
             if ptx.has_tma():
                 parity = store_row(ctx, out, src, row, stage, parity)
             else:
                 spread_row(ctx, out, src, row)
+            if num_staged > 0:
+                store_scales(ptx.ld_shared_s32, ctx, out, stage.data + stage.room, row)
+                ptx.fence_proxy_async_shared()
+                ptx.syncwarp(ptx.FULL_MASK)
+            else:
+                store_scales(ptx.ld_na_s32, ctx, out, scales, row)
         item = following
     if ptx.has_tma() and lane == 0:
         ptx.tma_store_wait_all()
@@ -351,16 +384,16 @@ def find_gap(ctx, inputs, expert):
 def clear_gaps(ctx, out, inputs, first, step):
     """Zeros for the rows between experts; a warp. A lane looks at an expert: all loads are under way at once."""
     lane, num_experts = ctx.team.lane, ctx.sizes.num_local_experts
-    number = first  # this warp's next row, counted from where the gap begins: the warps take the rows of all in turn
+    ahead = first  # of this warp's next row, from where a gap begins: the warps take the rows of all gaps in turn
     for block in range(0, num_experts, 32):
         begin, end = find_gap(ctx, inputs, min(block + lane, num_experts - 1))
         for i in range(min(32, num_experts - block)):
-            row = ptx.shfl_idx_s32(ptx.FULL_MASK, begin, i) + number
-            behind = ptx.shfl_idx_s32(ptx.FULL_MASK, end, i)
-            while row < behind:
+            row = ptx.shfl_idx_s32(ptx.FULL_MASK, begin, i) + ahead
+            gap_end = ptx.shfl_idx_s32(ptx.FULL_MASK, end, i)
+            while row < gap_end:
                 clear_row(ctx, out, row)
                 row += step
-            number = row - behind
+            ahead = row - gap_end  # rows of the next gap that others take first
 
 
 @device_function

@@ -9,6 +9,7 @@
 Compact form. With rows of several experts a rank would fetch each, where it gets one sum by combine.py.
 
 Source: none; DeepEP's combine pushes
+Break it: records/faults.md, `staged_sums.sum_rows_staged: wait_half`: memory check
 """
 
 from typing import NamedTuple

@@ -24,6 +24,7 @@ filled. What leaves for another node stays marked at this rank's own place, with
 Warps take nodes in turn, beginning with the one behind their own, and the tokens of each.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/hybrid_combine.cuh (forward warps)
+Break it: records/faults.md, `elastic.gather_combine.gather_token: reset of cell`: race
 """
 
 from typing import NamedTuple
@@ -31,8 +32,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.combine import CombineContext
-from nbep.device.kernels.parts.staged_sums import add_up, list_row, locate_list, open_sum_stage
-from nbep.device.kernels.parts.sums import Listed
+from nbep.device.kernels.parts.staged_sums import add_up, list_row, open_sum_stage
 from nbep.device.layout.elastic import ElasticNodes, ElasticSlots, mark_cell, outbox_offset, slot_offset
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.teams import Team
@@ -86,20 +86,20 @@ def find_slot(ctx, src, token, part):
 
 
 @device_function
-def gather_token(ctx, src, token, rows, stage, parities):
-    """Add up what the node has of a token of a rank; a warp. Returns the parities of the stage's next fills."""
+def gather_token(ctx, src, token, stage):
+    """Add up what the node has of a token of a rank; a warp. Returns the stage, behind its fills."""
     peers, shape, nodes, lane = ctx.peers, ctx.shape, ctx.nodes, ctx.team.lane
     own = ptx.u32_mod(peers.rank, nodes.num_nvl_ranks)
     cell = buffer_of(peers, peers.rank) + mark_cell(nodes, shape, src, token, lane)
     mark = ptx.ld_na_s32(cell) if lane < nodes.num_nvl_ranks else 0
     part, ending, choices = find_parts(mark, lane)
     if choices == 0:
-        return parities
+        return stage
     dst = find_slot(ctx, src, token, Part(own, ptx.bfind_u32(choices)))
     slot = find_slot(ctx, src, token, Part(ending, lane)) if ending >= 0 else dst
     if ptx.vote_any(ptx.FULL_MASK, slot != dst):  # else it is all there
-        number = list_row(rows, lane, slot, ending >= 0)
-        parities = add_up(ctx, dst, Listed(rows, number), stage, parities)
+        number = list_row(stage, 0, lane, slot, ending >= 0)
+        stage = add_up(ctx, dst, number, stage)
         if ctx.sizes.has_weights != 0 and part.local >= 0:
             weights = find_slot(ctx, src, token, part) + shape.hidden_bytes
             ptx.st_na_f32(dst + shape.hidden_bytes + 4 * lane, ptx.ld_na_f32(weights + 4 * lane))
@@ -107,7 +107,7 @@ def gather_token(ctx, src, token, rows, stage, parities):
         ptx.st_weak_s32(cell, ptx.s32(choices) if src != peers.rank else 0)
     elif mark != 0:
         ptx.st_weak_s32(cell, 0)
-    return parities
+    return stage
 
 
 @kernel(max_threads=768)
@@ -125,14 +125,12 @@ def elastic_gather_combine(
     if ptx.vote_any(ptx.FULL_MASK, has_fault(bounds)):
         return  # there are no sums
     ctx = CombineContext(peers, bounds, shape, sizes, nodes, Team(True, -1, -1, warp, num_warps, lane))
-    stage = open_sum_stage(ptx.smem_base(), num_warps, warp, lane)
-    rows = locate_list(num_warps, warp)
+    stage = open_sum_stage(num_warps, warp, lane)
     num_nodes = ptx.u32_div(peers.num_ranks, nodes.num_nvl_ranks)
-    parities = 0
     number = ptx.block_idx() + ptx.grid_dim() * warp
     while number < num_nodes * shape.num_max_tokens:
         token = ptx.u32_div(number, num_nodes)
         turn = number - token * num_nodes + 1
         src = ptx.u32_mod(peers.rank + nodes.num_nvl_ranks * turn, peers.num_ranks)
-        parities = gather_token(ctx, src, token, rows, stage, parities)
+        stage = gather_token(ctx, src, token, stage)
         number += ptx.grid_dim() * num_warps

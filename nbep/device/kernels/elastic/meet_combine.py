@@ -12,6 +12,7 @@ At the beginning nothing lands (no chunks), and so at a barrier of an `ElasticBu
 up comes behind the end, where all is here.
 
 Source: DeepEP csrc/kernels/elastic/combine.hpp
+Break it: records/faults.md, `elastic.meet_combine.elastic_meet_combine: meet_ranks`: race
 """
 
 import nbep.device.primitives as ptx

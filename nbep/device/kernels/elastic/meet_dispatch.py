@@ -21,35 +21,23 @@ the last one. See layout.elastic.
 
 In hybrid mode a rank reads what came to others of its node, too. So these meet behind the arrivals.
 
-The arrivals, and what is reported where calls differ, are those of kernels.internode.meet_nodes: every rank counts as a
-node of its own, so each compares its call with those of all others.
+The arrivals, and what is reported where calls differ, are those of kernels.internode.meet_nodes, but that each rank has
+a cell of its own at all others, with whose calls it compares its own.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps)
+Break it: records/faults.md, `elastic.meet_dispatch.meet_ranks: wait_arrived`: race
 """
-
-from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.notify_dispatch import ElasticCounts, ElasticCountSizes, count_tokens
-from nbep.device.kernels.internode.arguments import Here
-from nbep.device.kernels.internode.meet_nodes import send_to_ranks, wait_node
-from nbep.device.kernels.parts.calls import Call, wait_peer
+from nbep.device.kernels.internode.meet_nodes import is_other_call, send_words, wait_arrived
+from nbep.device.kernels.parts.calls import Call, report_other, wait_peer
 from nbep.device.layout.elastic import CALLED, TURN, ElasticNodes, rank_count
-from nbep.device.layout.internode import arrived_offset
+from nbep.device.layout.internode import arrived_offset, call_offset
 from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.waits import has_timed_out
-
-
-class Meeting(NamedTuple):
-    """What `wait_node` and `send_to_ranks` need of a context."""
-
-    network: Network
-    bounds: Bounds
-    here: Here
-    sizes: ElasticNodes
-    call: Call
 
 
 @device_function
@@ -62,12 +50,17 @@ def meet_ranks(network, bounds, nodes, call, may_meet):
     called = ptx.ld_weak_s32(own_ptr(network, CALLED))
     if ptx.thread_idx() < network.num_ranks and may_meet:
         amo_add(network, arrived_offset(nodes.cells, network.rank), call.signal, ptx.thread_idx(), 0, True)
-    here = Here(network.rank, 0, network.num_ranks, 1, 0, 1)
-    meeting = Meeting(network, bounds, here, nodes, call)
-    is_other = wait_node(meeting, called, may_meet)
+    is_other = False
+    if ptx.thread_idx() < network.num_ranks:
+        cell = own_ptr(network, arrived_offset(nodes.cells, ptx.thread_idx()))
+        ahead = wait_arrived(cell, ptx.s32(called + call.signal), bounds, ptx.thread_idx())
+        is_other = may_meet and is_other_call(ahead)
     is_same = ptx.bar_red_and(0, ptx.block_dim(), not is_other)
     if not is_same:
-        send_to_ranks(meeting, is_other, False)
+        send_words(network, call_offset(nodes.cells, network.num_ranks, network.rank), call)
+        ptx.syncthreads()  # a report ends all waits that have not begun
+        if is_other:
+            report_other(bounds, ptx.thread_idx())
     has_met = ptx.bar_red_and(0, ptx.block_dim(), is_same and may_meet and not has_timed_out(bounds))
     if ptx.thread_idx() == 0:
         ptx.st_weak_s32(own_ptr(network, CALLED), ptx.s32(called + call.signal))

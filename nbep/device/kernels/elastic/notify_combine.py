@@ -7,6 +7,7 @@ reads what an earlier dispatch has laid out in the same memory.
  landed, next_token  the owner     st_weak 0, barrier (combine)     -
 
 Source: DeepEP csrc/kernels/elastic/combine.hpp
+Break it: records/faults.md, `elastic.notify_combine.elastic_notify_combine: meet_block`: race
 """
 
 import nbep.device.primitives as ptx

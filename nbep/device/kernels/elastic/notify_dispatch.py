@@ -19,6 +19,7 @@ one, to which this rank came behind this kernel.
 With a handle there is nothing to count: the ranks only meet.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps)
+Break it: records/faults.md, `elastic.notify_dispatch.elastic_notify_dispatch: meet_block`: race
 """
 
 from typing import NamedTuple

@@ -21,6 +21,7 @@ come before its share, so all go through their shares twice. A pass has eight lo
 it would wait for each.
 
 The table of a warp has room for TABLE_EXPERTS experts. If there are more, the block takes so many at a time.
+Break it: records/faults.md, `elastic.number_choices: syncthreads`: race
 """
 
 import nbep.device.primitives as ptx
@@ -81,24 +82,10 @@ def count_share(ctx, topk_idx, numbers, first, counts):
     lane = ctx.team.lane
     begin, end = share_of(ctx.sizes.num_tokens * ctx.shape.num_topk, ctx)
     while begin < end:
-        choice = begin + lane
-        loaded = load_choices(topk_idx, choice, WARP, end)
-        count_some(numbers, choice, loaded[0], first, counts, lane)
-        if begin + 32 < end:
-            count_some(numbers, choice + 32, loaded[1], first, counts, lane)
-        if begin + 64 < end:
-            count_some(numbers, choice + 64, loaded[2], first, counts, lane)
-        if begin + 96 < end:
-            count_some(numbers, choice + 96, loaded[3], first, counts, lane)
-        if begin + 128 < end:
-            count_some(numbers, choice + 128, loaded[4], first, counts, lane)
-        if begin + 160 < end:
-            count_some(numbers, choice + 160, loaded[5], first, counts, lane)
-        if begin + 192 < end:
-            count_some(numbers, choice + 192, loaded[6], first, counts, lane)
-        if begin + 224 < end:
-            count_some(numbers, choice + 224, loaded[7], first, counts, lane)
-        begin += 256
+        for expert in load_choices(topk_idx, begin + lane, WARP, end):
+            if begin < end:
+                count_some(numbers, begin + lane, expert, first, counts, lane)
+            begin += WARP
 
 
 @device_function
@@ -148,21 +135,15 @@ def rank_of(ctx, expert):
 
 
 @device_function
-def bit_of(ctx, expert):
-    rank = rank_of(ctx, expert)
-    return 1 << rank if rank >= 0 else 0
-
-
-@device_function
 def ranks_of(ctx, topk_idx, token, end):
     """The ranks that a token goes to, a bit each; none from the end on."""
     begin = token * ctx.shape.num_topk
     behind = begin + ctx.shape.num_topk if token < end else begin
     ranks = 0
     while begin < behind:
-        a, b, c, d, e, f, g, h = load_choices(topk_idx, begin, 1, behind)
-        ranks |= bit_of(ctx, a) | bit_of(ctx, b) | bit_of(ctx, c) | bit_of(ctx, d)
-        ranks |= bit_of(ctx, e) | bit_of(ctx, f) | bit_of(ctx, g) | bit_of(ctx, h)
+        for expert in load_choices(topk_idx, begin, 1, behind):
+            rank = rank_of(ctx, expert)
+            ranks |= 1 << rank if rank >= 0 else 0
         begin += 8
     return ranks
 
@@ -187,17 +168,11 @@ def note_tokens(ctx, topk_idx, slots, begin, tokens, index):
     """Write the indices of 32 tokens, from token `begin` on, to their choices; a warp. tokens, index: as `note_some`"""
     num_topk, lane = ctx.shape.num_topk, ctx.team.lane
     end = min(begin + WARP, ctx.sizes.num_tokens) * num_topk
-    for place in range(lane, WARP * num_topk + lane, 256):
-        choice = begin * num_topk + place
-        loaded = load_choices(topk_idx, choice, WARP, end)
-        note_some(ctx, slots, choice, place, loaded[0], tokens, index)
-        note_some(ctx, slots, choice + 32, place + 32, loaded[1], tokens, index)
-        note_some(ctx, slots, choice + 64, place + 64, loaded[2], tokens, index)
-        note_some(ctx, slots, choice + 96, place + 96, loaded[3], tokens, index)
-        note_some(ctx, slots, choice + 128, place + 128, loaded[4], tokens, index)
-        note_some(ctx, slots, choice + 160, place + 160, loaded[5], tokens, index)
-        note_some(ctx, slots, choice + 192, place + 192, loaded[6], tokens, index)
-        note_some(ctx, slots, choice + 224, place + 224, loaded[7], tokens, index)
+    place = lane
+    while place < WARP * num_topk:
+        for expert in load_choices(topk_idx, begin * num_topk + place, WARP, end):
+            note_some(ctx, slots, begin * num_topk + place, place, expert, tokens, index)
+            place += WARP
 
 
 @device_function

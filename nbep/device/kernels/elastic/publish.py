@@ -2,21 +2,22 @@
 
  block 0:          numbers the choices of each expert, in order -----> numbers[t, k] of the own half
  block 1:          lists the tokens that go to each rank, in order --> lists[r, i] of the own half
- warp of others:   x[t], its scales, choices and weights ------------> row t of the own half
+ others:           choices and weights; x[t] and its scales ----------> row t of the own half
 
  cell                    written by     with                   read by              with
  turn                    the owner      see notify_dispatch.py all warps            ld_nc
  x of a half             a warp         bulk copy, or st_na    all ranks            see dispatch.py (1)
  offers[s], at each rank a thread       st_na                  that rank            see dispatch.py (2)
- scales, topk_idx,       a warp         st_na                  all ranks            see dispatch.py (1)
-   topk_weights of a half
+ scales of a half        a warp         st_na                  all ranks            see dispatch.py (1)
+ topk_idx, topk_weights  a thread       st_na                  all ranks            see dispatch.py (1)
  numbers, lists, counts  see number_choices.py                 all ranks            see dispatch.py (1)
- topk_idx (the handle's) a warp         st_na                  the next kernel      -
+ topk_idx (the handle's) a thread       st_na                  the next kernel      -
  stage of a warp         copy engine    bulk copy              copy engine          after full
 
  (1) The next kernel meets all ranks. Who reads this half does so before it comes to the meeting of the next dispatch,
      or of a combine; and this rank comes here again for the same half only after that.
- (2) All ranks have met behind the last call that has read it. x stays where it is then, in the shared rows.
+ (2) All ranks have met behind the last call that has read it. x stays where it is then, in the shared rows, and its
+     scales, if they lie there, too.
 
 So there is no ring and no flow control, and receivers fetch. A row crosses the wire once for each rank that wants it,
 also where several experts there get a copy. What comes lies in ordinary arrays, which no later call overwrites.
@@ -25,6 +26,7 @@ With one block, or two, these number and list first, and then lay out rows as we
 lie where their stages are later.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps), which adds up counts with atomics and pushes
+Break it: records/faults.md, `elastic.publish.elastic_publish: syncthreads`: race
 """
 
 from typing import NamedTuple
@@ -63,7 +65,8 @@ class PublishInputs(NamedTuple):
 class PublishSizes(NamedTuple):
     """Strides count scales, not bytes. does_number: 0 with a handle, which knows where rows go.
 
-    begin: 0 if x is laid out; else 1 more than where it begins in this rank's shared rows, in 16 bytes
+    x_begin, scales_begin: 0 if they are laid out; else 1 more than where they begin in this rank's shared rows, in 16
+    bytes
     """
 
     num_tokens: I32
@@ -71,7 +74,8 @@ class PublishSizes(NamedTuple):
     does_number: I32
     scale_token_stride: I32
     scale_hidden_stride: I32
-    begin: I32
+    x_begin: I32
+    scales_begin: I32
 
 
 def publish_smem_bytes(num_threads: int, has_tma: bool) -> int:
@@ -80,46 +84,58 @@ def publish_smem_bytes(num_threads: int, has_tma: bool) -> int:
 
 
 @device_function
-def lay_out_token(ctx, out, inputs, half, token, stage, parity):
-    """Copy a token and what goes with it to its row of the half; one warp. Returns the parity of the next copy."""
+def lay_out_token(ctx, inputs, half, token, stage, parity):
+    """Copy a token and its scales to its row of the half; one warp. Returns the parity of the next copy."""
     places, shape, sizes, lane = ctx.places, ctx.shape, ctx.sizes, ctx.team.lane
     row = Row(inputs.x + token * shape.hidden_bytes, shape.hidden_bytes, 0)
-    if sizes.begin == 0:
+    if sizes.x_begin == 0:
         begin_copy(row, stage, lane)
-    if lane < shape.num_topk:
-        choice = token * shape.num_topk + lane
-        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice)
-        ptx.st_na_s64(half + places.topk_idx + 8 * choice, expert)
-        if out.topk_idx != 0:
-            ptx.st_na_s64(out.topk_idx + 8 * choice, expert)
-        if inputs.topk_weights != 0:
-            ptx.st_na_f32(half + places.topk_weights + 4 * choice, ptx.ld_nc_f32(inputs.topk_weights + 4 * choice))
-    scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
-    scales = Scales(scales, sizes.scale_hidden_stride, shape.num_scales)
-    copy_scales(ptx.ld_nc_keep_s32, ptx.st_na_s32, half + places.scales + 4 * token * shape.num_scales, scales, lane)
-    if sizes.begin == 0:
+    if sizes.scales_begin == 0:
+        scales = inputs.x_scales + 4 * token * sizes.scale_token_stride
+        scales = Scales(scales, sizes.scale_hidden_stride, shape.num_scales)
+        to = half + places.scales + 4 * token * shape.num_scales
+        copy_scales(ptx.ld_nc_keep_s32, ptx.st_na_s32, to, scales, lane)
+    if sizes.x_begin == 0:
         parity = end_copy(ptx.ld_nc_v4, half + places.x + token * shape.hidden_bytes, row, stage, parity, lane)
     return parity
 
 
 @device_function
-def offer_tokens(peers, begin):
-    """Tell each rank where this one's tokens lie in its shared rows; a block."""
+def lay_out_choices(ctx, out, inputs, half, first, step):
+    """Copy choices and their weights to the half, from the first on, each a step further; a thread."""
+    places = ctx.places
+    for choice in range(first, ctx.sizes.num_tokens * ctx.shape.num_topk, step):
+        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice)
+        if inputs.topk_weights != 0:
+            ptx.st_na_f32(half + places.topk_weights + 4 * choice, ptx.ld_nc_f32(inputs.topk_weights + 4 * choice))
+        ptx.st_na_s64(half + places.topk_idx + 8 * choice, expert)
+        if out.topk_idx != 0:
+            ptx.st_na_s64(out.topk_idx + 8 * choice, expert)
+
+
+@device_function
+def offer_tokens(ctx):
+    """Tell each rank where this one's tokens and their scales lie in its shared rows; a block."""
+    peers = ctx.peers
     if ptx.thread_idx() < peers.num_ranks:
-        ptx.st_na_s32(buffer_of(peers, ptx.thread_idx()) + OFFERS + OFFER_BYTES * peers.rank, begin)
+        offer = buffer_of(peers, ptx.thread_idx()) + OFFERS + OFFER_BYTES * peers.rank
+        ptx.st_na_s32(offer, ctx.sizes.x_begin - 1)
+        ptx.st_na_s32(offer + 4, ctx.sizes.scales_begin - 1)
 
 
 @device_function
 def lay_out_tokens(ctx, out, inputs, half, first_block):
-    """All tokens, each warp its share; a block, one of those from the first on."""
-    lane = ctx.team.lane
+    """What others read of all tokens, each warp its share; a block, one of those from the first on."""
+    sizes, lane, num_warps = ctx.sizes, ctx.team.lane, ctx.team.num_warps
     stage = open_stage(ptx.smem_base(), ctx.team.warp, lane)
     num_blocks = ptx.grid_dim() - first_block
+    first = ptx.block_idx() - first_block + num_blocks * ctx.team.warp
+    step = num_blocks * num_warps
+    lay_out_choices(ctx, out, inputs, half, 32 * first + lane, 32 * step)
     parity = 0
-    token = ptx.block_idx() - first_block + num_blocks * ctx.team.warp
-    while token < ctx.sizes.num_tokens:
-        parity = lay_out_token(ctx, out, inputs, half, token, stage, parity)
-        token += num_blocks * ctx.team.num_warps
+    if sizes.x_begin == 0 or (sizes.scales_begin == 0 and ctx.shape.num_scales > 0):
+        for token in range(first, sizes.num_tokens, step):
+            parity = lay_out_token(ctx, inputs, half, token, stage, parity)
     if ptx.has_tma() and lane == 0:
         ptx.tma_store_wait_all()
 
@@ -144,8 +160,8 @@ def elastic_publish(
     own = buffer_of(peers, peers.rank)
     number = ptx.ld_nc_s32(own + TURN)
     half = own + half_offset(places, number)
-    if sizes.begin > 0 and ptx.block_idx() == 0:
-        offer_tokens(peers, sizes.begin - 1)
+    if sizes.x_begin > 0 and ptx.block_idx() == 0:
+        offer_tokens(ctx)
     first_block = 0
     if sizes.does_number != 0:
         if ptx.block_idx() == 0:

@@ -21,6 +21,7 @@ Warps take tokens in turn, beginning with those of the rank behind their own: ot
 All that goes to a rank is on one queue, and the next kernel's arrival there comes behind it.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/combine.cuh
+Break it: records/faults.md, `elastic.send_combine.elastic_send_combine: quiet`: memory check
 """
 
 from typing import NamedTuple

@@ -36,6 +36,7 @@ out its half anew has met since all that have got this one: a rank comes to the 
 this one, behind which all is here.
 
 Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (dispatch warps), which puts from the copy engine's stage
+Break it: records/faults.md, `elastic.send_dispatch.elastic_send_dispatch: quiet`: memory check
 """
 
 from typing import NamedTuple

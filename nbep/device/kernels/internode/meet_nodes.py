@@ -53,6 +53,12 @@ def wait_arrived(cell, wanted, bounds, peer):
 
 
 @device_function
+def is_other_call(ahead):
+    """Whether a peer that is so far ahead has come with another call."""
+    return ahead != 0 and ahead < ONE
+
+
+@device_function
 def wait_node(ctx, called, has_met):
     """Thread n waits for (n, own place). Returns whether that rank has come with another call.
 
@@ -63,7 +69,7 @@ def wait_node(ctx, called, has_met):
     if node < ctx.here.num_rdma_ranks:
         cell = own_ptr(ctx.network, arrived_offset(ctx.sizes.cells, node))
         ahead = wait_arrived(cell, ptx.s32(called + ctx.call.signal), ctx.bounds, rank_at(ctx, node))
-        is_other = has_met and ahead != 0 and ahead < ONE
+        is_other = has_met and is_other_call(ahead)
     return is_other
 
 
@@ -75,14 +81,19 @@ def add_word(to, cell, word):
 
 
 @device_function
+def send_words(network, row, call):
+    """Send this rank's words to all ranks; a block. row: where its cells are there"""
+    for rank in range(ptx.thread_idx(), network.num_ranks, ptx.block_dim()):
+        send_call(add_word, (network, rank), row, call)
+
+
+@device_function
 def send_to_ranks(ctx, is_other_node, is_other_peer):
     """Send this rank's words to all ranks, and report that calls differ; a block.
 
     is_other_node, is_other_peer: whether that rank calls something else for which this thread has waited
     """
-    row = call_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.network.rank)
-    for rank in range(ptx.thread_idx(), ctx.network.num_ranks, ptx.block_dim()):
-        send_call(add_word, (ctx.network, rank), row, ctx.call)
+    send_words(ctx.network, call_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, ctx.network.rank), ctx.call)
     ptx.syncthreads()  # a report ends all waits that have not begun
     if is_other_node:
         report_other(ctx.bounds, rank_at(ctx, ptx.thread_idx()))

@@ -23,8 +23,8 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.parts.spoil import has_failed, spoil_sums
-from nbep.device.kernels.parts.staged_sums import add_up, list_row, locate_list, open_sum_stage, take_token
-from nbep.device.kernels.parts.sums import Listed, list_biases
+from nbep.device.kernels.parts.staged_sums import add_up, list_row, open_sum_stage, take_token
+from nbep.device.kernels.parts.sums import list_biases
 from nbep.device.layout.intranode import OFFER_BYTES
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
@@ -117,21 +117,20 @@ def find_origins(ctx, inputs):
 
 
 @device_function
-def fetch_token(weigh, ctx, out, inputs, token, found, origins, rows, stage, parities):
-    """Bring the rows of a token and their weights, and add them up; a warp. Returns the next parities."""
+def fetch_token(weigh, ctx, out, inputs, token, found, origins, stage):
+    """Bring the rows of a token and their weights, and add them up; a warp. Returns the stage, behind its fills."""
     shape, lane = ctx.shape, ctx.team.lane
     rank, index = max(found.rank, 0), ptx.s64(found.place)
     x = ptx.shfl_idx_s64(ptx.FULL_MASK, origins.x, rank) + index * shape.hidden_bytes
-    num_biases = list_biases(rows, (inputs.bias_0, inputs.bias_1), ptx.s64(token), shape.hidden_bytes, lane)
-    number = list_row(rows + 8 * num_biases, lane, x, found.is_row)
-    dst = out.combined_x + ptx.s64(token) * shape.hidden_bytes
-    parities = add_up(ctx, dst, Listed(rows, num_biases + number), stage, parities)
+    number = list_biases(stage.rows, (inputs.bias_0, inputs.bias_1), ptx.s64(token), shape.hidden_bytes, lane)
+    number = list_row(stage, number, lane, x, found.is_row)
+    stage = add_up(ctx, out.combined_x + ptx.s64(token) * shape.hidden_bytes, number, stage)
     if out.combined_topk_weights != 0:
         weights = ptx.shfl_idx_s64(ptx.FULL_MASK, origins.topk_weights, rank) + 4 * index * shape.num_topk
         weight = weigh(ctx, found, weights)
         if lane < shape.num_topk:
             ptx.st_na_f32(matrix_cell(out.combined_topk_weights, ptx.s64(token), lane, shape.num_topk), weight)
-    return parities
+    return stage
 
 
 @device_function
@@ -142,18 +141,16 @@ def fetch_tokens(find, weigh, ctx, out, inputs):
     weigh(ctx, found, weights): the weight of choice `lane`; weights: where those of the lane's row are
     """
     lane = ctx.team.lane
-    stage = open_sum_stage(ptx.smem_base(), ctx.team.num_warps, ctx.team.warp, lane)
-    rows = locate_list(ctx.team.num_warps, ctx.team.warp)
+    stage = open_sum_stage(ctx.team.num_warps, ctx.team.warp, lane)
     next_token = buffer_of(ctx.peers, ctx.peers.rank) + ctx.cells.next_token
     # A rank that has not come may write its rows still.
     has_rows = ptx.vote_all(ptx.FULL_MASK, not has_fault(ctx.bounds))
     origins = find_origins(ctx, inputs)
-    parities = 0
     token = ptx.shfl_idx_s32(ptx.FULL_MASK, take_token(next_token, lane), 0)
     while token < ctx.shape.num_combined_tokens and has_rows:
         found = find(ctx, inputs, token)
         following = take_token(next_token, lane)
-        parities = fetch_token(weigh, ctx, out, inputs, token, found, origins, rows, stage, parities)
+        stage = fetch_token(weigh, ctx, out, inputs, token, found, origins, stage)
         token = ptx.shfl_idx_s32(ptx.FULL_MASK, following, 0)
     if has_failed(ctx.bounds):
         spoil_sums(out, ctx.shape, ctx.shape.num_combined_tokens, lane)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.kernels.parts.sums import add_bf16x8, sum_rows
+from nbep.device.kernels.parts.sums import Listed, add_bf16x8, sum_rows
 from nbep.device.protocols.reduce import to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 
@@ -34,10 +34,14 @@ LIST_BYTES = 8 * MAX_ROWS
 
 
 class SumStage(NamedTuple):
-    """The shared addresses of one warp's two halves, which lie together, and of their mbarriers."""
+    """What one warp adds up with: the shared addresses of its two halves, which lie together, of their mbarriers, and
+    of its list of rows. phases: bit h is the parity of the next fill of half h; who waits for one returns it flipped.
+    """
 
     data: int
     full: int
+    rows: int
+    phases: int
 
 
 def sums_smem_bytes(num_threads: int, has_tma: bool) -> int:
@@ -46,10 +50,12 @@ def sums_smem_bytes(num_threads: int, has_tma: bool) -> int:
 
 
 @device_function
-def open_sum_stage(stages, num_warps, warp, lane):
-    """The stage of a warp; stages is the address of warp 0's. Its whole warp calls this once, before any copy."""
+def open_sum_stage(num_warps, warp, lane):
+    """The stage of a warp, in dynamic shared memory. Its whole warp calls this once, before any copy."""
+    stages = ptx.smem_base()
     data = stages + SUM_STAGE_BYTES * warp
     full = stages + SUM_STAGE_BYTES * num_warps + FULL_BYTES * warp
+    lists = stages + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if ptx.has_tma() else 0)
     if ptx.has_tma():
         if lane == 0:
             ptx.mbarrier_init(full, 1)
@@ -57,7 +63,21 @@ def open_sum_stage(stages, num_warps, warp, lane):
             ptx.fence_mbarrier_init()
             ptx.fence_proxy_async_shared()  # the engine sees the initialised mbarriers
         ptx.syncwarp(ptx.FULL_MASK)
-    return SumStage(data, full)
+    return SumStage(data, full, lists + LIST_BYTES * warp, 0)
+
+
+@device_function
+def flipped(stage, fills):
+    """The stage behind fills of some halves, a bit each."""
+    return SumStage(stage.data, stage.full, stage.rows, stage.phases ^ fills)
+
+
+@device_function
+def wait_half(stage, half):
+    """Wait until a half is full; a warp. Returns the stage, behind this fill."""
+    while not ptx.mbarrier_try_wait_parity(stage.full + 8 * half, (stage.phases >> half) & 1):
+        pass
+    return flipped(stage, 1 << half)
 
 
 @device_function
@@ -68,15 +88,15 @@ def piece_bytes(num_rows):
 
 
 @device_function
-def load_piece(stage, half, rows, piece, stride, lane):
+def load_piece(stage, half, number, piece, stride, lane):
     """Start to load the same bytes of each listed row, [begin, end), into a half: lane i those of row i."""
     begin, end = piece
     num_bytes = end - begin
-    if lane < rows.number:
-        src = ptx.ld_shared_s64(rows.rows + 8 * lane) + begin
+    if lane < number:
+        src = ptx.ld_shared_s64(stage.rows + 8 * lane) + begin
         ptx.tma_load_1d(stage.data + HALF_BYTES * half + stride * lane, src, num_bytes, stage.full + 8 * half)
     if lane == 0:
-        ptx.mbarrier_arrive_expect_tx(stage.full + 8 * half, num_bytes * rows.number)
+        ptx.mbarrier_arrive_expect_tx(stage.full + 8 * half, num_bytes * number)
 
 
 @device_function
@@ -152,64 +172,58 @@ def add_piece(dst, data, num_rows, num_bytes, stride, lane):
 
 
 @device_function
-def sum_rows_staged(dst, rows, num_bytes, stage, parities, lane):
+def sum_rows_staged(dst, number, num_bytes, stage, lane):
     """Add up the listed rows in float32, round once and store the sum at dst; a warp. At most 32 rows.
 
-    Returns the parities of the halves' next fills: bit h for half h. The result has the bits of `sums.sum_rows`.
+    Returns the stage, behind these fills. The result has the bits of `sums.sum_rows`.
     """
-    if rows.number == 0:
+    if number == 0:
         for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
             ptx.st_na_v4(dst + offset, (0, 0, 0, 0))
-        return parities
-    stride = piece_bytes(rows.number)
+        return stage
+    stride = piece_bytes(number)
     half = 0
-    load_piece(stage, half, rows, (0, min(stride, num_bytes)), stride, lane)
+    load_piece(stage, half, number, (0, min(stride, num_bytes)), stride, lane)
     offset = 0
     while offset < num_bytes:
         ahead = offset + stride
         if ahead < num_bytes:
-            load_piece(stage, 1 - half, rows, (ahead, min(ahead + stride, num_bytes)), stride, lane)
-        while not ptx.mbarrier_try_wait_parity(stage.full + 8 * half, (parities >> half) & 1):
-            pass
-        parities ^= 1 << half
+            load_piece(stage, 1 - half, number, (ahead, min(ahead + stride, num_bytes)), stride, lane)
+        stage = wait_half(stage, half)
         data = stage.data + HALF_BYTES * half
-        add_piece(dst + offset, data, rows.number, min(stride, num_bytes - offset), stride, lane)
+        add_piece(dst + offset, data, number, min(stride, num_bytes - offset), stride, lane)
         ptx.fence_proxy_async_shared()
         ptx.syncwarp(ptx.FULL_MASK)  # all lanes have read the half: it may be loaded again
         offset = ahead
         half = 1 - half
-    return parities
+    return stage
 
 
 # Whole sums
 
 
 @device_function
-def locate_list(num_warps, warp):
-    """The list of a warp; they lie behind the stages, where there are any."""
-    return ptx.smem_base() + ((SUM_STAGE_BYTES + FULL_BYTES) * num_warps if ptx.has_tma() else 0) + LIST_BYTES * warp
-
-
-@device_function
-def list_row(rows, lane, address, is_one):
-    """Write down the rows of some lanes, in their order; a warp. Returns how many they are."""
+def list_row(stage, number, lane, address, is_one):
+    """Write down the rows of some lanes, in their order, behind a number of others; a warp. Returns how many there are
+    now.
+    """
     chosen = ptx.vote_ballot(ptx.FULL_MASK, is_one)
     if is_one:
-        ptx.st_shared_s64(rows + 8 * ptx.popc_u32(chosen & ((1 << lane) - 1)), address)
+        ptx.st_shared_s64(stage.rows + 8 * (number + ptx.popc_u32(chosen & ((1 << lane) - 1))), address)
     ptx.syncwarp(ptx.FULL_MASK)
-    return ptx.popc_u32(chosen)
+    return number + ptx.popc_u32(chosen)
 
 
 @device_function
-def add_up(ctx, dst, rows, stage, parities):
-    """Add up listed rows in float32, round once and store the sum; a warp. Returns the parities of the next fills."""
+def add_up(ctx, dst, number, stage):
+    """Add up the listed rows in float32, round once and store the sum; a warp. Returns the stage, behind its fills."""
     num_bytes, lane = ctx.shape.hidden_bytes, ctx.team.lane
-    if ptx.has_tma() and rows.number <= MAX_STAGED_ROWS:
-        parities = sum_rows_staged(dst, rows, num_bytes, stage, parities, lane)
+    if ptx.has_tma() and number <= MAX_STAGED_ROWS:
+        stage = sum_rows_staged(dst, number, num_bytes, stage, lane)
     else:
-        sum_rows(ptx.st_na_v4, dst, rows, 0, num_bytes, lane)
+        sum_rows(ptx.st_na_v4, dst, Listed(stage.rows, number), 0, num_bytes, lane)
     ptx.syncwarp(ptx.FULL_MASK)
-    return parities
+    return stage
 
 
 @device_function
