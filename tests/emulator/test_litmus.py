@@ -113,6 +113,15 @@ def test_the_axioms_want_scopes_that_reach_at_both_ends():
         assert not verdict_on("r0=0", *threads, where="a GPU")
 
 
+def test_a_compare_and_swap_that_fails_publishes_nothing_under_seeds():
+    for compare, fails in ((5, True), (0, False)):
+        first = f"st.relaxed x 2; cas.acq_rel r0 z 1 {compare}; st.relaxed y 1"
+        program = Program("", (first, "wait.relaxed y 1; st.relaxed x 1"), "a GPU", {"x": 2})
+        is_shown = any(program.is_weak(run(program, "delayed", seed)) for seed in range(30))
+        assert allowed(program).allows(program)  # the other thread acquires nothing
+        assert is_shown == fails  # a store that is released has arrived
+
+
 @pytest.mark.parametrize("numbers", both_parts([range(20)], thorough=[range(20, 80)], long=[range(80, 160)]))
 def test_random_programs_show_only_what_ptx_allows_and_are_alarms_only_if_they_have_races(numbers):
     outcomes = races = 0

@@ -148,7 +148,7 @@ def in_oracle(program) -> Program:
             return Op("bar", value=len(program.threads))
         order = {"volatile": "relaxed"}.get(step.order, step.order)
         at = 8 * cells.index(step.cell) if step.cell else 0
-        return Op(step.what, order, at, step.value, step.scope)
+        return Op(step.what, order, at, step.value, step.scope, other=step.compare)
 
     threads = [tuple(map(op, steps)) for steps in program.steps]
     match program.where:

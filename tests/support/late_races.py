@@ -162,7 +162,7 @@ def allowed_readings(program: Program, expected) -> Iterator[tuple[Reading, dict
         if values is None:
             continue
         read = {(event.thread, event.number): values[write] for event, write in reading.reads_from.items()}
-        if any(r.step.what == "wait" and values[w] < r.step.value for r, w in reading.reads_from.items()):
+        if not all(read.step.may_read(values[write]) for read, write in reading.reads_from.items()):
             continue
         if not all(holds(read[thread, number], what, value) for thread, number, what, value in expected):
             continue

@@ -26,6 +26,9 @@ def random_program(seed: int) -> Program:
             case "ld":
                 order = choose.choice(["weak", "relaxed", "acquire", "volatile"])
                 return f"ld.{order}{scope if order != 'volatile' else '.sys'} r{next(registers)} {cell}"
+            case "add" if choose.random() < 0.4:
+                order = choose.choice(["relaxed", "acquire", "release", "acq_rel"])
+                return f"cas.{order}.sys r{next(registers)} {cell} 2 {choose.choice([0, 1, 1])}"
             case "add":
                 return f"add.{choose.choice(['relaxed', 'release', 'acq_rel'])}.sys r{next(registers)} {cell} 1"
             case _:

@@ -21,8 +21,8 @@ from oracle_state import State, bits, union
 
 REACH = {"cta": 1, "gpu": 2, "sys": 3}
 RELEASING, ACQUIRING = ("release", "acq_rel"), ("acquire", "acq_rel")
-READING, WRITING = ("ld", "wait", "add", "exch", "cas"), ("st", "add", "exch", "cas", "free")
-ATOMIC = ("add", "exch", "cas")
+ATOMIC, TURNS = ("add", "exch", "cas"), ("wait", "either", "both", "again", "lock")
+READING, WRITING, MODIFYING = ("ld", *TURNS, *ATOMIC), ("st", "lock", "free", *ATOMIC), ("lock", *ATOMIC)
 
 
 class Op(NamedTuple):
@@ -30,6 +30,9 @@ class Op(NamedTuple):
 
         ld, st, add, exch, cas     at `size` bytes from `cell` on; cas compares with `other`
         wait                       load until it is `value` or more
+        lock                       cas in a loop, until it succeeds
+        either, both               the first look of a wait for `value` in one cell of two, or in both; the next step
+        again                      is the second look; if that fails, all begins again
         fence                      acq_rel
         syncwarp, vote, shfl       of the lanes in `other`; tells whether any last answer, or the first lane's, was true
         bar, arrive                at the barrier `cell` of the block, for `value` warps
@@ -53,6 +56,15 @@ class Op(NamedTuple):
     other: int = 0
     asks: str = "all"
     given: int = -1
+
+
+def after(op: Op, at: int, value: int) -> int | None:
+    """The step behind a look of a wait, which is number `at`; None if the turn fails."""
+    if op.what == "wait":
+        return at + 1 if value >= op.value else None
+    if op.what == "either":
+        return at + 2 if value == op.value else at + 1
+    return at + 1 if value == (op.other if op.what == "lock" else op.value) else None
 
 
 Thread = tuple[Op, ...]
@@ -147,7 +159,7 @@ class Oracle:
                 faults.add(str(fault))
                 continue
             left += successors
-            if not successors:
+            if all(one.is_in_vain for one in successors):
                 hosts = enumerate(self.threads[self.first_host :], self.first_host)
                 is_over = all(state.at[i] == len(thread) for i, thread in hosts)
                 is_over &= all(state.places[stream] == len(tasks) for stream, tasks in self.tasks.items())
@@ -261,8 +273,8 @@ class Oracle:
         state.base[i] |= point[0]
         state.over[i] |= point[1]
 
-    def go_on(self, state: State, i: int) -> None:
-        state.at[i] += 1
+    def go_on(self, state: State, i: int, to: int | None = None) -> None:
+        state.at[i] = state.at[i] + 1 if to is None else to
         self.skip(state, i)
 
     def skip(self, state: State, i: int) -> None:
@@ -324,12 +336,12 @@ class Oracle:
             new = state.copy()
             old = self.value(state, op, write)
             if write is not None and write >= 0 and self.is_strong(write, event):
-                new.seen[event] = 1 << write | (state.chain[write] if self.ops[write].what in ATOMIC else 0)
+                new.seen[event] = 1 << write | (state.chain[write] if self.ops[write].what in MODIFYING else 0)
             new.chain[event] = new.seen[event]
             last = sources[0]  # what an atomic passes on
             if last is not None and last >= 0 and self.is_strong(last, event):
-                new.chain[event] = 1 << last | (state.chain[last] if self.ops[last].what in ATOMIC else 0)
-            if op.asks == "none" and op.what != "wait" and self.reads_old:
+                new.chain[event] = 1 << last | (state.chain[last] if self.ops[last].what in MODIFYING else 0)
+            if op.asks == "none" and op.what not in TURNS and self.reads_old:
                 new.seen[event] = 0
             if op.order in ACQUIRING:
                 for read in (event, *self.earlier(state, i, READING)):
@@ -340,18 +352,22 @@ class Oracle:
             self.happen(new, i, event)
             if self.reads_old and self.is_forbidden(new, op, event, write):
                 continue
-            if op.what == "cas" and old != op.other:  # it only reads
+            if op.what in ("cas", "lock") and old != op.other:  # it only reads
                 new.failed |= 1 << event
             self.check(new, op, event)
             new.made |= 1 << event
-            if op.what == "wait" and old < op.value:
+            to = after(op, state.at[i], old) if op.what in TURNS else state.at[i] + 1
+            if op.what in ("either", "both") and to == state.at[i] + 1:
+                again = self.threads[i][to]
+                new.is_in_vain = after(again, to, self.value(state, again, -2)) is None
+            if to is None and op.what != "again":
                 continue  # a look that fails is none of the events, but may be a race
             if self.writes(new, event):
                 self.check_polls(state, i, op, event)
                 self.write(new, i, op, event, self.value(state, op, sources[0]))
-            if op.what != "st" and op.what != "wait" and op.asks != "none":
+            if op.what not in ("st", *TURNS) and op.asks != "none":
                 new.answers[i] += (self.told(op, old),)
-            self.go_on(new, i)
+            self.go_on(new, i, state.at[i] - 1 if to is None else to)
             yield new
 
     def sources(self, state: State, op: Op) -> list[int]:
@@ -382,7 +398,7 @@ class Oracle:
 
     def told(self, op: Op, value: int) -> object:
         known = {"none": None, "all": value, "bit": value & 1}
-        return value >= op.value if op.what == "wait" else known.get(op.asks, value >= op.other)
+        return after(op, 0, value) if op.what in TURNS else known.get(op.asks, value >= op.other)
 
     def value(self, state: State, op: Op, write: int | None) -> int:
         if write == -1:
@@ -433,8 +449,8 @@ class Oracle:
             if j != i and 0 <= state.at[j] < len(thread) and not state.parked[j]:
                 poll = self.starts[j] + state.at[j]
                 other = thread[state.at[j]]
-                if other.what == "wait" and self.meets(other, event) and not self.is_strong(poll, event):
-                    if self.value(state, other, -2) < other.value and self.place[j] != self.place[i]:
+                if other.what in TURNS and self.meets(other, event) and not self.is_strong(poll, event):
+                    if after(other, 0, self.value(state, other, -2)) is None and self.place[j] != self.place[i]:
                         raise Fault("race")
 
     def causes(self, state: State, event: int) -> int:

@@ -238,6 +238,38 @@ def tickets(seed: object) -> Program:
     return in_place(draw, where)
 
 
+def turns(seed: object) -> Program:
+    """Waits for one cell of two or for both, locks, and values that come and go"""
+    draw = Draw(seed, draw_from(seed, (2, 3, 3)))
+    has_data = draw.random.random() < 0.75
+
+    def strong(what: str, cell: int, value: int, other: int = 0, asks: str = "all") -> Op:
+        orders = ORDERS[what if what in ORDERS else "wait"]
+        order = draw.random.choice([order for order in orders if order != "weak"])
+        return Op(what, order, cell, value, other=other, asks=asks)
+
+    for steps in draw.steps:
+        for _ in range(draw.random.randint(1, 4 if len(draw.steps) == 2 else 3)):
+            kind = draw.random.random()
+            one, other = draw.random.sample(CELLS[:2], 2)
+            if kind < 0.45:
+                steps.append(strong("st", one, draw.random.choice((1, 1, 1, 2))))
+            elif kind < 0.6:
+                what = draw.random.choice(("add", "ld", "cas"))
+                steps.append(strong(what, one, 1, draw.random.choice((0, 1)), draw.random.choice(("all", "none"))))
+            elif kind < 0.66:
+                steps.append(strong("wait", one, 1))
+            elif kind < 0.8:
+                what, value = draw.random.choice(("either", "either", "both")), draw.random.choice((1, 1, 2))
+                steps += [strong(what, one, value), strong("again", other, value)]
+            elif kind < 0.92:
+                steps += [Op("lock", "acquire", CELLS[2], 1), Op("st", "release", CELLS[2], 0)]
+            if has_data and (kind > 0.92 or draw.random.random() < 0.4):
+                at = len(steps) - (0.8 <= kind < 0.92)
+                steps.insert(at, Op(draw.random.choice(("st", "ld")), "weak", 24, 1))
+    return in_place(draw, draw.random.choice(tuple(PLACES)))
+
+
 def lanes(seed: object) -> Program:
     """Lanes of a warp that meet under masks and vote; sometimes beside another block."""
     draw = Draw(seed, 3)
@@ -392,7 +424,21 @@ def in_place(draw: Draw, where: str) -> Program:
 
 SHAPES: dict[str, Callable[[object], Program]] = {
     one.__name__: one
-    for one in (ranks, flags, observed, scopes, sizes, counters, tickets, lanes, barriers, streams, hosts, meetings)
+    for one in (
+        ranks,
+        flags,
+        observed,
+        scopes,
+        sizes,
+        counters,
+        tickets,
+        turns,
+        lanes,
+        barriers,
+        streams,
+        hosts,
+        meetings,
+    )
 }
 
 

@@ -122,8 +122,28 @@ def go_on(t: Any, base: int, thread: Thread, number: int, answers: list[Any], bl
         return
     op = thread[number]
     if op.given < 0 or (op.given < len(answers) and told_of(answers[op.given])):
-        do(t, base + op.cell, op, answers, block)
+        if op.what in ("either", "both"):
+            wait_for_two(t, base, op, thread[number + 1])
+            number += 1
+        else:
+            do(t, base + op.cell, op, answers, block)
     go_on(t, base, thread, number + 1, answers, block)
+
+
+def wait_for_two(t: Any, base: int, one: Op, other: Op) -> None:
+    if one.what == "either":
+        while True:
+            if t.load(base + one.cell, "s32", one.order, one.scope) == one.value:
+                break
+            if t.load(base + other.cell, "s32", other.order, other.scope) == other.value:
+                break
+            t.spin(NEVER_NS)
+        return
+    while not (
+        t.load(base + one.cell, "s32", one.order, one.scope) == one.value
+        and t.load(base + other.cell, "s32", other.order, other.scope) == other.value
+    ):
+        t.spin(NEVER_NS)
 
 
 class Late:
@@ -142,6 +162,9 @@ def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
         t.store(address, kind, op.value, op.order, op.scope)
     elif op.what == "wait":
         while t.load(address, kind, op.order, op.scope) < op.value:
+            t.spin(NEVER_NS)
+    elif op.what == "lock":
+        while t.atomic("cas", address, kind, op.value, op.order, op.scope, op.other) != op.other:
             t.spin(NEVER_NS)
     elif op.what == "fence":
         t.fence(op.order, op.scope)

@@ -17,7 +17,10 @@ class State:
     writes: those that write to each (cell, size), in order, and what
     met: who has come to a barrier or a collective, by its key. places: how far each stream has come
     points: what comes before the next task of a stream, and before an event
+    is_in_vain: the last step is a look of a wait that the other one would not have ended, either
     """
+
+    is_in_vain = False
 
     LISTS = "memory", "writers", "at", "parked", "base", "over", "before", "overs", "seen", "chain", "heads", "answers"
     DICTS = "writes", "met", "places", "points"

@@ -202,13 +202,10 @@ class CausalThread(DelayedThread):
     def atomic(
         self, op: str, address: int, kind: str, operand: Any, order: str, scope: str, compare: Any = None
     ) -> Any:
-        cell = self.segments.get(address >> 32), address & 0xFFFFFFFF
-        before = self.released.get(cell, {})
         old = super().atomic(op, address, kind, operand, order, scope, compare)
-        if not writes(op, old, compare):
-            self.released[cell] = before
-        elif order in RELEASES and self.version is not None:  # it tells what it has acquired itself, too
-            self.release(cell, order, scope)
+        if order in RELEASES and self.version is not None and writes(op, old, compare):
+            cell = self.segments.get(address >> 32), address & 0xFFFFFFFF
+            self.release(cell, order, scope)  # it tells what it has acquired itself, too
             self.version.pass_on((frozenset(), self.released_to(cell)))
         return old
 

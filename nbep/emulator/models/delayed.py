@@ -16,7 +16,7 @@ A load may return an older value than the present one, unless an acquire or a ba
 bytes that are read after a poll without an acquire are those from before, under some seed.  Reads of shared memory are
 never early.  A kernel is done when all its stores have arrived.
 A relaxed atomic whose result is not used waits as a store does, and is performed when it arrives.  All others are
-performed at once.
+performed at once.  A compare-and-swap that fails is a load: it publishes nothing, and may be early.
 """
 
 from __future__ import annotations
@@ -144,11 +144,20 @@ class DelayedThread(BufferedThread):
         """Atomics act on memory itself; a releasing one publishes first."""
         if self.left <= 0:
             self._count()
+        allocation = self.segments.get(address >> 32)
+        offset = address & 0xFFFFFFFF
+        if op == "cas" and allocation is not None and self.may_fail(allocation, offset, kind):
+            for is_early in (True, False):
+                data, _, versions = self.look(allocation, offset, KINDS[kind].size, is_early)
+                old = decode(data, kind)
+                if old != compare:
+                    self.left -= 1
+                    self.note_polled(allocation, offset, kind, old)
+                    self.hear(allocation, versions, offset, len(data), order, scope)
+                    return old
         if order in RELEASES:
             self.publish(SCOPES[scope])
             self.last_release = self.floor, self.world.moment
-        allocation = self.segments.get(address >> 32)
-        offset = address & 0xFFFFFFFF
         if allocation is None or allocation.freed or kind not in KINDS:
             return super().atomic(op, address, kind, operand, order, scope, compare)
         if order == "relaxed" and self.may_be_late(allocation, offset, kind) and is_unused(sys._getframe(1)):
@@ -173,12 +182,16 @@ class DelayedThread(BufferedThread):
             version.arrive(allocation, self.next_moment())
         return old
 
-    def may_be_late(self, allocation: Allocation, offset: int, kind: str) -> bool:
+    def may_fail(self, allocation: Allocation, offset: int, kind: str) -> bool:
         """Whether an atomic would find nothing wrong now; memory of other processes and of the host is for `super`."""
+        if allocation.freed or kind not in KINDS or allocation.shared or allocation.on_host:
+            return False
         nbytes = KINDS[kind].size
         is_inside = allocation.lowest <= offset <= allocation.nbytes - nbytes
-        is_there = is_inside and offset % nbytes == 0 and allocation.first_unwritten(offset, nbytes) < 0
-        return is_there and not (allocation.shared or allocation.on_host or allocation.nc_reads)
+        return is_inside and offset % nbytes == 0 and allocation.first_unwritten(offset, nbytes) < 0
+
+    def may_be_late(self, allocation: Allocation, offset: int, kind: str) -> bool:
+        return self.may_fail(allocation, offset, kind) and not allocation.nc_reads
 
     def _count(self) -> None:
         """Be switched here, not between looking at the buffers and acting; the access itself counts the call."""
@@ -285,7 +298,7 @@ class DelayedThread(BufferedThread):
         return value
 
     def atomic_shared(self, op: str, address: int, kind: str, operand: Any, order: str, compare: Any = None) -> Any:
-        if order in RELEASES:
+        if order in RELEASES and (op != "cas" or self.shared.read(address, kind) == compare):
             self.publish(1)
         old = super().atomic_shared(op, address, kind, operand, order, compare)
         self.hear_shared(address, KINDS[kind].size, order)

@@ -141,6 +141,8 @@ class Tree(Turns, Limited):
             self.failed = [failed for failed in self.failed if failed.at <= self.at_rest]
             self.forget(self.at_rest)
             self.choices[self.at_rest].close()
+        elif self.at_rest is not None and not any(step.access.is_store for step in self.steps[self.at_rest :]):
+            self.choices[self.at_rest].undo(self.forget(self.at_rest))  # looks in vain, of waits that do not sleep
         self.redundant += is_redundant
         self.schedules += not is_redundant
         settle_unsure(self.steps)

@@ -164,6 +164,13 @@ class Choice:
         self.later.clear()
         self.choose(None)
 
+    def undo(self, steps: list[Step]) -> None:
+        """These steps, which began here, are none."""
+        for step in steps:
+            self.done.pop(step.who, None)
+            self.wanted.discard(step.who)
+        self.choose(None)
+
     def pick_next(self) -> bool:
         """Go on to what the one who was chosen can decide next; False if that was all."""
         while self.picks and self.picks[-1][0] + 1 == self.picks[-1][1]:

@@ -8,6 +8,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple
 
+from ..machine.access import writes
 from ..machine.bulk import BulkGroup, Copy, MBarrier
 from ..machine.kinds import KINDS
 from ..machine.memory import Allocation
@@ -243,12 +244,15 @@ class WeakThread(LoopingThread, RacingThread):
         offset = address & 0xFFFFFFFF
         cells = self.granules(allocation, offset, kind)
         right = [("nc", *cell) for cell in cells] if order == "nc" else []
-        here = [one for one in self.stores if one.allocation.identity is allocation.identity]
-        late: list[PendingStore] = [one for one in here if isinstance(one, PendingAtomic)]
-        self.stand_to_load((touch(left=cells, right=right), late), order)
+        self.stand_to_load((touch(left=cells, right=right), self.late_atomics(allocation)), order)
         value = super().load(address, kind, order, scope)
         self.note_weak(allocation, offset, kind, order, value)
         return value
+
+    def late_atomics(self, allocation: Allocation) -> list[PendingStore]:
+        """Those of its own that come before it looks at an allocation."""
+        here = [one for one in self.stores if one.allocation.identity is allocation.identity]
+        return [one for one in here if isinstance(one, PendingAtomic)]
 
     def note_weak(self, allocation: Allocation, offset: int, kind: str, order: str, value: Any) -> None:
         """In a loop, a weak load may be a poll, too."""
@@ -294,11 +298,20 @@ class WeakThread(LoopingThread, RacingThread):
             offset = address & 0xFFFFFFFF
             cells = self.granules(allocation, offset, kind)
             here = touch(both=cells, left=places_of(cells))
+            late = self.late_atomics(allocation) if op == "cas" else []
+
+            def coming() -> Needs:
+                if op == "cas" and self.may_fail(allocation, offset, kind):
+                    if not all(one.done for one in late) or self.peek(allocation, offset, kind) != compare:
+                        return touch(left=cells), late
+                return united(self.publishes(order, scope), (here, self.seen_in(allocation, offset)))
+
             self.wait_if_it_comes_back()
-            self.stand_before(lambda: united(self.publishes(order, scope), (here, self.seen_in(allocation, offset))))
+            self.stand_before(coming)
         before = self.number
         old = super().atomic(op, address, kind, operand, order, scope, compare)
-        if self.number == before and self.version is not None and self.at is not None:
+        has_stored = self.number == before and writes(op, old, compare)
+        if has_stored and self.version is not None and self.at is not None:
             self.late.visible.setdefault(self.version, self.at)
         return old
 

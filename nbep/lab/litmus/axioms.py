@@ -256,13 +256,18 @@ def has_cycle(edges: set[tuple[Event, Event]]) -> bool:
 
 
 def readings(program: Program) -> Iterator[Reading]:
-    """All that reads could read, whether allowed or not."""
-    events = [Event(i, j, step) for i, thread in enumerate(program.steps) for j, step in enumerate(thread)]
+    """All that reads could read, whether allowed or not. A compare-and-swap may be a read alone."""
+    ways = [
+        [step, step._replace(what="fails")][: 1 + (step.what == "cas")] for thread in program.steps for step in thread
+    ]
+    numbers = [(i, j) for i, thread in enumerate(program.steps) for j in range(len(thread))]
     first = {cell: Event(-1, 0, Step("st", "weak", "sys", "", cell, 0)) for cell in program.cells}
-    reads = [event for event in events if event.step.reads]
-    sources = [[w for w in (first[r.step.cell], *writes_to(events, r.step.cell)) if w != r] for r in reads]
-    for chosen in product(*sources):
-        yield Reading(program, events, first, dict(zip(reads, chosen, strict=True)))
+    for steps in product(*ways):
+        events = [Event(*number, step) for number, step in zip(numbers, steps, strict=True)]
+        reads = [event for event in events if event.step.reads]
+        sources = [[w for w in (first[r.step.cell], *writes_to(events, r.step.cell)) if w != r] for r in reads]
+        for chosen in product(*sources):
+            yield Reading(program, events, first, dict(zip(reads, chosen, strict=True)))
 
 
 @cache
@@ -274,7 +279,7 @@ def _allowed(program: tuple) -> Verdict:
         values = reading.values()
         if values is None:
             continue
-        if any(r.step.what == "wait" and values[w] < r.step.value for r, w in reading.reads_from.items()):
+        if not all(read.step.may_read(values[write]) for read, write in reading.reads_from.items()):
             continue
         executions = [one for one in (Execution(reading, order) for order in reading.coherences()) if one.is_allowed()]
         outcomes |= {outcome for execution in executions for outcome in execution.outcomes(values)}

@@ -6,6 +6,7 @@ A step is written as PTX would have it, less what is the same everywhere:
     ld.acquire r0 x         load x to the register r0; orders weak, relaxed, volatile, acquire
     wait.acquire x 1        load x until it is at least 1
     add.acq_rel r0 x 1      add 1 to x, its old value to r0; also exch; orders relaxed, acquire, release, acq_rel
+    cas.acq_rel r0 x 1 5    store 1 to x if that is 5, its old value to r0; the axioms call one that fails "fails"
     fence.acq_rel
     bar                     a barrier of all threads of the block
 
@@ -33,7 +34,8 @@ ACQUIRING = frozenset(("acquire", "acq_rel"))
 
 
 class Step(NamedTuple):
-    """One step of a thread. register is "" where there is none; value is what is stored, added or waited for."""
+    """One step of a thread. register is "" where there is none; value is what is stored, added or waited for; compare
+    is what a compare-and-swap has to find."""
 
     what: str
     order: str
@@ -41,18 +43,25 @@ class Step(NamedTuple):
     register: str
     cell: str
     value: int
+    compare: int = 0
 
     @property
     def reads(self) -> bool:
-        return self.what in ("ld", "wait", "add", "exch")
+        return self.what in ("ld", "wait", "fails") or self.modifies
 
     @property
     def writes(self) -> bool:
-        return self.what in ("st", "add", "exch")
+        return self.what == "st" or self.modifies
 
     @property
     def modifies(self) -> bool:
-        return self.what in ("add", "exch")
+        return self.what in ("add", "exch", "cas")
+
+    def may_read(self, value: int) -> bool:
+        """Whether it is over, and what it says it is, with this value."""
+        if self.what == "wait":
+            return value >= self.value
+        return self.what not in ("cas", "fails") or (value == self.compare) == (self.what == "cas")
 
     @property
     def is_strong(self) -> bool:
@@ -105,7 +114,7 @@ def parse(text: str, scope: str) -> Step:
         return Step(what, order, scope, rest[0], rest[1], 0)
     if what in ("st", "wait"):
         return Step(what, order, scope, "", rest[0], int(rest[1]))
-    return Step(what, order, scope, rest[0], rest[1], int(rest[2]))
+    return Step(what, order, scope, rest[0], rest[1], *map(int, rest[2:]))
 
 
 ALL = tuple(PLACES)

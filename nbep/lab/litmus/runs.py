@@ -83,7 +83,8 @@ def do(t, step: Step, address: int, registers: dict[str, int]) -> None:
         while t.load(address, "s32", step.order, step.scope) < step.value:
             t.spin(NEVER)
     else:
-        registers[step.register] = t.atomic(step.what, address, "s32", step.value, step.order, step.scope)
+        compare = step.compare if step.what == "cas" else None
+        registers[step.register] = t.atomic(step.what, address, "s32", step.value, step.order, step.scope, compare)
 
 
 def outcomes(program: Program, memory_model: str, seeds: Iterable[int]) -> set[Outcome]:
