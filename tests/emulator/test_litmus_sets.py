@@ -75,7 +75,8 @@ SMALL = [
     ("MP by one that fails: it acquires, too", "a GPU",
         ["st.relaxed x 1; st.release y 1", "cas.acquire r0 y 1 5; ld.relaxed r1 x"], False),
     ("one that fails by a value that is not the latest", "ranks",
-        ["st.relaxed x 1; st.release y 1", "wait.relaxed y 1; st.relaxed z 1", "wait.acquire z 1; cas.relaxed r0 x 2 1"], False),
+        ["st.relaxed x 1; st.release y 1", "wait.relaxed y 1; st.relaxed z 1",
+            "wait.acquire z 1; cas.relaxed r0 x 2 1"], False),
     ("two, of which one succeeds", "a block",
         ["cas.acq_rel r0 x 1 0; ld.relaxed r1 y", "st.release y 1; cas.acq_rel r2 x 2 0"], False),
 ]  # fmt: skip
