@@ -19,7 +19,6 @@ from nbep.emulator.machine.source import edited
 from nbep.lab.puzzle.frame import Clue
 
 SIZES = {"u8": 1, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "v2": 8, "v4": 16}
-OPPOSITE = {"==": "!=", "!=": "==", "<": ">=", "<=": ">", ">": "<=", ">=": "<"}
 CUDA = {
     "syncthreads": "syncthreads()",
     "syncwarp": "syncwarp(FULL_MASK)",
@@ -51,9 +50,11 @@ LAST_WORDS = {
     "is not iterable": "An address is a number, and not a list: load each element, at address + 4 * i.",
     "has no attribute": "Addresses and values are plain numbers: what reads and writes memory is a function, "
     "`ld_...` or `st_...`.",
-    "Misaligned": "An address counts bytes: element i of an array of s32 is at address + 4 * i, of s64 at address + "
-    "8 * i.",
 }
+COUNTS_BYTES = (
+    "An address counts bytes: element i of an array of s32 is at address + 4 * i, of s64 at address + 8 * i, of v4 at "
+    "address + 16 * i, and a row begins as many bytes behind the first one as the rows before it have."
+)
 
 
 def mistake(clue: Clue) -> str:
@@ -69,7 +70,8 @@ def mistake(clue: Clue) -> str:
         wanted = f"{found[1]}({', '.join(taken)})".replace("(mask", "(FULL_MASK")
         mask = " FULL_MASK names all 32 lanes." if "FULL_MASK" in wanted else ""
         return f"Write `{wanted}`: the number of arguments is wrong.{mask}"
-    return next((words for tree in trees for words in sentences(clue, tree)), "")
+    words = next((words for tree in trees for words in sentences(clue, tree)), "")
+    return words or (COUNTS_BYTES if clue.about("Misaligned") else "")
 
 
 def last_words(clue: Clue) -> str:
@@ -120,103 +122,33 @@ def sentences(clue: Clue, tree: ast.FunctionDef) -> Iterator[str]:
     addresses, text = clue.puzzle.addresses, ast.unparse
     nodes = list(ast.walk(tree))
     called = [node.func for node in nodes if isinstance(node, ast.Call)]
-    no_array = "`{}` is an address, which is a number, and not an array."
 
-    def size(base: str) -> int:
-        return SIZES[addresses[base].rpartition("_")[2]]
-
-    def at(base: str, index: ast.expr) -> str:
-        number = text(index) if isinstance(index, (ast.Name, ast.Constant)) else f"({text(index)})"
-        return base if number == "0" else f"{base} + {size(base)} * {number}"
-
-    def load(base: str, index: ast.expr) -> str:
-        return f"ld_{addresses[base]}({at(base, index)})"
-
-    def value_of(node: ast.expr) -> str:
-        """As it has to be written: `src[i]` is a load."""
-        written = text(node)
-        for each in ast.walk(node):
-            if isinstance(each, ast.Subscript) and (base := text(each.value)) in addresses:
-                written = written.replace(text(each), load(base, each.slice))
-        return written
-
-    def add(base: str, where: str, value: str) -> str:
-        if addresses[base].startswith("shared"):
-            return f"st_{addresses[base]}({where}, ld_{addresses[base]}({where}) + {value})"
-        return f"atom_add_relaxed_{scope_of(clue)}_s32({where}, {value})"
+    def ways(base: str, at: str) -> str:
+        kind = addresses[base]
+        add = f"atom_add_relaxed_{scope_of(clue)}_s32({at}, value)"
+        added = "" if kind.startswith("shared") else f"; to add to it, `{add}`"
+        return f"to load from there, write `ld_{kind}({at})`; to store there, `st_{kind}({at}, value)`{added}."
 
     for node in nodes:
         match node:
             case ast.Subscript(ast.Name("peers"), index):
                 yield f"`peers` is no array. Write `buffer_of(peers, {text(index)})` for `{text(node)}`."
-            case ast.Subscript(ast.Subscript(ast.Name(base), row), column) if base in addresses:
-                element = f"{base} + ROW_BYTES * {text(row)} + {size(base)} * {text(column)}"
-                yield (
-                    f"{no_array.format(base)} Nor has it rows. The address of `{text(node)}` is `{element}`: give that "
-                    f"to `ld_{addresses[base]}` or `st_{addresses[base]}`."
-                )
-            case ast.Assign([ast.Subscript(ast.Name(base), index) as cell], value) if base in addresses:
-                order = "" if "weak" in addresses[base] else " Another order is another function."
-                store = f"st_{addresses[base]}({at(base, index)}, {value_of(value)})"
-                yield f"{no_array.format(base)} To store into `{text(cell)}`, write `{store}`.{order}"
-            case ast.AugAssign(ast.Subscript(ast.Name(base), index) as cell, _, value) if base in addresses:
-                sum_ = add(base, at(base, index), value_of(value))
-                yield f"{no_array.format(base)} To add to `{text(cell)}`, write `{sum_}`."
             case ast.Subscript(ast.Name(base), index) if base in addresses:
-                yield f"{no_array.format(base)} To read `{text(node)}`, write `{load(base, index)}`."
-            case ast.Assign([ast.Name(base)], value) | ast.AugAssign(ast.Name(base), _, value) if base in addresses:
+                number = text(index) if isinstance(index, (ast.Name, ast.Constant)) else f"({text(index)})"
+                size = SIZES[addresses[base].rpartition("_")[2]]
+                at = base if number == "0" else f"{base} + {size} * {number}"
+                yield f"`{base}` is an address, which is a number, and not an array: {ways(base, at)}"
+            case ast.Assign([ast.Name(base)], _) | ast.AugAssign(ast.Name(base), _, _) if base in addresses:
                 if not any(isinstance(n, ast.Name) and n.id == base and n.lineno > node.lineno for n in nodes):
-                    store = f"st_{addresses[base]}({base}, {text(value)})"
                     yield (
-                        f"`{text(node)}` changes a name of Python and no memory: `{base}` is an address. To store "
-                        f"there, write `{store if isinstance(node, ast.Assign) else add(base, base, text(value))}`, or "
-                        "the function with the order that you need."
+                        f"`{text(node)}` changes a name of Python and no memory. `{base}` is an address: "
+                        f"{ways(base, base)} Another order is another function."
                     )
-            case ast.Return(ast.expr() as value) if base := address_in(clue, value):
-                yield (
-                    f"`{tree.name}` returns an address, the place where the number lies. To return the number, write "
-                    f"`return ld_{addresses[base]}({text(value)})`."
-                )
-            case ast.Compare(side) | ast.While(side) | ast.If(side) | ast.UnaryOp(ast.Not(), side) if (
-                base := address_in(clue, side)
-            ):
-                kind = addresses[base].replace("weak", "acquire_sys")
-                yield (
-                    f"`{text(side)}` is an address and does not change. To ask what lies there, load it, with "
-                    f"`ld_{kind}({text(side)})` or another order."
-                )
-            case ast.While(ast.Compare(ast.Call(ast.Name(name)), [_], [ast.Constant()]) as test) if name[:3] == "ld_":
-                polled, sign, wanted = text(test).rsplit(" ", 2)
-                if sign in OPPOSITE and not eval(f"0 {sign} {wanted}"):
-                    yield (
-                        f"The loop `while {text(test)}` is turned around. It has to run as long as the value is not "
-                        f"there, and each cell is 0 before the launch: write `while {polled} {OPPOSITE[sign]} "
-                        f"{wanted}`."
-                    )
+            case ast.Return(ast.Name(base)) if base in addresses:
+                yield f"`{base}` is an address. To return what lies there, write `return ld_{addresses[base]}({base})`."
             case ast.Name(name, ast.Load()) if name in primitives.__all__ and node not in called:
                 if isinstance(clue.puzzle.scope.get(name), FunctionType):
                     yield f"`{name}` is a function: call it, `{name}(...)`."
-            case ast.BinOp(_, ast.Div(), _) if clue.kind in ("error", "memory"):
-                yield "`/` makes a float. Numbers of ranks, bytes and lanes are ints: write `//`."
-            case ast.Call(ast.Name(name), [where, *values]) if name.startswith(("ld_", "st_", "atom_")):
-                base, width = address_in(clue, where), SIZES.get(name.rpartition("_")[2], 1)
-                if base and addresses[base].startswith("shared") and "shared" not in name:
-                    yield (
-                        f"`{base}` lies in shared memory, whose functions have `shared` in their names: write "
-                        f"`ld_shared_s32` and `st_shared_s32`, or one with an order, in place of `{name}`."
-                    )
-                match where:
-                    case ast.BinOp(
-                        left, ast.Add(), ast.Name() | ast.BinOp(ast.Constant(int()), ast.Mult(), ast.Name()) as number
-                    ):
-                        *factor, lane = text(number).split(" * ")
-                        if clue.about("Misaligned") and (not factor or int(factor[0]) % width):
-                            yield (
-                                f"An address counts bytes, and one {name.rpartition('_')[2]} has {width}. Write "
-                                f"`{text(left)} + {width} * {lane}` in place of `{text(where)}`."
-                            )
-                if clue.about("Unmapped") and len(values) == 1 and not base and address_in(clue, values[0]):
-                    yield f"The address comes first: write `{name}({text(values[0])}, {text(where)})`."
     ends = isinstance(tree.body[-1], (ast.Expr, ast.Assign, ast.AugAssign))
     returns = any(isinstance(node, ast.Return) and node.value is not None for node in nodes)
     if (ends or not returns) and is_value_used(clue, tree.name):
@@ -227,14 +159,6 @@ def is_value_used(clue: Clue, hole: str) -> bool:
     nodes = list(ast.walk(tree_of(clue.puzzle.kernel)))
     calls = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == hole]
     return len(calls) > sum(isinstance(node, ast.Expr) and node.value in calls for node in nodes)
-
-
-def address_in(clue: Clue, node: ast.AST) -> str:
-    """The address in an expression that calls nothing: that of `data + 4 * lane` is `data`. "" if there is none."""
-    inside = list(ast.walk(node))
-    if any(isinstance(each, (ast.Call, ast.Compare, ast.Subscript, ast.UnaryOp)) for each in inside):
-        return ""
-    return next((each.id for each in inside if isinstance(each, ast.Name) and each.id in clue.puzzle.addresses), "")
 
 
 def scope_of(clue: Clue) -> str:

@@ -7,7 +7,7 @@ the number once more | race | Store the number before the flag, and load it afte
     -     st_release_sys_s32(flag, 1)
     +     st_release_sys_s32(flag, 1)
     +     st_weak_s32(data, value)
-subscript | error | write `st_weak_s32(data, value)`
+subscript | error | and not an array
     send: st_weak_s32(data, value) => data[0] = value
 reads with a subscript | error | write `ld_weak_s32(data)`
     receive: ld_weak_s32(data) => data[0]
@@ -22,14 +22,8 @@ no mask | error | Write `syncwarp(FULL_MASK)`
     - st_weak_s32(data, value)
     + st_weak_s32(data, value)
     +     syncwarp()
-loop turned around |  | write `while ld_acquire_sys_s32(flag) != 1`
-    receive: ld_acquire_sys_s32(flag) != 1 => ld_acquire_sys_s32(flag) == 1
 returns the flag | wrong result | which is the flag
     receive: return ld_weak_s32(data) => return ld_weak_s32(flag)
-arguments exchanged | memory | write `st_weak_s32(data, value)`
-    send: st_weak_s32(data, value) => st_weak_s32(value, data)
-polls the address | memory | is an address and does not change
-    receive: ld_acquire_sys_s32(flag) != 1 => flag != 1
 a fence of CUDA | error | write `fence_acq_rel_sys()`
     send:
     - st_weak_s32(data, value)
@@ -68,7 +62,7 @@ flag first | race | Store the number before the flag
     +     st_weak_s32(data, value)
 
 2
-forgot the 4 | memory | Write `data + 4 * lane` in place of `data + lane`
+forgot the 4 | memory | An address counts bytes
     send: data + 4 * lane => data + lane
 forgot the lane | wrong result | The number of a lane is at data + 4 * lane
     send: data + 4 * lane => data
@@ -78,7 +72,7 @@ waits for 32 | deadlock | The flag is 1, and rank 1 waits for another value
     receive: wait_at_least(flag, 1, bounds) => wait_at_least(flag, 32, bounds)
 no flag | deadlock | one lane of rank 0 has to store 1 there
     send: st_release_sys_s32(flag, 1) => pass
-subscript | error | write `st_weak_s32(data + 4 * lane, value)`
+subscript | error | `st_weak_s32(data + 4 * lane, value)`
     send: st_weak_s32(data + 4 * lane, value) => data[lane] = value
 no syncwarp in send |  | raises the flag for 32 lanes
     send: syncwarp(FULL_MASK) => pass
@@ -127,9 +121,9 @@ two loads and stores | wrong result | An atomic does it in one step
     +     return n == grid_dim() - 1
 releases only | race | releases: it says what its own block has added. It does not acquire
     add_and_arrive: atom_add_acq_rel_gpu_s32 => atom_add_release_gpu_s32
-adds to the address | wrong result | write `atom_add_relaxed_gpu_s32(total, value)`
+adds to the address | wrong result | changes a name of Python
     add_and_arrive: atom_add_relaxed_gpu_s32(total, value) => total += value
-adds with a subscript | error | write `atom_add_relaxed_gpu_s32(total, value)`
+adds with a subscript | error | `atom_add_relaxed_gpu_s32(total, value)`
     add_and_arrive: atom_add_relaxed_gpu_s32(total, value) => total[0] += value
 CUDA's atomic | error | write `atom_add_relaxed_gpu_s32(address, value)`
     add_and_arrive: atom_add_relaxed_gpu_s32(total, value) => cuda.atomic.add(total, 0, value)

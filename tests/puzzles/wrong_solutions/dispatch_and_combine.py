@@ -11,10 +11,8 @@ marks with the rank | wrong result | is_token_in_rank has a row for each token
     count_token: st_weak_s32(in_rank + 4 * rank, 1) => st_weak_s32(in_rank + 4 * rank, rank)
 subscript | error | write `ld_weak_s64(experts + 8 * k)`
     count_token: ld_nc_s64(experts + 8 * k) => experts[k]
-steps of 4 | memory | Write `experts + 8 * k` in place of `experts + 4 * k`
+steps of 4 | memory | An address counts bytes
     count_token: ld_nc_s64(experts + 8 * k) => ld_nc_s64(experts + 4 * k)
-a float | error | are ints: write `//`
-    count_token: expert // EXPERTS_PER_RANK => expert / EXPERTS_PER_RANK
 another rank | wrong result | Expert e belongs to rank e // EXPERTS_PER_RANK
     count_token: expert // EXPERTS_PER_RANK => expert % NUM_RANKS
 shifts by -1 | error | Skip it: ask `if expert >= 0`
@@ -68,12 +66,10 @@ shuffle in some lanes | divergence | some lanes do not come
     +             total += shfl_up_s32(FULL_MASK, total, delta)
 
 9
-loop turned around |  | is turned around
+loop turned around |  | Some lanes of rank 1 wait for a cell
     await_count: (cell) == 0 => (cell) != 0
 the cell of another lane | deadlock | add nothing to it
     announce: st_relaxed_sys_s32(cell, => st_relaxed_sys_s32(cell + 4 * lane_id(),
-asks the address | wrong result | is an address and does not change
-    await_count: ld_relaxed_sys_s32(cell) == 0 => cell == 0
 as it is | deadlock | their count is 0, and it was sent as 0
     announce: -count - 1 => count
     await_count: -ld_relaxed_sys_s32(cell) - 1 => ld_relaxed_sys_s32(cell)
@@ -88,7 +84,7 @@ the row once more | race | Either the tail moves before all lanes have stored
     - (tail, i + 1)
     + (tail, i + 1)
     +     st_weak_s32(slot + 4 * lane, value)
-no 4 | memory | Write `slot + 4 * lane`
+no 4 | memory | An address counts bytes
     send: slot + 4 * lane => slot + lane
 subscript | error | write `ld_weak_s32(slot + 4 * lane)`
     receive: value = ld_weak_s32(slot + 4 * lane) => value = slot[lane]
@@ -123,11 +119,11 @@ no syncwarp |  | In `send` lane 0 moves the tail
     receive: syncwarp(FULL_MASK) => pass
 
 11
-half a vector too far | memory | Vector i begins 16 * i bytes behind the first one
+half a vector too far | memory | An address counts bytes
     copy_row: dst + 16 * i => dst + 16 * i + 8
-subscripts | error | write `st_na_v4(dst + 16 * i, ld_na_v4(src + 16 * i))`
+subscripts | error | and not an array
     copy_row: st_na_v4(dst + 16 * i, ld_nc_v4(src + 16 * i)) => dst[i] = src[i]
-no 16 | memory | Write `src + 16 * i` in place of `src + i`
+no 16 | memory | An address counts bytes
     copy_row: ld_nc_v4(src + 16 * i) => ld_nc_v4(src + i)
 no kind | error | write `st_na_v4`
     copy_row: st_na_v4 => st_na
@@ -137,7 +133,7 @@ no bound | memory | Ask before you load
     copy_row: while i < num_vectors: => while i < 96:
 one turn | wrong result | were never written
     copy_row: i += 32 => i += 128
-four bytes apart | memory | Write `dst + 16 * i`
+four bytes apart | memory | An address counts bytes
     copy_row: st_na_v4(dst + 16 * i => st_na_v4(dst + 4 * i
 
 12
@@ -145,11 +141,9 @@ four bytes apart | memory | Write `dst + 16 * i`
     add_one: (stage + 4 * lane) + 1 => (stage + 4 * lane) + 2
 adds nothing | wrong result | The row has come through as it was
     add_one: st_shared_s32(stage + 4 * lane, ld_shared_s32(stage + 4 * lane) + 1) => pass
-loads of global memory | memory | `stage` lies in shared memory
-    add_one: ld_shared_s32(stage + 4 * lane) => ld_weak_s32(stage + 4 * lane)
-no 4 | memory | Write `stage + 4 * lane`
+no 4 | memory | An address counts bytes
     add_one: st_shared_s32(stage + 4 * lane, => st_shared_s32(stage + lane,
-subscript | error | `st_shared_s32(stage + 4 * lane, ld_shared_s32(stage + 4 * lane) + 1)`
+subscript | error | and not an array
     add_one: st_shared_s32(stage + 4 * lane, ld_shared_s32(stage + 4 * lane) + 1) => stage[lane] += 1
 no commit | memory | comes between store and wait
     store: tma_store_commit() => pass

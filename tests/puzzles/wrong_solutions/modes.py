@@ -37,11 +37,11 @@ a load and a store take the slot | wrong result | a load and a store give two wa
     - slot = atom_add_relaxed_gpu_s32(next_slot, 1)
     + slot = ld_weak_s32(next_slot)
     +         st_weak_s32(next_slot, slot + 1)
-subscripts | error | is `slots + ROW_BYTES * slot + 4 * lane`
+subscripts | error | and not an array
     put_row: st_weak_s32(slots + ROW_BYTES * slot + 4 * lane, value) => slots[slot][lane] = value
-no 4 | memory | Write `slots + ROW_BYTES * slot + 4 * lane`
+no 4 | memory | An address counts bytes
     put_row: + 4 * lane => + lane
-no row | memory | Slot k begins ROW_BYTES * k bytes
+no row | memory | a row begins as many bytes behind the first one
     put_row: ROW_BYTES * slot => slot
 all lanes count | wrong result | one lane adds 1 to `count`
     put_row:
@@ -79,13 +79,13 @@ lane 0 alone waits | wrong result | A half is written while it is still in use
     -     wait_at_least(
     +     if lane == 0:
     +         wait_at_least(
-subscript | error | write `st_weak_s32(half + 4 * lane, value)`
+subscript | error | `st_weak_s32(half + 4 * lane, value)`
     send_call: st_weak_s32(half + DATA + 4 * lane, value) => half[lane] = value
 no data offset |  | They begin at half + DATA
     send_call: half + DATA + 4 * lane => half + 4 * lane
 gives no credit | deadlock | has to add 1 at the address `credit`
     end_call: atom_add_release_sys_s32(credit, 1) => pass
-no 4 | memory | Write `half + DATA + 4 * lane`
+no 4 | memory | An address counts bytes
     send_call: DATA + 4 * lane => DATA + lane
 relaxed credit | race | Nothing in `end_call` is
     end_call: atom_add_release => atom_add_relaxed
@@ -115,11 +115,11 @@ row 0 for an expert that is not there | wrong result | A -1 adds nothing
     +         if True:
 subscript | error | write `ld_weak_s32(indices + 4 * k)`
     combine_word: ld_nc_s32(indices + 4 * k) => indices[k]
-no 4 | memory | Write `indices + 4 * k`
+no 4 | memory | An address counts bytes
     combine_word: ld_nc_s32(indices + 4 * k) => ld_nc_s32(indices + k)
 returns nothing | memory | `combine_word` can end without a value
     combine_word: return f32x2 => f32x2
-rows of one byte | memory | lane i has 4 of them
+rows of one byte | memory | a row begins as many bytes behind the first one
     combine_word: ROW_BYTES * index => index
 halves exchanged | wrong result | have changed places
     combine_word: f32x2_to_bf16x2(low, high) => f32x2_to_bf16x2(high, low)
@@ -147,7 +147,7 @@ next slot |  | which is not `n + 1`
     receive_tokens: slot_of(peers, src, me, n) => slot_of(peers, src, me, n + 1)
 ranks exchanged |  | slot_of(peers, src, me, n), and not slot_of(peers, me, src, n)
     receive_tokens: slot_of(peers, src, me, n) => slot_of(peers, me, src, n)
-no 4 | memory | + 4 * lane` in place of
+no 4 | memory | An address counts bytes
     send_tokens: n) + 4 * lane => n) + lane
 one lane knows the count | divergence | Do all find the same counts
     receive_tokens: num_rows = await_count => num_rows = 0 if lane else await_count

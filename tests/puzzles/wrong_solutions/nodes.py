@@ -30,7 +30,7 @@ no atomic |  | take the same ticket
     - ticket = atom_add_relaxed_gpu_s32(reserved, 1)
     + ticket = ld_relaxed_gpu_s32(reserved)
     +     st_relaxed_gpu_s32(reserved, ticket + 1)
-no 4 | memory | Write `entries + 4 * ticket`
+no 4 | memory | An address counts bytes
     post: entries + 4 * ticket => entries + ticket
 entry behind the turn |  | store it first, then wait for the turn
     post:
@@ -71,7 +71,7 @@ no record |  | store n + 1 at the address `record`
     +
 no syncwarp |  | One lane speaks for 32
     post: syncwarp(FULL_MASK) => pass
-subscript | error | write `st_weak_s32(entry + 4 * lane, value)`
+subscript | error | `st_weak_s32(entry + 4 * lane, value)`
     post: st_weak_s32(entry + 4 * lane, value) => entry[lane] = value
 
 20
@@ -105,7 +105,7 @@ returns nothing |  | `least_progress` can end without a value
     least_progress:
     -     return least
     +     least
-subscript | error | write `st_shared_s32(cell, num_rows)`
+subscript | error | `st_shared_s32(cell, value)`
     note: atom_exch_release_cta_shared_s32(cell, num_rows) => cell[0] = num_rows
 
 21
