@@ -8,7 +8,7 @@ from .host.elastic.buffer import ElasticBuffer
 from .host.elastic.handle import EPHandle
 from .host.events import EventHandle, EventOverlap
 from .host.faults import NetworkError
-from .host.intranode.handle import DispatchHandle
+from .host.handles import DispatchHandle
 from .host.ranks.comm import InProcessComm
 from .host.ranks.timeouts import PeerTimeout
 from .host.shared_memory import SharedMemory

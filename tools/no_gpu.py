@@ -25,8 +25,7 @@ from nbep.host.target.cuda import arrays, launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
 from nbep.host.target.memory import HostWords, Memory
-from nbep.host.transport.base import NetworkOptions, NicOptions
-from nbep.host.transport.direct import DirectTransport
+from nbep.host.transport.base import DirectTransport, NetworkOptions, NicOptions
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 DRIVER = {

@@ -59,7 +59,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     checks = outcome.checks
     write_json(options.json, _as_json(settings, outcome, progress))
     print_checks(console, checks)
-    _print_counters(console, progress, outcome.seconds)
+    counters = progress.world.counters
+    rate = counters["primitive_calls"] / max(outcome.seconds, 1e-9)
+    console.print(
+        f"Emulated in {outcome.seconds:.1f} s: {counters['primitive_calls']:,} primitive calls ({rate:,.0f} a second), "
+        f"{counters['switches']:,} switches between threads, {counters['parks']:,} waits that parked"
+    )
     if trace is not None and not _save(console, trace, options):
         return 1
     failed = [check.name for check in checks if not check.passed]
@@ -108,15 +113,6 @@ def _save_page(console: Console, trace: Trace, options: argparse.Namespace) -> b
         return False
     console.print(f"Page of the run, for a browser: {path.resolve()}", markup=False)
     return True
-
-
-def _print_counters(console: Console, progress: Progress, seconds: float) -> None:
-    counters = progress.world.counters
-    rate = counters["primitive_calls"] / max(seconds, 1e-9)
-    console.print(
-        f"Emulated in {seconds:.1f} s: {counters['primitive_calls']:,} primitive calls ({rate:,.0f} a second), "
-        f"{counters['switches']:,} switches between threads, {counters['parks']:,} waits that parked"
-    )
 
 
 # The options

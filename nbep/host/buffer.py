@@ -30,7 +30,7 @@ from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.timeouts import DEFAULT_TIMEOUT_MS
 from nbep.host.rdma_memory import rdma_trailer_bytes
 from nbep.host.symmetric import NodeMemory
-from nbep.host.target import forks
+from nbep.host.target import base
 from nbep.host.target.base import Array
 from nbep.host.target.memory import HandleType
 from nbep.host.target.streams import Stream
@@ -272,7 +272,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
     def _usable(self, verb: str) -> NodeMemory:
         if self._memory is None:
             raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
-        if self._memory.runtime.num_forks != forks.num_forks:
+        if self._memory.runtime.num_forks != base.num_forks:
             self._memory.runtime.check_caller(verb)
         return self._memory
 

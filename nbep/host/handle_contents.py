@@ -15,8 +15,7 @@ from nbep.device.layout.internode import bits_shift, bits_word
 from nbep.device.protocols.channels import channel_task_range
 from nbep.host.arguments import refuse
 from nbep.host.elastic.handle import ARRAYS, EPHandle
-from nbep.host.internode.handle import InternodeHandle
-from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.handles import DispatchHandle, InternodeHandle
 from nbep.host.target.base import Array
 
 

@@ -17,9 +17,7 @@ from nbep.host import handle_contents, validate
 from nbep.host.arguments import ROW_DTYPES, refuse
 from nbep.host.config import Config
 from nbep.host.events import EventOverlap
-from nbep.host.handles import ArraysHandle, Taken
-from nbep.host.internode.handle import InternodeHandle
-from nbep.host.intranode.handle import DispatchHandle
+from nbep.host.handles import ArraysHandle, DispatchHandle, InternodeHandle, Taken
 from nbep.host.node import Node
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import ROWS, Wanted

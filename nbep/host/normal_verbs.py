@@ -8,18 +8,16 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer
 from nbep.host.config import Config
 from nbep.host.events import EventOverlap
+from nbep.host.handles import DispatchHandle, InternodeHandle
 from nbep.host.internode import checks as nodes_checks
 from nbep.host.internode import combine as nodes_combine
 from nbep.host.internode import dispatch as nodes_dispatch
-from nbep.host.internode.handle import InternodeHandle
-from nbep.host.internode.rdma_buffer_turns import check_turn
 from nbep.host.intranode import checks as node_checks
 from nbep.host.intranode import combine as node_combine
 from nbep.host.intranode import dispatch as node_dispatch
-from nbep.host.intranode.handle import DispatchHandle
-from nbep.host.layout import get_dispatch_layout
+from nbep.host.low_latency.clean import check_turn
 from nbep.host.node import Node
-from nbep.host.normal_calls import Mode, combine, dispatch
+from nbep.host.normal_calls import Mode, combine, dispatch, get_dispatch_layout
 from nbep.host.normal_checks import CombineRequest, DispatchRequest
 from nbep.host.one_thread import in_turn
 from nbep.host.target.base import Array

@@ -42,8 +42,8 @@ from nbep.host.ranks.comm import DESTROY, Communicator, await_all, gather_result
 from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
+from nbep.host.ranks.timeouts import Undo
 from nbep.host.ranks.timeouts import timeout_ms as checked_timeout_ms
-from nbep.host.ranks.undo import Undo
 from nbep.host.ranks.who_waits import explain
 from nbep.host.reports import REPORT_WORDS, KernelReport
 from nbep.host.target.base import Kernel, Runtime

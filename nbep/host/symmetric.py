@@ -35,8 +35,7 @@ from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.plans import Plans
 from nbep.host.ranks.call_log import Arguments, CallLog
 from nbep.host.ranks.comm import Communicator
-from nbep.host.ranks.timeouts import PeerTimeout
-from nbep.host.ranks.undo import Undo
+from nbep.host.ranks.timeouts import PeerTimeout, Undo
 from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.shared_memory import Opened, SharedMemory
 from nbep.host.target.base import Runtime

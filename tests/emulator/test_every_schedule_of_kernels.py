@@ -221,7 +221,7 @@ def test_a_write_and_an_add_in_both_directions_over_the_software_nic():
 
 
 def test_a_broken_doorbell_is_a_race():
-    with broken("network.ibgda.doorbell.ring: release of ibgda-doorbell"), pytest.raises(DataRace):
+    with broken("network.ibgda.queue_pair.ring: release of ibgda-doorbell"), pytest.raises(DataRace):
         list(all_of(write_once, 2, write_and_add))
 
 

@@ -16,7 +16,7 @@ from cuda.bindings import driver as cu
 from fake_driver import DEVICE, GRANULARITY, RESULT, FakeDriver
 from processes import run_python
 
-from nbep.host.target.cuda import peers, pinned
+from nbep.host.target.cuda import peers
 from nbep.host.target.cuda.memory import DeviceMemory, HostVisibleMemory
 from nbep.host.target.cuda.peers import SYMMETRIC_MEMORY, VmmMemory
 
@@ -256,7 +256,7 @@ def test_memory_of_the_host_is_refused_where_gpus_cannot_map_it(monkeypatch):
 
 def test_more_memory_than_the_host_has_is_named_before_a_page_is_touched(monkeypatch):
     driver, before = FakeDriver().install(monkeypatch), open_files()
-    monkeypatch.setattr(pinned, "available_bytes", lambda: 999)
+    monkeypatch.setattr(peers, "available_bytes", lambda: 999)
     with pytest.raises(RuntimeError, match="no 1000 bytes of the host's memory for nvl_buffer: 999 are available"):
         allocate("host", 1000)
     assert (driver.calls, open_files()) == ([], before)

@@ -13,7 +13,7 @@ from refusals import check_refused
 from target import spawn
 
 import nbep
-from nbep.host.internode.handle import InternodeHandle
+from nbep.host.handles import InternodeHandle
 from nbep.host.low_latency.handle import LowLatencyHandle
 
 ARRAY = array_name()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import nbep.device.primitives as ptx
 from nbep.device.network import nic
-from nbep.device.network.ibgda import completion, doorbell, entry
+from nbep.device.network.ibgda import completion, entry, queue_pair
 from nbep.device.primitives import byteswap_u32, s32
 from nbep.emulator import World
 
@@ -116,18 +116,18 @@ def test_a_fetch_and_add_of_eight_bytes_is_the_extended_one_without_field_bounda
 @example(0xFFFF)
 @example(0x1_0000)
 def test_the_doorbell_record_has_sixteen_bits_of_the_number_of_entries(num_entries):
-    got = stored(doorbell.write_record, num_entries, before=GARBAGE[:8])
-    want = mlx5.pack(mlx5.DOORBELL_RECORD, doorbell.RECORD_BYTES, num_entries=num_entries & 0xFFFF)
-    assert got == want + GARBAGE[doorbell.RECORD_BYTES : 8]
+    got = stored(queue_pair.write_record, num_entries, before=GARBAGE[:8])
+    want = mlx5.pack(mlx5.DOORBELL_RECORD, queue_pair.RECORD_BYTES, num_entries=num_entries & 0xFFFF)
+    assert got == want + GARBAGE[queue_pair.RECORD_BYTES : 8]
 
 
 @FEW
 @given(indices, qpns)
 @example(0x1_2345, 0xABCDEF)
 def test_the_doorbell_has_the_first_eight_bytes_of_a_control_segment(num_entries, qpn):
-    got = stored(doorbell.ring, num_entries, qpn, before=GARBAGE[:16])
-    want = mlx5.pack(mlx5.DOORBELL, doorbell.DOORBELL_BYTES, index=num_entries & 0xFFFF, qpn=qpn)
-    assert got == want + GARBAGE[doorbell.DOORBELL_BYTES : 16]
+    got = stored(queue_pair.ring, num_entries, qpn, before=GARBAGE[:16])
+    want = mlx5.pack(mlx5.DOORBELL, queue_pair.DOORBELL_BYTES, index=num_entries & 0xFFFF, qpn=qpn)
+    assert got == want + GARBAGE[queue_pair.DOORBELL_BYTES : 16]
 
 
 NONE_YET = mlx5.pack(mlx5.COMPLETION, mlx5.COMPLETION_BYTES, wqe_counter=0xFFFF, op_own=mlx5.CQE_INVALID << 4)

@@ -13,7 +13,7 @@ from primitives_of import replace_primitives
 
 import nbep
 from nbep.device.jit import kernel
-from nbep.device.network.ibgda import doorbell, queue_pair, transport
+from nbep.device.network.ibgda import queue_pair, transport
 from nbep.device.network.ibgda.transport import IbgdaNetwork, post_add, post_value, post_write, wait_written
 from nbep.device.network.seam import Place, own_ptr
 from nbep.device.primitives import (
@@ -159,7 +159,7 @@ def test_queues_that_wrap_are_right_before_they_are_broken():
 
 
 def test_a_doorbell_that_publishes_nothing_is_caught(monkeypatch):
-    replace_primitives(monkeypatch, doorbell, st_release_sys_s64=st_relaxed_sys_s64)
+    replace_primitives(monkeypatch, queue_pair, st_release_sys_s64=st_relaxed_sys_s64)
     for memory_model in ("delayed", "checked"):
         found = failures(data_then_flag, SAME_PAIR, 0, 0, memory_model=memory_model)
         assert found, memory_model
@@ -250,13 +250,15 @@ def test_a_record_or_a_doorbell_that_is_not_written_is_caught(step, nic, monkeyp
 
 def test_a_doorbell_that_counts_new_entries_alone_is_caught(monkeypatch):
     """Rings are merged: each says how many entries there are in all."""
-    monkeypatch.setattr(queue_pair, "ring", lambda bell, num_entries, qpn: doorbell.ring(bell, 1, qpn))
+    ring = queue_pair.ring
+    monkeypatch.setattr(queue_pair, "ring", lambda bell, num_entries, qpn: ring(bell, 1, qpn))
     assert all(outcomes_of(RINGS_ONLY, "sc", [0]))
 
 
 @pytest.mark.parametrize("wrong_qpn", [lambda qpn: 0, lambda qpn: qpn + 1, byteswap_u32], ids=["0", "next", "swapped"])
 def test_a_doorbell_that_names_another_queue_pair_is_refused(wrong_qpn, monkeypatch):
-    monkeypatch.setattr(queue_pair, "ring", lambda bell, num, qpn: doorbell.ring(bell, num, wrong_qpn(qpn)))
+    ring = queue_pair.ring
+    monkeypatch.setattr(queue_pair, "ring", lambda bell, num, qpn: ring(bell, num, wrong_qpn(qpn)))
     with pytest.raises(nbep.NetworkError) as caught:
         run(ring_for_some, 1, 1, 1, ranks=[0], nic=RINGS_ONLY)
     assert (caught.value.entry, caught.value.syndrome) == (0, mlx5.SYNDROMES["LOCAL_QP_OP_ERR"])

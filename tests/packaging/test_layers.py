@@ -26,7 +26,6 @@ ROOMS = (
         "nbep.host.arguments",
         "nbep.host.target.base",
         "nbep.host.target.current",
-        "nbep.host.target.forks",
         "nbep.host.target.launches",
         "nbep.host.target.checked_arrays",
         "nbep.host.target.memory",

@@ -152,7 +152,7 @@ def make_buffer(num_rdma_bytes: int = 0, **sizes: int) -> nbep.Buffer:
 
 def handle_of(torch: ModuleType, buffer: nbep.Buffer, num_tokens: int, num_channels: int) -> Any:
     """A handle as a dispatch of that buffer makes it."""
-    from nbep.host.intranode.handle import DispatchHandle
+    from nbep.host.handles import DispatchHandle
 
     shapes = [(NUM_RANKS, NUM_RANKS), (NUM_RANKS, num_channels), (NUM_RANKS, num_channels), (3 * num_tokens,)]
     arrays = [torch.Tensor(shape, torch.int32) for shape in shapes]

@@ -31,7 +31,7 @@ from nbep.host.plans import Plans
 from nbep.host.ranks.comm import Communicator, await_all, gather_results
 from nbep.host.rdma_memory import rdma_trailer_bytes
 from nbep.host.symmetric import NodeMemory
-from nbep.host.target import forks
+from nbep.host.target import base
 from nbep.host.target.base import Runtime
 from nbep.host.target.streams import Stream
 from nbep.host.target.torch_modes import untraced
@@ -350,7 +350,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
     def _usable(self, verb: str) -> Node:
         if self._memory is None:
             raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
-        if self._memory.runtime.num_forks != forks.num_forks:
+        if self._memory.runtime.num_forks != base.num_forks:
             self._memory.runtime.check_caller(verb)
         return self._memory
 

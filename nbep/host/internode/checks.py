@@ -10,7 +10,7 @@ from nbep.device.layout.internode import MAX_CHANNELS, num_meta_words
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import refuse
 from nbep.host.config import Config, Table, fit_rings, nodes_config
-from nbep.host.internode.handle import InternodeHandle
+from nbep.host.handles import InternodeHandle
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.internode.rings import Rings, check_rings
 from nbep.host.node import Node

@@ -12,11 +12,11 @@ from nbep.device.kernels.internode.combine import InternodeCombineSizes, combine
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config
 from nbep.host.events import EventOverlap
+from nbep.host.handles import InternodeHandle
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import prepare_cached_notify
-from nbep.host.internode.handle import InternodeHandle
-from nbep.host.internode.rdma_buffer_turns import take_turn
 from nbep.host.internode.rings import Rings, combine_rings
+from nbep.host.low_latency.clean import take_turn
 from nbep.host.node import Node
 from nbep.host.normal_checks import CombineGiven, CombineRequest
 from nbep.host.plans import Plan

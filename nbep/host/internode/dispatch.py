@@ -29,11 +29,10 @@ from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config
-from nbep.host.handles import Taken
+from nbep.host.handles import InternodeHandle, InternodeTuple, Taken
 from nbep.host.internode import checks
-from nbep.host.internode.handle import InternodeHandle, InternodeTuple
-from nbep.host.internode.rdma_buffer_turns import take_turn
 from nbep.host.internode.rings import Rings, dispatch_rings
+from nbep.host.low_latency.clean import take_turn
 from nbep.host.node import Node
 from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair
 from nbep.host.plans import Plan

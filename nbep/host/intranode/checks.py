@@ -9,8 +9,8 @@ from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import refuse
 from nbep.host.config import ZERO_COPY_CHUNK, Config, Table, deep_ep_bytes, fit_config, table_config
+from nbep.host.handles import DispatchHandle
 from nbep.host.intranode.direct import DirectMemory
-from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
 
 MAX_RING_THREADS = 768

@@ -25,9 +25,9 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config
 from nbep.host.events import EventOverlap
+from nbep.host.handles import DispatchHandle
 from nbep.host.intranode import checks
 from nbep.host.intranode.fetch import Rows, Where, prepare_fetch
-from nbep.host.intranode.handle import DispatchHandle
 from nbep.host.node import Node
 from nbep.host.normal_checks import CombineGiven, CombineRequest
 from nbep.host.plans import Plan

@@ -16,8 +16,8 @@ from nbep.device.kernels.intranode.number_tokens import number_tokens
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.direct import CELL_WORDS, DirectShape, HalfPlaces
 from nbep.host.arguments import refuse
+from nbep.host.handles import DispatchHandle, DispatchTuple
 from nbep.host.intranode.checks import direct_of
-from nbep.host.intranode.handle import DispatchHandle, DispatchTuple
 from nbep.host.intranode.notify import prepare_counts, prepare_reset
 from nbep.host.node import Node
 from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair

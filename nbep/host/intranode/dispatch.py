@@ -19,9 +19,8 @@ from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE
-from nbep.host.handles import Taken
+from nbep.host.handles import DispatchHandle, DispatchTuple, Taken
 from nbep.host.intranode import checks, direct_dispatch
-from nbep.host.intranode.handle import DispatchHandle, DispatchTuple
 from nbep.host.intranode.notify import prepare_counts, prepare_reset
 from nbep.host.node import Node
 from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair

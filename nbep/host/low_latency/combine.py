@@ -203,7 +203,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
         allowed = f"at most {shape.num_max_tokens} tokens, as in the dispatch of the handle"
         refuse("topk_idx", f"{num_tokens} tokens", allowed)
     _, num_threads = block_sizes(runtime).low_latency
-    groups = _num_groups(shape.num_experts, mode.num_blocks, num_threads)
+    groups = min(-(-shape.num_experts // mode.num_blocks), MAX_GROUPS, num_threads // 32)
     sizes = CombineSizes(num_tokens, num_topk, groups)
     smem_bytes = combine_smem_bytes(shape, num_threads)
     views: tuple[Any, ...] = given[:FIRST_OPTION]
@@ -215,11 +215,6 @@ def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given:
         runtime.prepare_empty([((num_tokens, shape.hidden), "bfloat16")], given.x.array),
         tuple(view.num_bytes for view in views),
     )
-
-
-def _num_groups(num_experts: int, num_blocks: int, num_threads: int) -> int:
-    """Most groups of warps in a block: one for each (local expert, source) that falls to it, within the limits."""
-    return min(-(-num_experts // num_blocks), MAX_GROUPS, num_threads // 32)
 
 
 def _check_handle(runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle) -> None:

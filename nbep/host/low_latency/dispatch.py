@@ -153,7 +153,12 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     validate.array("topk_idx", topk_idx, "int64", (num_tokens, "num_topk"))
     num_topk = topk_idx.shape[1]
     validate.topk_size("topk_idx", num_topk)
-    _check_scales(given, hidden)
+    if given.round_scale and not given.use_fp8:
+        refuse("round_scale", True, "False without use_fp8")
+    if given.use_ue8m0 and not given.round_scale:
+        refuse("use_ue8m0", True, "False without round_scale: only powers of two have such a scale")
+    if given.use_ue8m0 and hidden % COLUMNS_PER_WORD != 0:
+        refuse("hidden size of x", hidden, f"a multiple of {COLUMNS_PER_WORD} with use_ue8m0")
     shape = shape_of(
         mode.num_ranks,
         num_experts,
@@ -221,15 +226,6 @@ def _scales(shape: LowLatencyShape, options: DispatchRequest) -> ByColumns | Non
     columns, dtype = (COLUMNS_PER_WORD, "int32") if options.use_ue8m0 else (COLUMNS_PER_SCALE, "float32")
     num_rows = shape.num_ranks * shape.num_max_tokens
     return ByColumns((shape.num_experts // shape.num_ranks, num_rows, shape.hidden // columns), dtype)
-
-
-def _check_scales(options: DispatchRequest, hidden: int) -> None:
-    if options.round_scale and not options.use_fp8:
-        refuse("round_scale", True, "False without use_fp8")
-    if options.use_ue8m0 and not options.round_scale:
-        refuse("use_ue8m0", True, "False without round_scale: only powers of two have such a scale")
-    if options.use_ue8m0 and hidden % COLUMNS_PER_WORD != 0:
-        refuse("hidden size of x", hidden, f"a multiple of {COLUMNS_PER_WORD} with use_ue8m0")
 
 
 def _check_weights(deduplicate: bool, topk_weights: View, shape: tuple[int, ...]) -> None:

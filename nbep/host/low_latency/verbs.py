@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import masks
+from nbep.host.low_latency import clean
 from nbep.host.low_latency.clean import clean_low_latency_buffer
 from nbep.host.low_latency.combine import get_next_low_latency_combine_buffer, low_latency_combine
 from nbep.host.low_latency.dispatch import low_latency_dispatch
@@ -195,12 +195,12 @@ class LowLatencyVerbs:
 
         With it again: as after low_latency_clean_mask_buffer.
         """
-        masks.update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
+        clean.update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
 
     @in_turn
     def low_latency_query_mask_buffer(self, mask_status: Array) -> None:
         """Write into mask_status [num_ranks] int32 which ranks are masked: 1, else 0. Needs enable_shrink."""
-        masks.query_mask_buffer(self._usable("low_latency_query_mask_buffer"), mask_status)
+        clean.query_mask_buffer(self._usable("low_latency_query_mask_buffer"), mask_status)
 
     @in_turn
     def low_latency_clean_mask_buffer(self) -> None:
@@ -210,4 +210,4 @@ class LowLatencyVerbs:
         does: all ranks take masks off, or all call clean_low_latency_buffer themselves. A CUDA graph that was captured
         before cannot begin so: the call after its replay raises a ValueError.
         """
-        masks.clean_mask_buffer(self._usable("low_latency_clean_mask_buffer"))
+        clean.clean_mask_buffer(self._usable("low_latency_clean_mask_buffer"))

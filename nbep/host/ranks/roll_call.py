@@ -148,10 +148,6 @@ REPORTS_S = 1.0  # ranks that wait for the same one time out at about the same t
 MASK_BYTES = 8
 
 
-def _duplicate(comm: Any) -> Any:
-    return duplicate(comm, 2 * timeout_ns())
-
-
 class Attendance(NamedTuple):
     """The ranks that did not come, and those that a rank has masked and none waits for."""
 
@@ -168,7 +164,7 @@ class RollCall:
 
     def __init__(self, comm: Communicator, can_mask: bool = False):
         self._rank, self._size = comm.rank, comm.size
-        self._comm: Any = _duplicate(comm) if is_mpi_comm(comm) else None
+        self._comm: Any = duplicate(comm, 2 * timeout_ns()) if is_mpi_comm(comm) else None
         self._mail = mail_of(comm, self._comm)
         self._in_process = comm if isinstance(comm, InProcessComm) and can_mask else None
         # By those who have come, whom they have masked, and what they tell.

@@ -6,6 +6,7 @@ in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -16,7 +17,6 @@ from typing import Any, Self
 import numpy as np
 
 from nbep.device.protocols.staging import VEC_BYTES
-from nbep.host.target import forks
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.target.new_arrays import ROWS, Array, ByColumns, Make, Parts, PartsLayout, Wanted
 from nbep.host.target.streams import Stream
@@ -117,12 +117,12 @@ class Runtime(ABC):
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)
-        self.num_forks = self._made_after = forks.num_forks
+        self.num_forks = self._made_after = num_forks
         return self
 
     def check_caller(self, verb: str) -> None:
         """Raises: RuntimeError if the rank cannot be used where this is called: in a child made by fork"""
-        if self._made_after != forks.num_forks:
+        if self._made_after != num_forks:
             raise RuntimeError(
                 f"{verb}: called in a child made by fork, which has neither the threads nor the GPU of its parent; "
                 f'start processes with the method "spawn", and make a Buffer in each'
@@ -349,3 +349,18 @@ class Runtime(ABC):
 
         handles: of the symmetric memory of all ranks; num_taken: SMs that a rank needs for something else
         """
+
+
+# --- How many forks lie behind this process. What was made before one belongs to the parent
+
+
+num_forks = 0  # read as base.num_forks
+
+
+def _count_fork() -> None:
+    global num_forks
+    num_forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_count_fork)

@@ -6,8 +6,7 @@ from nbep.host.arguments import refuse
 from nbep.host.ranks.comm import Communicator
 from nbep.host.target.base import Runtime
 from nbep.host.target.memory import HandleType
-from nbep.host.transport.base import NetworkOptions, Transport
-from nbep.host.transport.direct import DirectTransport, HostTransport
+from nbep.host.transport.base import DirectTransport, HostTransport, NetworkOptions, Transport
 from nbep.host.transport.ibgda import IbgdaTransport
 
 

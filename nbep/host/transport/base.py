@@ -19,8 +19,10 @@ import numpy as np
 
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
 from nbep.device.protocols.peers import MAX_NVL_PEERS, Bounds
+from nbep.device.versions import HostNetwork, Network
 from nbep.host.arguments import integer, named_by, refuse
-from nbep.host.target.memory import SymmetricMemory, WantedMemory
+from nbep.host.target.base import Runtime
+from nbep.host.target.memory import Memory, Reach, SymmetricMemory, WantedMemory
 
 TransportName = Literal["direct", "ibgda", "nvshmem"]
 
@@ -72,14 +74,6 @@ class NicOptions:
                 refuse(f"nic: {name}", repr(value), f"{length} integers")
             for number in value:
                 integer(f"nic: {name}", number, 0)
-
-    def check_ranks(self, num_ranks: int) -> None:
-        """Raises:
-        ValueError: if it names a rank that is not there: nothing would go wrong
-        """
-        for name, ranks in (("lost", (self.lost or ())[:2]), ("stopped", (self.stopped or ())[:1])):
-            if any(rank >= num_ranks for rank in ranks):
-                refuse(f"nic: {name}", repr(getattr(self, name)), f"of ranks below {num_ranks}")
 
     def _check_power(self, name: str, lowest: int, highest: int) -> None:
         value = integer(f"nic: {name}", getattr(self, name), lowest)
@@ -137,7 +131,9 @@ class NetworkOptions:
             refuse("nic", "'nvshmem'", allowed)
         if not isinstance(nic, NicOptions):
             refuse("nic", repr(nic), "NicOptions")
-        nic.check_ranks(num_ranks)
+        for name, ranks in (("lost", (nic.lost or ())[:2]), ("stopped", (nic.stopped or ())[:1])):
+            if any(rank >= num_ranks for rank in ranks):
+                refuse(f"nic: {name}", repr(getattr(nic, name)), f"of ranks below {num_ranks}")
         if isinstance(num_qps, float) and num_qps.is_integer():  # num_experts / num_ranks: DeepEP only prints it
             num_qps = int(num_qps)
         return cls(transport, size, integer("num_qps_per_rank", num_qps, 1), bool(use_nvlink), nic)
@@ -239,3 +235,69 @@ class Transport(ABC):
     def describe(self, peer: int) -> list[str]:
         """Lines for the report of a wait for a peer that timed out: what this rank knows of the network."""
         return []
+
+
+# --- The transports for peers whose memory is mapped, on a GPU or on the host: a table says where
+
+
+class DirectTransport(Transport):
+    """See above. Peers that are not in the node, as the options have it, are not reached."""
+
+    network_type: type = Network
+
+    def __init__(self, runtime: Runtime, rank: int, options: NetworkOptions):
+        self._runtime = runtime
+        self._rank = rank
+        self._options = options
+
+    def allocate(self, comm: Any, wanted: WantedMemory) -> SymmetricMemory:
+        reach = Reach(comm.size if self._options.transport == "direct" else self._options.num_nvl_peers, by_nics=False)
+        self._symmetric = self._runtime.allocate_symmetric(comm, wanted, reach)
+        return self._symmetric
+
+    @property
+    def handle(self) -> Any:
+        return self._symmetric.handle
+
+    def open(self, handles: list[Any], table_offset: int, bounds: Bounds) -> Any:
+        wanted = [handle if self._options.is_in_node(self._rank, peer) else None for peer, handle in enumerate(handles)]
+        addresses = self._symmetric.open_peers(wanted, self._rank)
+        self._symmetric.write(table_offset, np.array(addresses, np.int64))
+        return Network(self._symmetric.address + table_offset, self._rank, len(handles), addresses[self._rank])
+
+    def show(self, network: Any, table_offset: int, addresses: np.ndarray) -> Any:
+        self._symmetric.write(table_offset, addresses)
+        return network._replace(own_buffer=int(addresses[self._rank]))
+
+    def close(self) -> None:
+        self._symmetric.close_peers()
+
+    def unread_by_nic(self) -> int | None:
+        """None: kernels read what they send."""
+        return None
+
+
+class HostTransport(DirectTransport):
+    """The same for memory of the host. The kernels' table lies on the device: they look up each message's place."""
+
+    network_type: type = HostNetwork
+    _table: Memory | None = None
+
+    def allocate(self, comm: Any, wanted: WantedMemory) -> SymmetricMemory:
+        self._table = self._runtime.allocate(8 * comm.size, f"pointer table of {wanted.name}")
+        return super().allocate(comm, wanted)
+
+    def open(self, handles: list[Any], table_offset: int, bounds: Bounds) -> Any:
+        mapped = super().open(handles, table_offset, bounds)
+        assert self._table is not None
+        self._table.write(0, self._symmetric.read(table_offset, len(handles), np.int64))
+        return HostNetwork(self._table.address, self._rank, len(handles), mapped.own_buffer)
+
+    def show(self, network: Any, table_offset: int, addresses: np.ndarray) -> Any:
+        assert self._table is not None
+        self._table.write(0, addresses)
+        return super().show(network, table_offset, addresses)
+
+    def end(self) -> None:
+        if self._table is not None:
+            self._table.free()

@@ -354,7 +354,11 @@ def _enter(runtime: Any, comm: Communicator, num_nvl_peers: int, num_qps_per_ran
             return Prepared(gpu, _process.world.running, b"")
         for kernel in kernels_over_nvshmem():
             runtime.load(kernel)
-        _set_environment(num_qps_per_rank)
+        settings = dict(ENVIRONMENT)
+        if INFINIBAND.is_dir() and any(INFINIBAND.glob("mlx5_*")):
+            settings |= {"NVSHMEM_IB_ENABLE_IBGDA": "1", "NVSHMEM_IBGDA_NUM_RC_PER_PE": str(num_qps_per_rank)}
+        for name, value in settings.items():
+            os.environ.setdefault(name, value)
         return Prepared(gpu, None, library.unique_id() if comm.rank == 0 else b"")
 
     prepared = gather_results(comm, prepare)
@@ -427,12 +431,3 @@ def _leave(world: World) -> None:
     except Exception as error:
         _process.broken = f"it did not end: {error}"
         raise
-
-
-def _set_environment(num_qps_per_rank: int) -> None:
-    """What NVSHMEM reads when it starts."""
-    settings = dict(ENVIRONMENT)
-    if INFINIBAND.is_dir() and any(INFINIBAND.glob("mlx5_*")):
-        settings |= {"NVSHMEM_IB_ENABLE_IBGDA": "1", "NVSHMEM_IBGDA_NUM_RC_PER_PE": str(num_qps_per_rank)}
-    for name, value in settings.items():
-        os.environ.setdefault(name, value)

@@ -8,11 +8,164 @@ nbep litmus IRIW --all       all outcomes, with every late store and early load,
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from nbep.device.terminal import STDOUT, add_json, progress, write_json
-from nbep.lab.litmus import table
-from nbep.lab.litmus.programs import PROGRAMS
+from nbep.lab.litmus.axioms import Outcome, allowed
+from nbep.lab.litmus.programs import PROGRAMS, Program
+from nbep.lab.litmus.runs import all_outcomes, is_race, run
+
+SEEDS = range(60)  # for outcomes that PTX allows
+FORBIDDEN_SEEDS = range(4)
+CHECKED_SEEDS = range(6)
+LINE = "    {:24}{:14}{:12}{:12}{}"
+
+
+class Row(NamedTuple):
+    """Whether PTX allows the weak outcome, and `delayed` shows it; whether PTX sees a race, and `checked`."""
+
+    is_allowed: bool
+    is_shown: bool
+    has_race: bool
+    is_found: bool
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        names = ("allowed", "shown", "race", "DataRace")
+        others = ("forbidden", "-", "-", "-")
+        return tuple(name if holds else other for holds, name, other in zip(self, names, others, strict=True))
+
+
+def row(program: Program) -> Row:
+    verdict = allowed(program)
+    is_allowed = verdict.allows(program)
+    seeds = SEEDS if is_allowed else FORBIDDEN_SEEDS
+    is_shown = any(program.is_weak(run(program, "delayed", seed)) for seed in seeds)
+    return Row(is_allowed, is_shown, verdict.has_race, is_race(program, CHECKED_SEEDS))
+
+
+def rows_of(
+    programs: list[Program], advance: Callable[..., None] = lambda: None, of: Callable[[Program], Any] = row
+) -> list[Any]:
+    """A row for each; advance is called after each. of: what makes it"""
+    rows = []
+    for program in programs:
+        rows.append(of(program))
+        advance()
+    return rows
+
+
+def as_json(programs: list[Program], rows: list[Row]) -> list[dict[str, Any]]:
+    return [
+        {"shape": p.shape, "threads": p.threads, "where": p.where, "weak": p.weak, **found._asdict()}
+        for p, found in zip(programs, rows, strict=True)
+    ]
+
+
+def lines(programs: list[Program], rows: list[Row]) -> list[str]:
+    """A line for each program, and under it one for the places where it does the same."""
+    out: list[str] = []
+    found_of = {program.name: found for program, found in zip(programs, rows, strict=True)}
+    for shape, of_shape in groupby(programs, lambda program: program.shape):
+        out += ["", LINE.format(shape, "PTX, outcome", "delayed", "PTX, race", "checked")]
+        for threads, same in groupby(of_shape, lambda program: program.threads):
+            alike = list(same)
+            weak = ", ".join(f"{name} = {value}" for name, value in alike[0].weak.items())
+            out.append(f"{' || '.join(threads)}: {weak}?")
+            places: dict[Row, list[str]] = {}
+            for program in alike:
+                places.setdefault(found_of[program.name], []).append(program.where)
+            out += [LINE.format(", ".join(where), *found.words) for found, where in places.items()]
+    return out[1:]
+
+
+def main_of_samples() -> None:
+    programs = list(PROGRAMS)
+    print("\n".join(lines(programs, rows_of(programs))))
+
+
+# `nbep litmus --all`: all outcomes that PTX allows of each program, beside all that the emulator can show
+
+
+class SetRow(NamedTuple):
+    """Of one program.
+
+    allowed, shown: how many outcomes PTX allows, and the emulator shows
+    schedules, redundant: runs, and those that were given up as repetitions
+    not_shown, forbidden: where the two differ
+    """
+
+    allowed: int
+    shown: int
+    schedules: int
+    redundant: int
+    not_shown: tuple[Outcome, ...]
+    forbidden: tuple[Outcome, ...]
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        missing = "; ".join(map(words_of, self.not_shown)) or "-"
+        wrong = "; ".join(map(words_of, self.forbidden))
+        return str(self.allowed), str(self.shown), str(self.schedules), (wrong and f"FORBIDDEN: {wrong}") or missing
+
+
+def words_of(outcome: Outcome) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in sorted(outcome))
+
+
+def set_row(program: Program) -> SetRow:
+    can = allowed(program).outcomes
+    tree, found = all_outcomes(program)
+    missing, wrong = sorted(can - found, key=words_of), sorted(found - can, key=words_of)
+    return SetRow(len(can), len(found), tree.schedules, tree.redundant, tuple(missing), tuple(wrong))
+
+
+def sets_as_json(programs: list[Program], rows: list[SetRow]) -> list[dict[str, Any]]:
+    return [
+        {
+            "shape": program.shape,
+            "threads": program.threads,
+            "where": program.where,
+            **found._asdict(),
+            "not_shown": [dict(sorted(outcome)) for outcome in found.not_shown],
+            "forbidden": [dict(sorted(outcome)) for outcome in found.forbidden],
+        }
+        for program, found in zip(programs, rows, strict=True)
+    ]
+
+
+def lines_of_sets(programs: list[Program], rows: list[SetRow]) -> list[str]:
+    """A line for each program, and under it one for each place."""
+    out: list[str] = []
+    found_of = {program.name: found for program, found in zip(programs, rows, strict=True)}
+    for shape, of_shape in groupby(programs, lambda program: program.shape):
+        out += ["", LINE.format(shape, "PTX allows", "shown", "schedules", "allowed, not shown")]
+        for threads, same in groupby(of_shape, lambda program: program.threads):
+            out.append(" || ".join(threads))
+            out += [LINE.format(program.where, *found_of[program.name].words) for program in same]
+    return out[1:]
+
+
+SUMMARY = "{:16}{:>9}{:>12}{:>9}{:>11}{:>10}"
+
+
+def summary(programs: list[Program], rows: list[SetRow]) -> list[str]:
+    """A line for each shape: sums over its programs."""
+    out = [SUMMARY.format("shape", "programs", "PTX allows", "shown", "schedules", "given up")]
+    of_shape: dict[str, list[SetRow]] = {}
+    for program, found in zip(programs, rows, strict=True):
+        of_shape.setdefault(program.shape, []).append(found)
+    for shape, some in of_shape.items():
+        sums = [sum(numbers) for numbers in zip(*(one[:4] for one in some), strict=True)]
+        out.append(SUMMARY.format(shape, len(some), *sums))
+    return out
+
+
+def main_of_sets() -> None:
+    programs = list(PROGRAMS)
+    print("\n".join(summary(programs, rows_of(programs, of=set_row))))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,11 +182,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     programs = [program for program in PROGRAMS if not options.shapes or program.shape in options.shapes]
     with progress("litmus tests", len(programs)) as advance:
         if options.all:
-            sets = table.rows_of(programs, advance, table.set_row)
-            as_json, printed = table.sets_as_json(programs, sets), table.lines_of_sets(programs, sets)
+            sets = rows_of(programs, advance, set_row)
+            as_json, printed = sets_as_json(programs, sets), lines_of_sets(programs, sets)
         else:
-            rows = table.rows_of(programs, advance)
-            as_json, printed = table.as_json(programs, rows), table.lines(programs, rows)
+            rows = rows_of(programs, advance)
+            as_json, printed = as_json(programs, rows), lines(programs, rows)
     write_json(options.json, as_json)
     if options.json != STDOUT:
         print("\n".join(printed))

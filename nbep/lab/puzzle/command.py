@@ -114,7 +114,9 @@ def _run(puzzle: Puzzle, file: Path, options: argparse.Namespace) -> int:
         verdict = check(puzzle, options.target, options.runs, options.minutes)
         print(verdict.words)
         if verdict.solved and options.target == "emulator" and not options.solution:
-            keep_progress(file)
+            found = progress(file.parent) | {file.stem: checksum(file)}
+            with contextlib.suppress(OSError):
+                (file.parent / PROGRESS).write_text(json.dumps(found, indent=1))
             print(f"\nNext: {_next(file)}")
         solved, kind, seed, model = verdict.solved, verdict.kind, verdict.seed, verdict.memory_model
         if verdict.replay is not None:
@@ -149,13 +151,6 @@ def progress(folder: Path) -> dict[str, int]:
         return json.loads((folder / PROGRESS).read_text())
     except (OSError, ValueError):
         return {}
-
-
-def keep_progress(file: Path) -> None:
-    """Write down that a file is solved; in a folder that cannot be written to, do nothing."""
-    found = progress(file.parent) | {file.stem: checksum(file)}
-    with contextlib.suppress(OSError):
-        (file.parent / PROGRESS).write_text(json.dumps(found, indent=1))
 
 
 def checksum(file: Path) -> int:

@@ -154,7 +154,10 @@ class LowLatencyLaunch(LaunchView):
             return _count_cell(allocation.rank, half, expert, rank, uses.get(half))
         row, rank = row_of_cell(num_ranks, cell)
         if row < CALLS:
-            return _arrival_cell(allocation.rank, row, rank, uses.get(row))
+            use = uses.get(row)
+            if use is None or use.shape.deduplicate == 0 or rank >= use.shape.num_ranks:
+                return None
+            return Cell(allocation.rank, f"arrivals[half {row}, rank {rank}]", "arrivals", src=rank, words=in_tags)
         text = describe_low_latency_offset(num_ranks, self._num_rdma_bytes, offset)
         if CREDITS <= row < BARRIER_SIGNALS:
             return Cell(allocation.rank, text, "credits", src=rank)
@@ -186,12 +189,6 @@ class LowLatencyLaunch(LaunchView):
         expert += src * (shape.num_experts // shape.num_ranks)
         where = f"rank {src}" if shape.deduplicate != 0 else f"expert {expert}"
         return Cell(owner, f"row[half {half}, {where}, token {index}]", "row", slot=index, byte=byte)
-
-
-def _arrival_cell(owner: int, half: int, rank: int, use: Use | None) -> Cell | None:
-    if use is None or use.shape.deduplicate == 0 or rank >= use.shape.num_ranks:
-        return None
-    return Cell(owner, f"arrivals[half {half}, rank {rank}]", "arrivals", src=rank, words=in_tags)
 
 
 def _count_cell(owner: int, half: int, expert: int, rank: int, use: Use | None) -> Cell | None:

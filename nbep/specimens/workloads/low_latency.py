@@ -236,7 +236,10 @@ def check(case: Case, options: Options, outcomes: Sequence[Outcome], where: str,
         check_dispatched(report, case, options, rank, dispatched[rank], outcome)
         check_combined(report, case, options, rank, combined[rank], outcome)
         if options.with_stats:
-            check_stats(report, case, rank, dispatched[rank], outcome.stats)
+            recv_stats, dispatch_wait, combine_wait = outcome.stats
+            report.same("cumulative_local_expert_recv_stats", recv_stats, STATS_BEFORE + dispatched[rank].recv_count)
+            assert (dispatch_wait > STATS_BEFORE).all(), f"{report.where}, {dispatch_wait}"
+            assert (combine_wait > STATS_BEFORE).all(), f"{report.where}, {combine_wait}"
 
 
 def expected_dispatch(case: Case, options: Options) -> list[reference.LowLatencyDispatched]:
@@ -306,13 +309,3 @@ def check_combined(report: Report, case: Case, options: Options, rank: int, want
         assert reference.calc_diff(got, want) < LOGFMT_ON_A_GPU, report.where
         return
     report.same("combined_x", got, want, [case.provenance(rank, token) for token in range(len(want))])
-
-
-def check_stats(
-    report: Report, case: Case, rank: int, want: reference.LowLatencyDispatched, stats: list[np.ndarray]
-) -> None:
-    """Who is waited for costs some cycles; how many is not said."""
-    recv_stats, dispatch_wait, combine_wait = stats
-    report.same("cumulative_local_expert_recv_stats", recv_stats, STATS_BEFORE + want.recv_count)
-    assert (dispatch_wait > STATS_BEFORE).all(), f"{report.where}, {dispatch_wait}"
-    assert (combine_wait > STATS_BEFORE).all(), f"{report.where}, {combine_wait}"

@@ -5,8 +5,7 @@ arrays    torch, CuPy and Numba arrays
 launcher  compiled kernels, loaded once and launched with packed parameters
 cache     compiled kernels on disk
 memory    device and host-visible memory
-peers     symmetric memory: one class for each handle type
-vmm       the driver's virtual memory management
+peers     symmetric memory, a class for each handle type, and what of the driver each needs
 mailbox   file descriptors from process to process
 runtime   all of it behind nbep.host.target.base.Runtime
 ranks     virtual ranks: one thread each

@@ -7,23 +7,43 @@ peer in another process   "ipc"       cuIpcOpenMemHandle of 64 bytes that came w
                           "host"      a file descriptor that came into the mailbox, mapped and registered
 
 Source: DeepEP csrc/utils/shared_memory.hpp, SharedMemoryAllocator
+
+The driver's virtual memory management: memory of a GPU, and addresses of this process at which it appears.
+
+cuMemCreate, or import of a peer's -> memory handle -> reserve addresses -> map -> set access -> use
+-> unmap -> free the addresses -> release
+
+Each step leaves its undoing in the caller's ExitStack, so a failure half-way gives back what was made.
+
+Source: CUDA Driver API, "Virtual Memory Management"
+
+Memory of the host that processes share and their GPUs map.
+
+new memory, or a peer's file descriptor -> map -> register: pages stay where they are, and all GPUs of the process see
+them -> the device's address -> use -> unregister -> unmap
+
+The memory has no name. When the last process that has it mapped ends, however it ends, it is free: nothing is left in
+/dev/shm, and how large that is does not matter.
+
+Source: memfd_create(2), proc_meminfo(5); CUDA Driver API, "Memory Management" (cuMemHostRegister)
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import secrets
 import socket
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from cuda.bindings import driver as cu
 
-from nbep.host.target.cuda import pinned, vmm
 from nbep.host.target.cuda.driver import CudaError, Device, check
 from nbep.host.target.cuda.mailbox import Mailbox
 from nbep.host.target.cuda.memory import DeviceMemory
@@ -150,9 +170,9 @@ class VmmMemory(CudaSymmetricMemory):
         self._check_offered(self.supported)
         with self._refused():
             size, name = self.allocated_bytes, self.name
-            physical, self.allocated_bytes = vmm.create(self.device, size, self.driver_type, name, undo)
+            physical, self.allocated_bytes = create_gpu_memory(self.device, size, self.driver_type, name, undo)
             self._export(physical, undo)
-        return vmm.map_memory(self.device, physical, self.allocated_bytes, self.name, undo)
+        return map_gpu_memory(self.device, physical, self.allocated_bytes, self.name, undo)
 
     @contextmanager
     def _refused(self) -> Iterator[None]:
@@ -173,8 +193,8 @@ class VmmMemory(CudaSymmetricMemory):
 
     def _map_peer(self, handle: PeerHandle, shared: int | bytes, what: str) -> int:
         with self._refused():
-            physical = vmm.import_handle(shared, self.driver_type, what, self._opened)
-        return vmm.map_memory(self.device, physical, handle.num_bytes, what, self._opened)
+            physical = import_handle(shared, self.driver_type, what, self._opened)
+        return map_gpu_memory(self.device, physical, handle.num_bytes, what, self._opened)
 
 
 class FabricMemory(VmmMemory):
@@ -264,9 +284,9 @@ class HostMemory(MailedMemory):
 
     def _allocate(self, undo: ExitStack) -> int:
         self._check_offered(cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED)
-        self._fd = pinned.create(self.allocated_bytes, self.name, undo)
+        self._fd = create_host_memory(self.allocated_bytes, self.name, undo)
         self._open_mailbox(undo)
-        self._mapped, address = pinned.map_memory(self._fd, self.allocated_bytes, self.name, undo)
+        self._mapped, address = map_host_memory(self._fd, self.allocated_bytes, self.name, undo)
         return address
 
     def _clear(self) -> None:
@@ -279,7 +299,7 @@ class HostMemory(MailedMemory):
         return os.dup(self._fd)
 
     def _map_peer(self, handle: PeerHandle, shared: int, what: str) -> int:
-        return pinned.map_memory(shared, handle.num_bytes, what, self._opened)[1]
+        return map_host_memory(shared, handle.num_bytes, what, self._opened)[1]
 
     def write(self, offset: int, values: np.ndarray) -> None:
         values = np.ascontiguousarray(values)
@@ -295,3 +315,88 @@ SYMMETRIC_MEMORY: dict[HandleType, type[CudaSymmetricMemory]] = {
     "fabric": FabricMemory,
     "host": HostMemory,
 }
+
+
+# --- The driver's virtual memory management
+
+
+def create_gpu_memory(device: Device, num_bytes: int, handle_type: Any, name: str, undo: ExitStack) -> tuple[Any, int]:
+    """New memory that can be exported as handle_type: its handle, and its size, num_bytes rounded up.
+
+    Raises: CudaError, with CUDA_ERROR_NOT_PERMITTED or _NOT_SUPPORTED if the driver does not offer the type
+    """
+    properties = cu.CUmemAllocationProp()
+    properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    properties.location.id = device.ordinal
+    properties.requestedHandleTypes = handle_type
+    minimum = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+    granularity = int(check("cuMemGetAllocationGranularity", cu.cuMemGetAllocationGranularity(properties, minimum)))
+    num_bytes = (num_bytes + granularity - 1) // granularity * granularity
+    handle = check(f"cuMemCreate of {num_bytes} bytes for {name}", cu.cuMemCreate(num_bytes, properties, 0))
+    undo.callback(lambda: check("cuMemRelease", cu.cuMemRelease(handle)))
+    return handle, num_bytes
+
+
+def import_handle(shared: int | bytes, handle_type: Any, what: str, undo: ExitStack) -> Any:
+    """The handle of another process's memory, from its file descriptor or the bytes of its fabric handle."""
+    handle = check(f"cuMemImportFromShareableHandle of {what}", cu.cuMemImportFromShareableHandle(shared, handle_type))
+    undo.callback(lambda: check("cuMemRelease", cu.cuMemRelease(handle)))
+    return handle
+
+
+def map_gpu_memory(device: Device, handle: Any, num_bytes: int, what: str, undo: ExitStack) -> int:
+    """The address at which this process now sees the memory; the device may read and write it, no other may."""
+    address = int(check("cuMemAddressReserve", cu.cuMemAddressReserve(num_bytes, 0, 0, 0)))
+    undo.callback(lambda: check("cuMemAddressFree", cu.cuMemAddressFree(address, num_bytes)))
+    check(f"cuMemMap of {what}", cu.cuMemMap(address, num_bytes, 0, handle, 0))
+    undo.callback(lambda: check("cuMemUnmap", cu.cuMemUnmap(address, num_bytes)))
+    access = cu.CUmemAccessDesc()
+    access.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+    access.location.id = device.ordinal
+    access.flags = cu.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    check(f"cuMemSetAccess of GPU {device.bus_id} to {what}", cu.cuMemSetAccess(address, num_bytes, [access], 1))
+    return address
+
+
+# --- Memory of the host that processes share and their GPUs map
+
+
+def create_host_memory(num_bytes: int, name: str, undo: ExitStack) -> int:
+    """New memory, all zeros: its file descriptor. Its pages are taken when it is registered.
+
+    Raises: RuntimeError if the host does not have so much; OSError if it has no such files
+    """
+    available = available_bytes()
+    if num_bytes > available:
+        raise RuntimeError(f"no {num_bytes} bytes of the host's memory for {name}: {available} are available")
+    fd = os.memfd_create(f"nbep {name}")
+    undo.callback(os.close, fd)
+    os.ftruncate(fd, num_bytes)
+    return fd
+
+
+def available_bytes() -> int:
+    """Memory of the host that can be had without moving other memory to disk."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+_registered: dict[int, mmap.mmap] = {}  # by address: a mapping ends with its last reference, while GPUs may use it
+
+
+def map_host_memory(fd: int, num_bytes: int, what: str, undo: ExitStack) -> tuple[mmap.mmap, int]:
+    """The memory as this process sees it, and the address at which its GPU does."""
+    mapped = mmap.mmap(fd, num_bytes)
+    undo.callback(mapped.close)
+    host = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    flags = cu.CU_MEMHOSTREGISTER_PORTABLE | cu.CU_MEMHOSTREGISTER_DEVICEMAP
+    check(f"cuMemHostRegister of {num_bytes} bytes for {what}", cu.cuMemHostRegister(host, num_bytes, flags))
+    _registered[host] = mapped
+
+    def unregister() -> None:
+        check("cuMemHostUnregister", cu.cuMemHostUnregister(host))
+        del _registered[host]
+
+    undo.callback(unregister)
+    return mapped, int(check("cuMemHostGetDevicePointer", cu.cuMemHostGetDevicePointer(host, 0)))

@@ -13,7 +13,7 @@ import html
 import inspect
 import json
 import linecache
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from importlib.resources import files
 from itertools import islice
 from os import PathLike
@@ -117,7 +117,9 @@ def page_data(trace: Recorder) -> dict[str, Any]:
         [rank, calls.number((kernel, call)), *place, step]
         for (rank, kernel, call, *place), step in trace.exits().items()
     ]
-    arrows = _one_for_each_warp(readings(events), columns["thread"])
+    arrows: dict[tuple[int, int], tuple[int, int]] = {}  # the first look of each warp at a store
+    for stored, seen in readings(events):
+        arrows.setdefault((stored, columns["thread"][seen]), (stored, seen))
     stories = [as_json(story, lines.number) for story in all_stories(trace)]
     every = list(lines)
     sources = _Table()
@@ -138,7 +140,10 @@ def page_data(trace: Recorder) -> dict[str, Any]:
         "lines": numbered,
         "sources": [_source(*key) for key in sources],  # type: ignore[misc]
         "events": columns,
-        "readings": {"stored": [pair[0] for pair in arrows], "seen": [pair[1] for pair in arrows]},
+        "readings": {
+            "stored": [stored for stored, _ in arrows.values()],
+            "seen": [seen for _, seen in arrows.values()],
+        },
         "stories": stories,  # see `trace.stories`
         "roleLines": [line_of_role(tuple(every[number] for number in stack)) for stack in stacks],  # type: ignore
         "slots": [
@@ -165,14 +170,6 @@ def _until(step: int | None) -> int:
 def _thread(event: Event) -> tuple[int, str, int, int]:
     role = ALL if event.role == event.kernel else event.role
     return event.rank, role, event.block, event.thread // 32
-
-
-def _one_for_each_warp(pairs: Iterable[tuple[int, int]], threads: list[int]) -> list[tuple[int, int]]:
-    """The first look of each warp at a store: where 32 lanes look, one arrow says it."""
-    first: dict[tuple[int, int], tuple[int, int]] = {}
-    for stored, seen in pairs:
-        first.setdefault((stored, threads[seen]), (stored, seen))
-    return list(first.values())
 
 
 def _source(file: str, begin: int, function: str) -> dict[str, Any]:
