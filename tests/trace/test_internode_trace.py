@@ -11,6 +11,7 @@ from nbep.lab.notebook import edit
 from nbep.lab.trace import Trace
 from nbep.specimens.views.internode import COMBINE, DISPATCH
 from nbep.specimens.views.token_path import journey
+from notebooks.course_pictures import plot_hops
 
 pytestmark = pytest.mark.thorough
 
@@ -140,7 +141,7 @@ def test_a_ring_of_combine_is_named_after_the_node_that_its_rows_go_back_to(trac
 
 
 def test_the_picture_of_both_hops_has_a_lane_for_each_role(trace):
-    picture = trace.plot_hops(0, 3, kernel=DISPATCH, token=(0, 0))
+    picture = plot_hops(trace, 0, 3, kernel=DISPATCH, token=(0, 0))
     lanes, *fills = picture.axes
     assert [label.get_text().partition("\n")[0] for label in lanes.get_yticklabels()][::-1] == [
         "RDMA sender",
@@ -150,21 +151,21 @@ def test_the_picture_of_both_hops_has_a_lane_for_each_role(trace):
         "NVL receiver",
     ]
     assert [axes.get_ylabel() for axes in fills] == ["RDMA ring", "NVL ring"]
-    back = trace.plot_hops(3, 0, kernel=COMBINE, call=1).axes
+    back = plot_hops(trace, 3, 0, kernel=COMBINE, call=1).axes
     assert len(back[0].get_yticklabels()) == 6
     for kernel, src, dst in ((DISPATCH, 0, 2), (COMBINE, 2, 0)):  # the same place: no NVL ring
-        assert len(trace.plot_hops(src, dst, kernel=kernel).axes) == 2
+        assert len(plot_hops(trace, src, dst, kernel=kernel).axes) == 2
 
 
 def test_what_the_trace_lacks_is_refused(trace):
     with pytest.raises(ValueError, match="no internode_dispatch number 7"):
-        trace.plot_hops(call=7)
+        plot_hops(trace, call=7)
     with pytest.raises(ValueError, match="no internode_dispatch number 7"):
         trace.journey(0, 0, call=7)
     with pytest.raises(ValueError, match="token 99 of rank 0 goes nowhere"):
         trace.journey(0, 99)
     with pytest.raises(ValueError, match="no rings from rank 0 to rank 3, channel 5"):
-        trace.plot_hops(channel=5)
+        plot_hops(trace, channel=5)
 
 
 def test_the_picture_of_rings_has_a_row_for_each_ring_of_both_levels(trace):

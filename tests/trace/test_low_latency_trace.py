@@ -8,6 +8,7 @@ import nbep
 from nbep.device.kernels.parts.arrivals import ABSENT, TAG, completion, is_complete
 from nbep.lab.trace import Trace
 from nbep.specimens.views.low_latency import in_tags
+from notebooks.course_pictures import plot_call
 
 NUM_RANKS, NUM_TOKENS, NUM_EXPERTS, HIDDEN = 2, 4, 4, 128
 RDMA_BYTES = nbep.Buffer.get_low_latency_rdma_size_hint(NUM_TOKENS, HIDDEN, NUM_RANKS, NUM_EXPERTS)
@@ -189,10 +190,10 @@ def test_the_table_says_when_a_count_is_complete(trace):
 
 
 def test_pictures_of_a_call_have_a_lane_for_each_role(trace):
-    axes = trace.plot_call("low_latency_dispatch").axes[0]
+    axes = plot_call(trace, "low_latency_dispatch").axes[0]
     lanes = [label.get_text() for label in axes.get_yticklabels()][::-1]
     assert lanes == [f"{role}\nrank {rank}" for rank in range(2) for role in ("sender", "counter", "receiver")]
-    axes = trace.plot_call("low_latency_combine", call=1).axes[0]
+    axes = plot_call(trace, "low_latency_combine", call=1).axes[0]
     assert next(label.get_text() for label in axes.get_yticklabels()) == "receiver\nrank 1"
     assert "half 1" in axes.get_title(loc="left")
 
@@ -209,7 +210,7 @@ def test_the_picture_of_the_halves_has_a_panel_for_each_rank(trace, tmp_path):
 
 def test_a_call_that_is_not_there_is_named(trace):
     with pytest.raises(ValueError, match="no low_latency_combine number 2"):
-        trace.plot_call("low_latency_combine", call=2)
+        plot_call(trace, "low_latency_combine", call=2)
     empty = Trace()
     with pytest.raises(ValueError, match="no low-latency call"):
         empty.plot_halves()

@@ -13,7 +13,7 @@ from nbep.lab.trace.events import Cell, Event, readings
 from nbep.lab.trace.space_time import arrows_of
 from nbep.lab.trace.style import FAINT, RANK_COLORS, STUCK_COLOR, TAIL_COLOR, WAIT_COLOR
 from nbep.lab.trace.touches import Touches
-from notebooks.course_pictures import block_picture
+from notebooks.course_pictures import block_picture, plot_call, plot_hops
 
 
 def arrows(axes) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -109,7 +109,7 @@ def test_who_is_never_woken_waits_to_the_end_of_the_run():
 @pytest.mark.thorough
 def test_who_is_never_woken_between_nodes_waits_to_the_end_of_the_run():
     trace = hanging_run_between_nodes()
-    picture = trace.plot_hops(0, 3)
+    picture = plot_hops(trace, 0, 3)
     axes = picture.axes[0]
     stuck = bars(axes, STUCK_COLOR)
     assert {right for _, right, *_ in stuck} == {trace.last_step}
@@ -142,8 +142,8 @@ def test_what_combine_leaves_in_a_ring_is_explained():
     assert text in trace.plot_rings().get_suptitle()
     assert text not in trace.plot_rings("internode_dispatch").get_suptitle()
     ring = left[0]
-    picture = trace.plot_hops(
-        src=ring.src, dst=2 * ring.node + ring.rank % 2, kernel="internode_combine", call=ring.call
+    picture = plot_hops(
+        trace, src=ring.src, dst=2 * ring.node + ring.rank % 2, kernel="internode_combine", call=ring.call
     )
     texts = [text.get_text() for axes in picture.axes for text in axes.texts]
     assert f"{ring.left} received and left here: no sender waits for another head" in texts
@@ -161,7 +161,7 @@ def test_many_ranks_have_colours_and_some_can_be_chosen():
     assert [label.get_text() for label in chosen.get_yticklabels()] == ["rank 3", "rank 1"]
     panels = trace.plot_rings("internode_combine", ranks=(2,)).axes
     assert [axes.get_title(loc="left") for axes in panels] == ["rank 2 receives"]
-    low_latency = traced_run("low latency").plot_call(ranks=(1,)).axes[0]
+    low_latency = plot_call(traced_run("low latency"), ranks=(1,)).axes[0]
     assert {label.get_text().split("\n")[1] for label in low_latency.get_yticklabels()} == {"rank 1"}
 
 
@@ -204,7 +204,7 @@ def test_a_followed_count_alone_keeps_its_colour():
     kernel = "low_latency_dispatch"
     words = ["local expert 0", "src 1"]
     plain, followed = (
-        [text for text in trace.plot_call(kernel, follow=follow).axes[0].texts if getattr(text, "arrow_patch", None)]
+        [text for text in plot_call(trace, kernel, follow=follow).axes[0].texts if getattr(text, "arrow_patch", None)]
         for follow in ([], words)
     )
     assert len(followed) == len(plain) > 0

@@ -183,11 +183,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     with progress("litmus tests", len(programs)) as advance:
         if options.all:
             sets = rows_of(programs, advance, set_row)
-            as_json, printed = sets_as_json(programs, sets), lines_of_sets(programs, sets)
+            as_dicts, printed = sets_as_json(programs, sets), lines_of_sets(programs, sets)
         else:
             rows = rows_of(programs, advance)
-            as_json, printed = as_json(programs, rows), lines(programs, rows)
-    write_json(options.json, as_json)
+            as_dicts, printed = as_json(programs, rows), lines(programs, rows)
+    write_json(options.json, as_dicts)
     if options.json != STDOUT:
         print("\n".join(printed))
     return 0

@@ -10,9 +10,7 @@
     trace.table("store", cell="tail")
     trace.table("fill", cell="recv_x")    # which role filled which row, and when
     trace.stuck()                         # who waits for what, after a deadlock
-    trace.plot_call("low_latency_dispatch")
     trace.plot_halves()
-    trace.plot_hops(src=0, dst=3, token=(0, 2))    # between nodes: both hops
     trace.journey(rank=0, token=2)                 # between nodes: the slots and rows that it fills
     trace.queue(rank=0, peer=1)           # the entries of a send queue, with transport="ibgda"
     trace.plot_queue(rank=0, peer=1)

@@ -1,4 +1,4 @@
-"""What traces know of nbep's kernels, and pictures of their rings, halves and hops: methods of `nbep.lab.trace.Trace`.
+"""What traces know of nbep's kernels, and pictures of their rings and halves: methods of `nbep.lab.trace.Trace`.
 
     trace = Trace()
     nbep.spawn(main, 2, tracer=trace)
@@ -31,7 +31,7 @@ def _counters(trace: Recorder) -> Iterator[Counter]:
         yield Counter(ring.rank, ring.title, "slots in use", ring.steps, ring.fill)
 
 
-PICTURES = "plot_rings", "plot_channel", "plot_call", "plot_halves", "plot_hops"
+PICTURES = "plot_rings", "plot_channel", "plot_halves"
 VIEW = View(
     _begin,
     parse,
