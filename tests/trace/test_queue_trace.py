@@ -11,6 +11,7 @@ from nbep.device.types import I32
 from nbep.lab.trace import Trace
 from nbep.lab.trace.queues import entry_lives
 from notebooks.queue_entries import entry_fields, entry_table
+from notebooks.slot_pictures import plot_queue
 
 # A write of 64 bytes: entry 0x1234 of queue pair 65, key 0x112 there and 0x1 here
 CONTROL = "00 1234 08 000041 03 00000008 00000000"
@@ -115,7 +116,7 @@ def test_a_queue_without_entries_is_refused():
 
 def test_the_picture_has_a_bar_for_each_part_of_a_life():
     trace = traced(640)
-    axes = trace.plot_queue().axes[0]
+    axes = plot_queue(trace).axes[0]
     assert [text.get_text() for text in axes.get_yticklabels()] == [f"entry {number}" for number in range(7)]
     wait_for_a_ring = sum(life.ready < life.rung for life in entry_lives(trace, 0, 1, 0))
     assert wait_for_a_ring > 0

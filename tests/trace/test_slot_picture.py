@@ -9,7 +9,7 @@ import pytest
 import nbep
 from nbep.lab.notebook import edit
 from nbep.lab.trace import Trace
-from nbep.lab.trace.slot_picture import index, stays
+from notebooks.slot_pictures import index, plot_slots, stays
 
 RING = Path(__file__).resolve().parents[2] / "docs" / "examples" / "ring.py"
 CELLS = {"tail[src 0]": 0, "head[src 0]": 64, **{f"x[slot {slot}, src 0]": 128 + 128 * slot for slot in range(4)}}
@@ -53,8 +53,8 @@ def test_a_row_that_is_written_over_is_lost(monkeypatch):
 
 def test_the_picture_has_a_lane_for_each_side_and_slot(monkeypatch):
     trace, _ = run(0, monkeypatch)
-    labels = [label.get_text() for label in trace.plot_slots(dst=1).axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in plot_slots(trace, dst=1).axes[0].get_yticklabels()]
     assert labels[:5] == ["rank 0 sends", "slot 0", "slot 1", "slot 2", "slot 3"]
     assert labels[5:] in ([], ["rank 1, warp 0"])
     with pytest.raises(ValueError, match="no slot of such a ring at rank 0"):
-        trace.plot_slots(dst=0)
+        plot_slots(trace, dst=0)

@@ -6,23 +6,21 @@
     nbep.spawn(main, 2, tracer=trace, seed=7)
     trace.plot_rings()
     trace.plot_channel(src=0, dst=1)
-    trace.plot_slots(dst=1)               # what lies in each slot, from when to when
     trace.table("store", cell="tail")
     trace.table("fill", cell="recv_x")    # which role filled which row, and when
     trace.stuck()                         # who waits for what, after a deadlock
     trace.plot_halves()
     trace.journey(rank=0, token=2)                 # between nodes: the slots and rows that it fills
     trace.queue(rank=0, peer=1)           # the entries of a send queue, with transport="ibgda"
-    trace.plot_queue(rank=0, peer=1)
     trace.page()                          # in a notebook: all of it, with a slider over the steps
     trace.to_html("trace.html")           # the same in a file
     trace.to_perfetto("trace.json")       # for ui.perfetto.dev
 
 What knows nbep's kernels is a view, nbep.specimens.views: what roles threads have, what tokens are, and the pictures
-of rings, halves and hops, which are methods of a Trace, too.
+of rings and halves, which are methods of a Trace, too.
 
-Read in this order: events, view, recorder, queues; then table, slot_picture, space_time;
-stories, page, perfetto; touches stands alone.
+Read in this order: events, view, recorder, queues; then table, space_time; stories,
+page, perfetto; touches stands alone.
 """
 
 from __future__ import annotations
@@ -116,24 +114,6 @@ class Trace(Recorder):
         """After a run that could not go on: who waits for which named cell, a line for each role of each rank."""
         return stuck_table(self.events("wait", rank=rank, kernel=kernel))
 
-    def plot_slots(
-        self, dst: int = 1, channel: int = 0, kernel: str | None = None, *, call: int = 0, follow: int | None = None
-    ) -> Picture:
-        """The slots of all rings that end at a rank: which row lies there from when to when, and who waits.
-
-        Cells are found by their names: `tail[src 0]`, `head[src 0]`, `x[slot 1, src 0]`, with or without a channel.
-
-        Args:
-            dst, channel, kernel, call: which rings
-            follow: the row of each ring that has a colour, counted from 0; None: all
-
-        Raises:
-            ValueError: if no slot of such a ring was filled
-        """
-        from nbep.lab.trace.slot_picture import slot_picture
-
-        return slot_picture(self, dst, channel, kernel, call, follow)
-
     def plot_cells(self, cell: str, kernel: str | None = None, *, ranks: Collection[int] | None = None) -> Picture:
         """Who writes the cells whose names begin with `cell`, who sees it and who waits for it: a lane for each rank.
 
@@ -154,13 +134,3 @@ class Trace(Recorder):
             ValueError: if the trace has no entries of that queue
         """
         return queue_table(self, rank, peer, queue)
-
-    def plot_queue(self, rank: int = 0, peer: int = 1, queue: int = 0) -> Picture:
-        """The same as a picture: a bar for each entry.
-
-        Raises:
-            ValueError: if the trace has no entries of that queue
-        """
-        from nbep.lab.trace.slot_picture import queue_picture
-
-        return queue_picture(self, rank, peer, queue)

@@ -1,4 +1,9 @@
-"""What lies in the slots of the rings that end at one rank, who waits for them, and which warp takes the rows out.
+"""Pictures that these notebooks alone show: of the slots of rings, and of the entries of a send queue.
+
+plot_slots(trace, dst=1)             what lies in each slot, from when to when
+plot_queue(trace, rank=0, peer=1)    a bar for each entry
+
+What lies in the slots of the rings that end at one rank, who waits for them, and which warp takes the rows out:
 
 rank 0 sends      ==waits for a free slot==
 slot 0    [ 0 |     0     ]   [ 2 |    2    ]       light: being filled; dark: the tail is past it, it may be read
@@ -73,7 +78,24 @@ def index(event: Event, word: str) -> int:
     return int(match[1]) if match else -1
 
 
-def slot_picture(trace: Recorder, dst: int, channel: int, kernel: str | None, call: int, follow: int | None) -> Picture:
+def plot_slots(
+    trace: Recorder,
+    dst: int = 1,
+    channel: int = 0,
+    kernel: str | None = None,
+    *,
+    call: int = 0,
+    follow: int | None = None,
+) -> Picture:
+    """The slots of all rings that end at a rank: which row lies there from when to when, and who waits.
+
+    Cells are found by their names: `tail[src 0]`, `head[src 0]`, `x[slot 1, src 0]`, with or without a channel.
+
+    Args:   dst, channel, kernel, call: which rings
+            follow: the row of each ring that has a colour, counted from 0; None: all
+    Raises: ValueError if no slot of such a ring was filled
+    """
+
     def is_of_ring(event: Event) -> bool:
         at = max(index(event, "channel"), 0)
         return event.cell.owner == dst and index(event, "src") >= 0 and at == channel
@@ -175,8 +197,11 @@ PARTS = (
 STUCK = "not done"
 
 
-def queue_picture(trace: Recorder, rank: int, peer: int, queue: int) -> Picture:
-    """A bar for each entry, the first on top, from its reservation to its completion."""
+def plot_queue(trace: Recorder, rank: int = 0, peer: int = 1, queue: int = 0) -> Picture:
+    """A bar for each entry, the first on top, from its reservation to its completion.
+
+    Raises: ValueError if the trace has no entries of that queue
+    """
     lives = entry_lives(trace, rank, peer, queue)[:MOST]
     picture = Picture(9.5, 1.1 + 0.22 * len(lives))
     axes = picture.subplots()
