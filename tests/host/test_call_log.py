@@ -33,55 +33,39 @@ def tokens(dtype, hidden=128):
     return np.ones((3, hidden), dtype)
 
 
-def fp8(hidden, num_scales, dtype=np.float32):
-    return tokens(ml_dtypes.float8_e4m3fn, hidden), np.ones((3, num_scales), dtype)
-
-
 BF16 = ml_dtypes.bfloat16
-# What rank 1 passes instead of bf16 tokens of 128 columns and two choices; the name; what ranks 0 and 1 passed.
-DISPATCH = {
-    "hidden": (lambda _: {"x": tokens(BF16, 256)}, "hidden size of x", "128", "256"),
-    "dtype": (lambda _: {"x": fp8(128, 1)}, "dtype of x", "bfloat16", "float8_e4m3fn"),
-    "top-k": (lambda b: routing(b, np.zeros((3, 3), np.int64)), "topk_idx", "2 choices a token", "3 choices a token"),
-    "no top-k": (lambda _: {"topk_idx": None, "topk_weights": None}, "topk_idx", "2 choices a token", "None"),
-    "experts": (lambda b: routing(b, np.zeros((3, 2), np.int64), 8), "size of num_tokens_per_expert", "4", "8"),
-    "SMs": (lambda _: {"config": nbep.Config(4, 2, 4)}, "config.num_sms", "2", "4"),
-    "slots": (lambda _: {"config": nbep.Config(2, 2, 8)}, "config.num_max_nvl_chunked_recv_tokens", "4", "8"),
-}
-CACHED = {
-    "no handle": (
-        lambda b: {"handle": None, **routing(b, np.zeros((3, 2), np.int64))},
-        "handle",
-        "that of dispatch 1",
-        "None",
+WAITING = "a rank that fails leaves its peer's kernel waiting"
+# What rank 1 passes instead of what rank 0 does; the name; what ranks 0 and 1 passed. The words are those of the
+# kernels: see test_calls_alike for each of them.
+DIFFER = {
+    "dispatch": (lambda _: {"x": tokens(BF16, 256)}, "hidden size of x", "128", "256"),
+    "cached": (
+        lambda buffer: {"handle": None, **routing(buffer, np.zeros((3, 2), np.int64))},
+        "handle", "that of dispatch 1", "None",
     ),
-    "hidden": DISPATCH["hidden"],
-    "dtype": DISPATCH["dtype"],
-    "scales": (lambda _: {"x": fp8(512, 1, np.int32)}, "scales", "4 float32 a token", "1 int32 a token"),
-    "slots": DISPATCH["slots"],
-}
-COMBINE = {
-    "hidden": (lambda a: {"x": np.zeros((len(a["x"]), 8), BF16)}, "hidden size of x", "128", "8"),
-    "top-k": (
-        lambda a: {"topk_weights": np.ones((len(a["x"]), 2), np.float32)},
-        "topk_weights",
-        "None",
-        "2 choices a token",
+    "combine": (
+        lambda _, num_rows: {"topk_weights": np.ones((num_rows, 2), np.float32)},
+        "topk_weights", "None", "2 choices a token",
     ),
-    "slots": DISPATCH["slots"],
-}
+}  # fmt: skip
 
 
-def cases(table):
-    return pytest.mark.parametrize(("change", "name", "of_rank_0", "of_rank_1"), table.values(), ids=table.keys())
-
-
-def check_reported(inputs, call, change, name, of_rank_0, of_rank_1):
-    """call(buffer, arguments, change) on two ranks ends with an error that names what they passed, whoever finds it."""
+@pytest.mark.emulator_only(WAITING)
+@pytest.mark.parametrize("verb", DIFFER)
+def test_calls_that_differ_are_reported_whoever_finds_it(verb, inputs):
+    change, name, of_rank_0, of_rank_1 = DIFFER[verb]
 
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
-        call(buffer, inputs(buffer), change if comm.rank == 1 else lambda _: {})
+        arguments = inputs(buffer)
+        differs = comm.rank == 1
+        if verb == "dispatch":
+            buffer.dispatch(**arguments | (change(buffer) if differs else {}))
+        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
+        given = {"handle": handle, "config": arguments["config"]}
+        if verb == "cached":
+            buffer.dispatch(arguments["x"], **given | (change(buffer) if differs else {}))
+        buffer.combine(recv_x, **given, **(change(buffer, len(recv_x)) if differs else {}))
 
     got = {"0, 1": (of_rank_0, of_rank_1), "1, 0": (of_rank_1, of_rank_0)}
     texts = [
@@ -94,39 +78,7 @@ def check_reported(inputs, call, change, name, of_rank_0, of_rank_1):
         assert str(failure.value).endswith("; must be the same on all ranks")
 
 
-@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
-@cases(DISPATCH)
-def test_dispatches_that_differ_are_reported(change, name, of_rank_0, of_rank_1, inputs):
-    def call(buffer, arguments, change):
-        buffer.dispatch(**arguments | change(buffer))
-
-    check_reported(inputs, call, change, name, of_rank_0, of_rank_1)
-
-
-@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
-@cases(CACHED)
-def test_cached_dispatches_that_differ_are_reported(change, name, of_rank_0, of_rank_1, inputs):
-    def call(buffer, arguments, change):
-        handle = buffer.dispatch(**arguments)[4]
-        x = fp8(512, 4) if name == "scales" else arguments["x"]
-        cached = {"x": x, "handle": handle, "config": arguments["config"]}
-        buffer.dispatch(**cached | change(buffer))
-
-    check_reported(inputs, call, change, name, of_rank_0, of_rank_1)
-
-
-@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
-@cases(COMBINE)
-def test_combines_that_differ_are_reported(change, name, of_rank_0, of_rank_1, inputs):
-    def call(buffer, arguments, change):
-        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
-        combined = {"x": recv_x, "handle": handle, "config": arguments["config"]}
-        buffer.combine(**combined | change(combined))
-
-    check_reported(inputs, call, change, name, of_rank_0, of_rank_1)
-
-
-@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
+@pytest.mark.emulator_only(WAITING)
 @pytest.mark.parametrize("check_calls", [False, True])
 @pytest.mark.parametrize("verb", ["combine", "dispatch"])
 def test_ranks_that_use_handles_of_equal_shape_in_another_order_raise(verb, check_calls, inputs):
@@ -143,7 +95,7 @@ def test_ranks_that_use_handles_of_equal_shape_in_another_order_raise(verb, chec
         spawn(main, 2)
 
 
-@pytest.mark.emulator_only("a rank that fails leaves its peer's kernel waiting")
+@pytest.mark.emulator_only(WAITING)
 def test_ranks_that_call_different_verbs_raise(inputs):
     def main(comm):
         buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)

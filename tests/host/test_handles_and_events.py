@@ -29,18 +29,6 @@ def test_a_handle_unpacks_indexes_and_counts_like_deepeps_tuple(on_two_ranks, in
     on_two_ranks(main)
 
 
-def test_a_plain_tuple_serves_as_a_handle(on_two_ranks, inputs):
-    def main(buffer):
-        arguments = inputs(buffer)
-        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
-        cached_x, *_ = buffer.dispatch(arguments["x"], handle=tuple(handle), config=arguments["config"])
-        assert to_numpy(cached_x).tobytes() == to_numpy(recv_x).tobytes()
-        combined, _, _ = buffer.combine(recv_x, tuple(handle))
-        return tuple(combined.shape)
-
-    assert on_two_ranks(main) == [(3, 128)] * 2
-
-
 def test_a_blocking_call_returns_an_event_that_is_done(on_two_ranks, inputs):
     def main(buffer):
         arguments = inputs(buffer)

@@ -1,51 +1,14 @@
 """Arguments between nodes that are wrong are refused before anything is launched, and the buffer goes on."""
 
-import numpy as np
 import pytest
 from arrays import to_target
 from internode import CONFIG, Options, make_node_case
-from intranode import combine, dispatch, dispatch_arguments, make_buffer
+from intranode import combine, dispatch, make_buffer
 from target import spawn
 
 import nbep
 
 CASE, OPTIONS = make_node_case(1, num_tokens=4), Options()
-
-
-def check_refused(*wrong: tuple[dict, str]) -> None:
-    """A dispatch with some arguments changed is refused on every rank with a ValueError that says so."""
-
-    def main(comm):
-        buffer = make_buffer(comm, CASE, OPTIONS)
-        for change, pattern in wrong:
-            _, arguments = dispatch_arguments(buffer, CASE, OPTIONS, comm.rank)
-            with pytest.raises(ValueError, match=pattern):
-                buffer.dispatch(**{**arguments, **to_target_of(change)})
-        combine(buffer, CASE, OPTIONS, comm.rank, dispatch(buffer, CASE, OPTIONS, comm.rank))
-        buffer.destroy()
-
-    spawn(main, 4)
-
-
-def to_target_of(change: dict) -> dict:
-    return {name: to_target(value) for name, value in change.items()}
-
-
-def test_what_does_not_fit_is_named_and_the_buffer_goes_on():
-    check_refused(
-        ({"num_tokens_per_rdma_rank": None}, "num_tokens_per_rdma_rank: got None"),
-        ({"num_tokens_per_rdma_rank": np.zeros(3, np.int32)}, "num_tokens_per_rdma_rank: got .*3"),
-        ({"config": nbep.Config(3, 2, 8, 2, 4)}, r"config.num_sms: got 3; must be even"),
-        ({"config": nbep.Config(4, 2, 800, 2, 4)}, r"num_nvl_bytes: got \d+ at construction; must be at least \d+"),
-        ({"config": nbep.Config(4, 2, 8, 2, 400)}, r"num_rdma_bytes: got \d+ at construction; must be at least \d+"),
-        ({"config": nbep.Config(4, 2, 8, 2, 4, num_threads=32)}, "config.num_threads: got 32"),
-        ({"topk_weights": None}, "topk_weights: got None"),
-    )
-
-
-@pytest.mark.emulator_only("counts that a GPU holds are not read by the host")
-def test_node_counts_that_do_not_go_with_the_routing_are_refused():
-    check_refused(({"num_tokens_per_rdma_rank": np.array([0, 9], np.int32)}, r"num_tokens_per_rdma_rank: got \[0, 9\]"))
 
 
 def test_handles_of_another_buffer_or_mode_are_refused():

@@ -2,7 +2,7 @@
 
 import pytest
 from cases import make_case
-from intranode import Options, cached_round_trip, expected_dispatch, round_trip, run
+from intranode import Options, cached_round_trip, expected_dispatch, run
 from parts import both_parts
 from target import spawn
 from trips import (
@@ -65,17 +65,6 @@ def test_two_handles_in_turns():
 
 def test_two_buffers_at_once():
     run_rounds(two_buffers_at_once, [(make_case(8, num_tokens=6), Options())] * 2, seed=7)
-
-
-def test_handle_unpacks_like_deepeps_tuple():
-    for outcome in run(make_case(9), fn=round_trip):
-        rank_prefix, channel_prefix, recv_channel_prefix, recv_src_idx, is_token_in_rank, send_head = outcome.handle
-        assert outcome.handle[0] is rank_prefix
-        assert outcome.handle[-1] is send_head
-        assert len(outcome.handle) == 6
-        assert outcome.handle.recv_src_idx is recv_src_idx
-        assert outcome.handle.is_token_in_rank is is_token_in_rank
-        assert channel_prefix.shape == recv_channel_prefix.shape == (2, Options().config.num_channels)
 
 
 def test_asynchronous_calls_chain_by_events():
