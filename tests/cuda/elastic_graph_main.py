@@ -1,6 +1,6 @@
 """ElasticBuffer's dispatch and combine in one CUDA graph, replayed with new inputs; one process per GPU.
 
-    mpirun -n 2 python tests/cuda/elastic_graph_main.py [--expand]
+    mpirun -n 2 python tests/cuda/elastic_graph_main.py [--expand] [--shared]
 
 Without CPU sync nothing on the way needs the CPU. The exit code is 0 if every replay gave what the reference says.
 A graph that holds one dispatch twice in a row takes the halves of the buffer in turn, however often it is replayed.
@@ -9,6 +9,7 @@ A graph that holds one dispatch twice in a row takes the halves of the buffer in
 import sys
 import traceback
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -19,7 +20,7 @@ from elastic import ElasticExpected, ElasticOptions, ElasticOutcome, dispatch_ar
 from graphs import NUM_REPLAYS, NUM_TOKENS, replay
 from mpi4py import MPI
 
-from nbep.specimens.workloads.elastic import HANDLE_ARRAYS
+from nbep.specimens.workloads.elastic import HANDLE_ARRAYS, num_max_tokens
 from nbep.specimens.workloads.intranode import FACTORS
 
 
@@ -37,6 +38,12 @@ class Layer:
         case = case_of(0, comm.size)
         self.buffer = make_elastic_buffer(comm, [(case, self.options)])
         self.arguments = dispatch_arguments(case, self.options, comm.rank)
+        self.output: Any = None
+        if "--shared" in sys.argv:
+            x, most = self.arguments["x"], comm.size * num_max_tokens(case, self.options)
+            rows = self.buffer.make_rows(2 * most, case.hidden).like(x.new_empty(2 * most, case.hidden))
+            self.arguments["x"] = rows[: len(x)].copy_(x)
+            self.output = rows[most:]
         self.inputs = tuple(self.arguments[name] for name in ("x", "topk_idx", "topk_weights"))
 
     def arrays(self, case: Case) -> tuple:
@@ -51,6 +58,8 @@ class Layer:
         *first, handle, _ = self.buffer.dispatch(**self.arguments)
         *again, _, _ = self.buffer.dispatch(x, topk_weights=topk_weights, handle=handle, **form(self.options))
         output = (again[0].float() * float(FACTORS[self.rank])).bfloat16()
+        if self.output is not None:
+            output = self.output[: len(output)].copy_(output)
         combined = self.buffer.combine(output, handle, topk_weights=again[2])
         return first, again, handle, combined
 

@@ -86,7 +86,7 @@ def test_a_cuda_graph_of_dispatch_and_combine_takes_new_inputs(num_gpus, options
 
 
 @pytest.mark.parametrize("num_gpus", [2, 8])
-@pytest.mark.parametrize("options", [[], ["--expand"]], ids=lambda options: " ".join(options))
+@pytest.mark.parametrize("options", [[], ["--expand"], ["--shared"]], ids=lambda options: " ".join(options))
 def test_a_cuda_graph_of_elastic_calls_takes_new_inputs(num_gpus, options):
     need_gpus(num_gpus)
     output = run_python(HERE / "elastic_graph_main.py", *options, ranks=num_gpus, **GPU_EACH)

@@ -9,7 +9,17 @@ import pytest
 from arrays import to_numpy, to_target
 from calls import SlowRank
 from cases import make_case
-from elastic import ElasticExpected, ElasticOptions, Trip, dispatch_arguments, form, make_elastic_buffer, time_outs
+from elastic import (
+    ElasticExpected,
+    ElasticOptions,
+    Trip,
+    call,
+    check,
+    dispatch_arguments,
+    form,
+    make_elastic_buffer,
+    time_outs,
+)
 from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
@@ -193,7 +203,7 @@ def test_what_ranks_pass_differently_is_named_on_all(name, in_one_process, monke
 
 @pytest.mark.emulator_only("what is captured is arranged")
 def test_in_a_capture_a_buffer_is_refused_and_the_cpu_does_not_wait(monkeypatch):
-    captures = []
+    captures, options = [], replace(COMPACT, is_shared=True, do_cpu_sync=False, is_cached=True)
 
     def main(comm):
         monkeypatch.setattr(type(comm.runtime), "is_capturing", property(lambda self: bool(captures)))
@@ -204,11 +214,21 @@ def test_in_a_capture_a_buffer_is_refused_and_the_cpu_does_not_wait(monkeypatch)
             buffer.dispatch(**arguments)
         with pytest.raises(ValueError, match="ElasticBuffer: got made while a CUDA graph is captured"):
             make_elastic_buffer(comm, [(CASE, COMPACT)])
+        with pytest.raises(ValueError, match="make_rows: got called while a CUDA graph is captured; must be called"):
+            buffer.make_rows(4, CASE.hidden)
         comm.barrier()
         captures.clear()
+        shared = make_elastic_buffer(comm, [(CASE, options)])
+        comm.barrier()
+        captures.append(comm.rank)
+        outcome = call(shared, CASE, options)  # nothing on the way needs the CPU
+        comm.barrier()
+        captures.clear()
+        shared.destroy()
         buffer.destroy()
+        return outcome
 
-    spawn(main, 2)
+    check(CASE, options, spawn(main, 2), "in a capture")
 
 
 def test_more_rows_than_there_can_be_without_duplicates_are_reported():

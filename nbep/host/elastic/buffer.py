@@ -223,7 +223,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
             the rows; see SharedRows.like
 
         Raises:
-            ValueError: between nodes, and for wrong arguments
+            ValueError: between nodes, while a CUDA graph is captured, and for wrong arguments
             RuntimeError: if a rank has not enough memory
 
         Blocks:
@@ -231,6 +231,8 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         """
         memory = self._usable("make_rows")
         assert memory.elastic is not None
+        if memory.runtime.is_capturing:
+            refuse("make_rows", "called while a CUDA graph is captured", "called before: no memory is opened there")
         if memory.num_nodes > 1:
             refuse("make_rows", f"{memory.num_nodes} nodes", "called inside a node: no rank reads over a network")
         self._give_back_rows("make_rows")
