@@ -83,7 +83,7 @@ def spawn(
         def main() -> Any:
             runtime = EmulatorRuntime(world, rank)
             set_current_runtime(runtime)
-            return fn(InProcessComm(group, rank, runtime), *args)
+            return runtime.run(lambda: fn(InProcessComm(group, rank, runtime), *args))
 
         return main
 

@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
-from greenlet import getcurrent
 
 from nbep.emulator import Allocation, EmulatorError, Thread, World, current_thread
 from nbep.emulator.machine.kinds import KINDS
@@ -24,6 +23,7 @@ from nbep.emulator.machine.memory import OFFSET_BITS, OFFSET_MASK
 from nbep.emulator.machine.names import name_of
 from nbep.emulator.machine.source import Site, describe_site, site_of
 from nbep.emulator.reports.waiting import last_writer, waiting_groups, warps_and_lanes, who
+from nbep.emulator.schedule.scheduler import running_host
 from nbep.emulator.tracing import Atomic
 from nbep.host.target.checked_arrays import unwritten_rows
 from nbep.host.target.cpu_arrays import CpuTensors
@@ -268,4 +268,4 @@ def _host_state(host: Any) -> str:
         return "has returned"
     if host.predicate is not None and host in _world().waiting_hosts:
         return f"waits for {host.waits_for() if callable(host.waits_for) else host.waits_for}"
-    return "is here" if host is getcurrent() else "runs"
+    return "is here" if host is running_host() else "runs"

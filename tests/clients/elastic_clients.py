@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from case import HIDDEN, MAX_TOKENS, NUM_EXPERTS, NUM_TOPK, Case, Numbers, same
-from stand_ins import StandIns
+
+from nbep.conformance.stand_ins import StandIns
 
 BLOCK = 128  # values that have one scale
 PLAIN = SimpleNamespace(apply=lambda fused_expert_output, **_: fused_expert_output)

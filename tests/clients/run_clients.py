@@ -12,7 +12,6 @@ loops on one rank. Nothing of the clients but the files that call deep_ep is nee
 
 import argparse
 import os
-import sys
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,8 @@ from typing import Any
 import torch
 from case import HIDDEN, MAX_TOKENS, NUM_EXPERTS, NUM_TOPK, Case, Numbers, same
 from elastic_clients import ELASTIC_CLIENTS
-from stand_ins import StandIns
+
+from nbep.conformance.stand_ins import StandIns
 
 
 def megatron(root: Path, group: Any, case: Case) -> list[str]:
@@ -150,9 +150,7 @@ def main() -> None:
     os.environ["NBEP_TARGET"] = "emulator"
 
     import nbep.deep_ep
-
-    sys.path.append(str(Path(__file__).parents[2] / "tools"))
-    from deep_ep_tests import cpu_as_cuda
+    from nbep.conformance.cpu_as_cuda import cpu_as_cuda
 
     nbep.deep_ep.install()
     torch.distributed.init_process_group("gloo")

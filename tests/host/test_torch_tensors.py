@@ -93,26 +93,3 @@ def test_the_symmetric_buffer_as_a_tensor_is_the_same_memory():
         return tensor.dtype, tuple(tensor.shape), (bits.astype(np.uint32) << 16).view(np.float32).tolist()
 
     assert nbep.spawn(main, 2, "emulator") == [(torch.bfloat16, (2, 8), list(range(16)))] * 2
-
-
-def test_a_backward_pass_of_ranks_in_one_thread_is_refused(case):
-    """torch's engine would run the next rank's work as a part of this rank's."""
-
-    class Combine(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, handle, buffer):
-            ctx.buffer, ctx.handle = buffer, handle
-            return buffer.combine(x, handle, config=CONFIG)[0]
-
-        @staticmethod
-        def backward(ctx, grad):
-            return ctx.buffer.dispatch(grad, handle=ctx.handle, config=CONFIG)[0], None, None
-
-    def main(comm):
-        buffer = nbep.Buffer(comm, 1 << 16)
-        recv_x, *_, handle, _ = dispatch(buffer, case, *tensors_of(case, comm.rank))
-        combined_x = Combine.apply(recv_x.requires_grad_(), handle, buffer)
-        with pytest.raises(RuntimeError, match="dispatch: called in torch's backward pass by a rank"):
-            combined_x.backward(torch.ones_like(combined_x))
-
-    nbep.spawn(main, 2, "emulator")

@@ -122,7 +122,7 @@ def frames_of_kernel(frame: FrameType | None) -> list[tuple[FrameType, int]]:
 
 
 def _is_of_a_library(package: str) -> bool:
-    return package == _PACKAGE.name or package in sys.stdlib_module_names
+    return package in (_PACKAGE.name, "torch") or package in sys.stdlib_module_names
 
 
 def caller_site(frame: FrameType | None) -> Site | None:

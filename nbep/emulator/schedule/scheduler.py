@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from threading import get_ident
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from greenlet import getcurrent, greenlet
@@ -42,9 +45,11 @@ _COLLECT_AFTER = 50_000  # new objects that Python's garbage collector waits for
 
 
 class Host(greenlet):
-    """A host function of one rank."""
+    """A host function of one rank. thread: of Python, that runs it in the greenlet's place; see host.rank_threads"""
 
-    __slots__ = ("rank", "function", "result", "predicate", "waits_for", "deadline", "left", "reluctance", "finished")
+    __slots__ = (
+        "rank", "function", "result", "predicate", "waits_for", "deadline", "left", "reluctance", "finished", "thread",
+    )  # fmt: skip
 
     def __init__(self, rank: int, function: Callable[[], Any], hub: greenlet):
         greenlet.__init__(self, parent=hub)
@@ -58,16 +63,25 @@ class Host(greenlet):
         self.left = 0
         self.reluctance = 0.0
         self.finished = False
+        self.thread: int | None = None
 
     def run(self) -> None:
         self.result = self.function()
         self.finished = True
 
+    @property
+    def gr_frame(self) -> FrameType | None:
+        """Where it stands; see `Thread.gr_frame`."""
+        return super().gr_frame if self.thread is None else sys._current_frames().get(self.thread)
+
+
+threads_of_hosts: dict[int, Host] = {}  # by `Host.thread`
+
 
 def running_host() -> Host | None:
     """The host that runs now, if one does."""
     host = getcurrent()
-    return host if isinstance(host, Host) else None
+    return host if isinstance(host, Host) else threads_of_hosts.get(get_ident())
 
 
 class Stuck(NamedTuple):

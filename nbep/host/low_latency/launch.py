@@ -47,6 +47,7 @@ def run_call(
     mode: Any = memory.low_latency
     mode.num_calls, mode.halves[call.half] = call.number + 1, call
     if return_recv_hook:
+        call.release = memory.runtime.hold_outputs()
         on_current_stream(memory, launches[call.half][SEND_PHASE], arguments, arrays)
         return EventOverlap(), partial(_receive, memory, call, launches, arguments, arrays)
     call.is_received = True
@@ -102,6 +103,7 @@ def _receive(
         call.watch()
         call.watch = None
     call.is_received = True
+    call.release()
     on_current_stream(memory, launches[call.half][RECV_PHASE], arguments, arrays)
     if not mode.is_latest(call):
         on_current_stream(memory, launches[call.half][NO_PHASE], arguments, arrays)

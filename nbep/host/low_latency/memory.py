@@ -127,7 +127,7 @@ class LowLatencyCall:
 
     `is_forgotten` if clean_low_latency_buffer came before that; `owner` is the memory that it was made with; `words`
     are those of calls.py, set when it begins. `choices`, where the host reads arrays: a copy of a dispatch's topk_idx.
-    `watch`: see Runtime.watch
+    `watch`, `release`: see Runtime.watch, Runtime.hold_outputs
     """
 
     words: Words
@@ -135,6 +135,7 @@ class LowLatencyCall:
     is_forgotten = False
     choices: Any = None
     watch: Any = None
+    release: Any = None
 
     def __init__(self, owner: LowLatencyMemory, verb: str, number: int):
         self.owner = owner

@@ -250,6 +250,10 @@ class Runtime(ABC):
         """The array, as the caller gets it who may use it until a `lent.Lease` ends. The emulator finds later uses."""
         return array
 
+    def hold_outputs(self) -> Callable[[], None]:
+        """Let the outputs of the next launch be there once what this returns is called; see TensorWatch."""
+        return lambda: None
+
     def after_launch(self, call: Callable[[], None]) -> None:
         """Call it once the latest launch has ended; never, on a target whose host does not read arrays."""
         return

@@ -23,27 +23,35 @@ ABOUT = {"base", "ctypes", "dtype", "flags", "itemsize", "nbytes", "ndim", "shap
 
 
 class Lease:
-    """How long some arrays are the caller's: until `end`. writes: is passed what the caller is about to store to"""
+    """How long some arrays are the caller's: until `end`.
 
-    def __init__(self, what: str, writes: Callable[[np.ndarray], None]):
-        self.what, self.writes = what, writes
+    writes: is passed what the caller is about to store to; begin: what they begin with, for reports
+    """
+
+    def __init__(
+        self,
+        what: str,
+        writes: Callable[[np.ndarray], None] = lambda array: None,
+        begin: str = "the event that its call returned",
+    ):
+        self.what, self.writes, self._begin = what, writes, begin
         self.ended_by = ""
         self.begins_with: Any = None  # the event behind which it is there; None: it is there
 
     def end(self, by: str) -> None:
         self.ended_by = by
 
-    def check(self) -> None:
+    def check(self, use: str = "a use") -> None:
         """Raises: UseAfterFree if the lease has ended"""
         if self.ended_by:
-            raise UseAfterFree(f"a use of {self.what} after {self.ended_by}, whose rows take its place")
+            raise UseAfterFree(f"{use} of {self.what} after {self.ended_by}, whose rows take its place")
 
-    def check_read(self) -> None:
+    def check_read(self, use: str = "a use") -> None:
         """Raises: as `check`; Uninitialized if it is not there yet: a later call may take it, but not read it"""
-        self.check()
+        self.check(use)
         if self.begins_with is not None:
             if not self.begins_with.is_past:
-                raise Uninitialized(f"a use of {self.what} before the event that its call returned")
+                raise Uninitialized(f"{use} of {self.what} before {self._begin}")
             self.begins_with = None
 
 

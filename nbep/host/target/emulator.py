@@ -5,6 +5,7 @@ The host reads arrays at once, so the host itself is the rank's current stream: 
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -30,7 +31,9 @@ from nbep.host.target.emulated_memory import EmulatedMemory, EmulatedPolledMemor
 from nbep.host.target.launches import check_launch, check_leaf
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.target.new_arrays import Parts, PartsLayout
+from nbep.host.target.rank_threads import RankThread
 from nbep.host.target.streams import Event, Stream
+from nbep.host.target.tensor_watch import Hold, TensorWatch
 from nbep.host.target.views import NO_ARRAY, View, view_of
 
 WARP = 32
@@ -83,15 +86,19 @@ class EmulatedNic(NicDevice):
 
 
 class EmulatedEvent(Event):
-    def __init__(self, runtime: Runtime, stream: EmulatedStream):
-        self._runtime = runtime
+    """behind: which of the host's writes come before it; see TensorWatch"""
+
+    def __init__(self, runtime: EmulatorRuntime, stream: EmulatedStream):
+        self._runtime, self._stream = runtime, stream
         self.event = stream.stream.record()
+        self.behind = stream.seen()
 
     @property
     def done(self) -> bool:
         is_done = self.event.done
         if is_done:
             self.event.tell_host()
+            self._stream.waited = max(self._stream.waited, self.event.mark.place)
         return is_done
 
     @property
@@ -101,13 +108,28 @@ class EmulatedEvent(Event):
 
     def current_stream_wait(self) -> None:
         self._runtime.wait_until(lambda: self.done, lambda: f"an event of stream {self.event.stream.name}")
+        if self._runtime.tensors is not None:
+            self._runtime.tensors.settle()
 
 
 class EmulatedStream(Stream):
+    """behind: the host's writes that its next work comes behind; waited: place of the last mark that the host saw"""
+
     def __init__(self, runtime: EmulatorRuntime, stream: Any, name: str):
         self._runtime = runtime
         self.stream = stream
         self.name = name
+        self.behind = self.waited = 0
+
+    def seen(self) -> int:
+        """Which of the host's writes come before its end: the current stream is the host itself."""
+        if self._runtime.is_current(self):
+            self.see_host()
+        return self.behind
+
+    def see_host(self) -> None:
+        if self._runtime.tensors is not None:
+            self.behind = self._runtime.tensors.clock
 
     @property
     def key(self) -> object:
@@ -118,14 +140,17 @@ class EmulatedStream(Stream):
             return EmulatedEvent(self._runtime, self)
         assert isinstance(event, EmulatedEvent)
         self.stream.record(event.event)
+        event.behind = self.seen()
         return event
 
     def wait(self, event: Event) -> None:
         assert isinstance(event, EmulatedEvent)
         self.stream.wait(event.event)
+        self.behind = max(self.behind, event.behind)
 
     def wait_current_stream(self) -> None:
         """What the host has done is done; what it has queued in its current stream need not be."""
+        self.see_host()
         current = self._runtime.busy_current_stream
         if current is not None and current is not self:
             self.wait(current.record())
@@ -196,7 +221,22 @@ class EmulatorRuntime(Runtime):
         self._in_flight: list[tuple[Any, list[Any], list[Span]]] = []
         self._outputs = Outputs()
         self._thread = threading.get_ident()
+        self._rank_thread: RankThread | None = None
+        self.tensors: TensorWatch | None = None
         self.num_forks = -1  # so that each verb asks check_caller
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """What the rank's function returns, in a thread of its own if torch may run in it; see rank_threads."""
+        if not hasattr(sys.modules.get("torch"), "_C"):
+            return function()
+
+        def begin() -> Any:
+            self._thread = threading.get_ident()
+            self.watch_tensors()
+            return function()
+
+        self._rank_thread = RankThread(begin)
+        return self._rank_thread.run()
 
     def check_caller(self, verb: str) -> None:
         """Raises: RuntimeError as Runtime's, in another thread than the ranks', after its run, in a backward pass"""
@@ -209,11 +249,11 @@ class EmulatorRuntime(Runtime):
         check_rank(verb, self)
         if self.world.is_over:
             raise RuntimeError(f"{verb}: called after the end of the spawn that this rank was part of")
-        if in_backward_pass():
+        if self._rank_thread is None and in_backward_pass():
             # torch's engine takes the backward pass of the next rank for a part of this one's, and mixes up their work.
             raise RuntimeError(
-                f"{verb}: called in torch's backward pass by a rank of nbep.spawn; ranks of one thread cannot take "
-                f"turns there: start a process for each rank, with torchrun"
+                f"{verb}: called in torch's backward pass by a rank of nbep.spawn that torch was not imported before; "
+                f"import torch first: each rank has a thread of its own then"
             )
 
     @property
@@ -285,7 +325,21 @@ class EmulatorRuntime(Runtime):
         return by_columns.transpose(0, 2, 1) if isinstance(like, np.ndarray) else by_columns.transpose(1, 2)
 
     def lend(self, array: Array, lease: Any) -> Array:
+        if self.tensors is not None and not isinstance(array, np.ndarray):
+            self.tensors.lend(array, lease)
         return lend(array, lease)
+
+    def hold_outputs(self) -> Callable[[], None]:
+        hold = Hold()
+        if self.tensors is not None:
+            self.tensors.hold = hold
+        return hold.release
+
+    def watch_tensors(self) -> None:
+        """Look at what torch does in this thread, from now on."""
+        if hasattr(sys.modules.get("torch"), "_C"):
+            self.tensors = TensorWatch()
+            self.tensors.begin()
 
     def dtype_like(self, dtype: str, like: Array) -> Any:
         return np.dtype(dtype) if isinstance(like, np.ndarray) else CpuTensors.dtype(dtype)
@@ -308,6 +362,9 @@ class EmulatorRuntime(Runtime):
         """The current stream, if it has work that is not done."""
         current = self._current_streams.get(threading.get_ident())
         return current if current is not None and current.stream.is_busy else None
+
+    def is_current(self, stream: EmulatedStream) -> bool:
+        return self._current_streams.get(threading.get_ident()) is stream
 
     @property
     def is_capturing(self) -> bool:
@@ -332,6 +389,7 @@ class EmulatorRuntime(Runtime):
         spec = spec_of(kernel)
         mappings = []
         inputs, written = [], []
+        tensors: list[tuple[str, Any, bool]] = []
         for i, param in enumerate(spec.params):
             leaf = leaves[i]
             if leaf is None:
@@ -342,6 +400,9 @@ class EmulatorRuntime(Runtime):
                 name, array = param.path.rpartition(".")[2], leaf
                 if not isinstance(leaf, np.ndarray):
                     array = CpuTensors.view(leaf)
+                    if self.tensors is not None:
+                        self.tensors.check_launch(stream, spec.name, name, leaf)
+                        tensors.append((name, leaf, param.type.is_writable))
                 if param.type.is_writable and not array.flags.writeable:
                     check_leaf(self, spec, param, leaf)  # says so
                 mappings.append(self.space.map_array(array, name, writable=param.type.is_writable))
@@ -364,6 +425,8 @@ class EmulatorRuntime(Runtime):
                     self._outputs.hide_unwritten(array, allocation)
                     launch.callbacks.append(Watched(name, array, self.rank, spec.name, AFTER_EVENT).check)
         self._in_flight.append((launch, mappings, written))
+        if self.tensors is not None:
+            self.tensors.launched(stream, spec.name, tensors)
 
     def after_launch(self, call: Callable[[], None]) -> None:
         self._in_flight[-1][0].callbacks.append(call)
@@ -397,8 +460,11 @@ class EmulatorRuntime(Runtime):
         told: Callable[[], Iterable[Any]] | None = None,
     ) -> bool:
         self.check_caller("a wait")
-        with own_modes():  # other ranks run meanwhile
-            in_time = self.world.host_wait(predicate, describe, timeout_ns, told)
+        if self._rank_thread is not None:
+            in_time = self._rank_thread.ask(lambda: self.world.host_wait(predicate, describe, timeout_ns, told))
+        else:
+            with own_modes():  # other ranks run meanwhile
+                in_time = self.world.host_wait(predicate, describe, timeout_ns, told)
         self._unmap_finished()
         return in_time
 

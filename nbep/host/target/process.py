@@ -11,6 +11,7 @@ from nbep.host.ranks.comm import TorchComm, gather_objects, gather_results, is_m
 from nbep.host.ranks.timeouts import timeout_ns
 from nbep.host.target.base import Runtime
 from nbep.host.target.current import set_process_runtime
+from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.resolve import resolve_target
 
 # Where launchers say which of the host's processes this is: Open MPI, MPICH and Intel MPI, MVAPICH, PALS, Slurm. Slurm
@@ -78,14 +79,18 @@ def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
     def make() -> None:
         global _runtime, _made_for
         if _runtime is None:
-            _runtime = _emulator_runtime(comm) if target == "emulator" else _cuda_runtime(comm, neighbours)
+            if target == "emulator":
+                _runtime = _emulator_runtime(comm)
+                _runtime.watch_tensors()
+            else:
+                _runtime = _cuda_runtime(comm, neighbours)
             _made_for = wanted
             set_process_runtime(_runtime)
 
     gather_results(comm, make)
 
 
-def _emulator_runtime(comm: Any) -> Runtime:
+def _emulator_runtime(comm: Any) -> EmulatorRuntime:
     if isinstance(comm, TorchComm):
         from nbep.host.target.torchrun import TorchEmulatorRuntime
 
