@@ -16,7 +16,7 @@ from parts import both_parts
 from nbep.lab.litmus import PROGRAMS, allowed
 
 ROOT = Path(__file__).resolve().parents[2]
-MEANING, PAGE = ROOT / "records" / "every_schedule.md", ROOT / "docs" / "every_schedule_inside.md"
+PAGE = ROOT / "records" / "every_schedule.md"
 
 
 def of_one_kernel(*threads) -> Program:
@@ -55,7 +55,7 @@ FEW = ["observed"]
 @pytest.mark.parametrize("shape", both_parts(FEW, thorough=[], long=[one for one in SHAPES if one not in FEW]))
 def test_the_page_says_what_the_programs_are(shape):
     """`python tests/support/oracle_table.py` writes the table."""
-    assert row(shape) in MEANING.read_text()
+    assert row(shape) in PAGE.read_text()
 
 
 # What the oracle has found in nbep, as small as it gets, and has been mended since.
@@ -126,7 +126,7 @@ def table_of_faults() -> dict[str, tuple[str, int]]:
 
 def test_the_page_has_all_faults():
     assert {words: shape for words, (shape, _) in table_of_faults().items()} == {one.words: one.shape for one in FAULTS}
-    assert f"{len(FAULTS)} faults were put back" in MEANING.read_text()
+    assert f"{len(FAULTS)} faults were put back" in PAGE.read_text()
 
 
 @pytest.mark.thorough

@@ -1,6 +1,6 @@
 """Faults put back into nbep, one at a time, each with the shape of programs that is to find it.
 
-python tests/support/oracle_faults.py        the table of docs/every_schedule_inside.md
+python tests/support/oracle_faults.py        the table of records/every_schedule.md
 """
 
 from __future__ import annotations

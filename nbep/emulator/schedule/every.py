@@ -136,13 +136,17 @@ class Tree(Turns, Limited):
             self.choices.clear()
             self.schedules = self.redundant = 0
             return
-        if self.is_stuck and self.at_rest is not None:
-            is_redundant = True
-            self.failed = [failed for failed in self.failed if failed.at <= self.at_rest]
-            self.forget(self.at_rest)
-            self.choices[self.at_rest].close()
-        elif self.at_rest is not None and not any(step.access.is_store for step in self.steps[self.at_rest :]):
-            self.choices[self.at_rest].undo(self.forget(self.at_rest))  # looks in vain, of waits that do not sleep
+        at = self.at_rest
+        if at is not None and (
+            self.is_stuck or (self.is_weak and not any(one.access.is_store for one in self.steps[at:]))
+        ):
+            self.failed = [failed for failed in self.failed if failed.at <= at]
+            behind = self.forget(at)
+            if self.is_stuck:
+                is_redundant = True
+                self.choices[at].close()
+            else:  # looks in vain, of waits that do not sleep
+                self.choices[at].undo(behind)
         self.redundant += is_redundant
         self.schedules += not is_redundant
         settle_unsure(self.steps)
