@@ -157,7 +157,7 @@ def test_a_hang_names_each_place_once_and_says_who_has_left_and_who_waits_for_an
     assert rest == [
         "  blockIdx 0 has left",
         "  4 of 9 blocks wait for an SM: blockIdx 5-8; 4 blocks of this size run at once",
-        "  only threads that wait, or have not started, could change what they look at",
+        "  all other threads wait, or have not started: none of them can change what these look at",
     ]
 
 

@@ -14,6 +14,7 @@ from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 _V2 = struct.Struct("2I")
 _V4 = struct.Struct("4I")
@@ -59,6 +60,14 @@ def _put_f16(view: Any, offset: int, value: Any) -> None:
     view[offset >> 1] = int(np.float16(value).view(np.uint16))
 
 
+def _get_bf16(view: Any, offset: int) -> Any:
+    return np.uint16(view[offset >> 1]).view(bfloat16)
+
+
+def _put_bf16(view: Any, offset: int, value: Any) -> None:
+    view[offset >> 1] = int(bfloat16(value).view(np.uint16))
+
+
 def _put_f64(view: Any, offset: int, value: Any) -> None:
     view[offset >> 3] = float(value)
 
@@ -100,6 +109,7 @@ KINDS: dict[str, Kind] = {
     "s64": Kind(8, "q", True),
     "f32": Kind(4, "f", True, _get_f32, _put_f32),
     "f16": Kind(2, "H", True, _get_f16, _put_f16),
+    "bf16": Kind(2, "H", True, _get_bf16, _put_bf16),
     "f64": Kind(8, "d", True, lambda view, offset: view[offset >> 3], _put_f64),
     "c64": Kind(8, "B", True, _get_c64, _put_c64),
     "c128": Kind(16, "B", True, _get_c128, _put_c128),

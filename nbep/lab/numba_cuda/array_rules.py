@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from . import ops
+from .arrays import local_array
 from .code import build
-from .env import NOT_CONSTANT, V
-from .types import I64, Arr, Known, Num, Tup, dtype_of, is_int
+from .env import V
+from .types import Arr, Num, Tup, dtype_of
 
 
 def array_method(c: Any, base: V, name: str, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
@@ -166,18 +167,24 @@ REDUCTIONS: dict[str, Any] = {
 
 
 def ufunc_of_arrays(c: Any, function: np.ufunc, args: list[V], node: ast.AST) -> V:
-    """`np.add(a, b, out)`: element by element, into the last argument."""
-    if len(args) != function.nin + 1 or not isinstance(args[-1].t, Arr):
+    """`np.add(a, b, out)`: element by element, into the last argument; or, with the successor, into a new array."""
+    is_new = c.unit.successor and len(args) == function.nin
+    if not is_new and (len(args) != function.nin + 1 or not isinstance(args[-1].t, Arr)):
         raise c.fail(node, f"np.{function.__name__} of arrays: takes an array for the result as its last argument")
-    out = args[-1].t
-    kinds = [np.dtype(one.t.dtype) for one in args[:-1]]
+    kinds = [getattr(one.t, "dtype", None) for one in args[: function.nin]]
     try:
         dtypes = function.resolve_dtypes((*kinds, None))
     except TypeError:
-        raise c.fail(node, f"np.{function.__name__} of {', '.join(map(str, kinds))}") from None
+        raise c.fail(node, f"np.{function.__name__} of {', '.join(str(one.t) for one in args)}") from None
+    out = args[-1].t
+    if is_new:
+        out = Arr(dtypes[-1], max(one.t.ndim for one in args if isinstance(one.t, Arr)), "C")
 
     def apply(thread: Any, *values: Any) -> Any:
         there = values[-1]
+        if is_new:
+            shape = np.broadcast_shapes(*(one.shape for one in values if hasattr(one, "nd")))
+            there, values = local_array(thread.world, shape, out.dtype, "an array"), (*values, None)
         given = [
             one.like(np.broadcast_to(one.nd, there.nd.shape), None) if hasattr(one, "nd") else one
             for one in values[:-1]
@@ -193,6 +200,3 @@ def ufunc_of_arrays(c: Any, function: np.ufunc, args: list[V], node: ast.AST) ->
 
     holes = "".join(f", {{{i}}}" for i in range(len(args)))
     return V(out, build(f"{c.keep(apply)}(_t{holes})", node, *(one.code for one in args)))
-
-
-__all__ = ["I64", "NOT_CONSTANT", "Known", "array_method", "is_int", "ufunc_of_arrays"]

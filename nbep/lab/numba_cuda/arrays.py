@@ -16,13 +16,13 @@ from nbep.emulator.machine.access import OPS
 from nbep.emulator.machine.memory import Allocation
 
 from . import faults, ops
-from .types import Num
+from .types import AS_SCALARS, Num
 
 KIND_OF = {
     "b1": "u8", "i1": "s8", "i2": "s16", "i4": "s32", "i8": "s64", "u1": "u8", "u2": "u16", "u4": "u32", "u8": "u64",
     "f2": "f16", "f4": "f32", "f8": "f64", "c8": "c64", "c16": "c128", "m8": "s64", "M8": "s64",
+    "V2": "bf16",
 }  # fmt: skip
-_AS_SCALAR = ("f2", "f4", "c8")  # types whose values are NumPy's scalars
 _ONES = b"\1" * 16
 
 
@@ -290,7 +290,7 @@ def _fast(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Loads and stores of "sc", where all see a store at once."""
     nd, flags, world, allocation = array.nd, array.flags, array.space.world, array.space.allocation
     code = nd.dtype.str[1:]
-    get = nd.__getitem__ if code in _AS_SCALAR or nd.dtype.kind in "mM" else nd.item
+    get = nd.__getitem__ if code in AS_SCALARS or nd.dtype.kind in "mM" else nd.item
     put = nd.__setitem__
     as_scalar = get is not nd.item
     is_own = array.space.allocation is None

@@ -16,6 +16,7 @@ from . import stubs
 from .code import build, constant, placed
 from .env import NOT_CONSTANT, V
 from .types import (
+    AS_SCALARS,
     BOOL,
     F64,
     I32,
@@ -89,7 +90,7 @@ def arguments(c: Any, node: ast.Call) -> tuple[list[V], dict[str, V]]:
 
 
 def call_known(c: Any, function: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    from . import cuda_rules, math_rules  # noqa: F401 - they register their rules
+    from . import cuda_rules, halves, math_rules  # noqa: F401 - they register their rules
     from .statements import LocalFunction
 
     if isinstance(function, LocalFunction) or hasattr(function, "py_func"):
@@ -173,7 +174,7 @@ def method(c: Any, base: V, name: str, args: list[V], kwargs: dict[str, V], node
         if to.itemsize != t.dtype.itemsize:
             raise c.fail(node, f"view of {t} as {to}: their sizes differ")
         code = build(f"np.{t.dtype.name}({{0}}).view('{to.str}')", node, base.code)
-        return V(Num(to), build("{0}.item()", node, code) if to.str[1:] not in ("f2", "f4", "c8") else code)
+        return V(Num(to), build("{0}.item()", node, code) if to.str[1:] not in AS_SCALARS else code)
     if isinstance(t, Tup) and name in ("count", "index"):
         return V(I64, build(f"{{0}}.{name}({{1}})", node, base.code, args[0].code))
     if is_int(t) and name == "bit_count" and not args:
@@ -205,16 +206,27 @@ def need(c: Any, args: list[V], count: int, what: str, node: ast.AST) -> None:
         raise c.fail(node, f"{what}: takes {count} arguments, {len(args)} given")
 
 
+def _parts(c: Any, value: V, node: ast.AST, count: int = 1) -> list[V]:
+    """The numbers of a vector, in the order in which they are used; `count` times a number."""
+    name = c.temporary()
+    if isinstance(value.t, Vec):
+        first = V(Num(value.t.dtype), build(f"({name} := {{0}})[0]", node, value.code))
+        return [first, *(V(first.t, build(f"{name}[{i}]", node)) for i in range(1, value.t.size))]
+    if count == 1 or not isinstance(value.t, Num):
+        return [value] * count
+    return [V(value.t, build(f"({name} := {{0}})", node, value.code)), *[V(value.t, build(name, node))] * (count - 1)]
+
+
+def of_vectors(c: Any, t: Vec, values: list[V], compute: Callable[..., V], node: ast.AST) -> V:
+    """What numba-cuda-mlir computes of vectors and numbers, part by part."""
+    parts = zip(*(_parts(c, one, node, t.size) for one in values), strict=True)
+    codes = [c.converted(compute(*some), Num(t.dtype), node).code for some in parts]
+    return V(t, placed(ast.Tuple(codes, ast.Load()), node))
+
+
 def vector(c: Any, stub: stubs.VectorStub, args: list[V], node: ast.AST) -> V:
     dtype = np.dtype(stub.base)
-    parts: list[V] = []
-    for one in args:
-        if isinstance(one.t, Vec):
-            name = c.temporary()
-            parts.append(V(Num(one.t.dtype), build(f"({name} := {{0}})[0]", node, one.code)))
-            parts += [V(Num(one.t.dtype), build(f"{name}[{i}]", node)) for i in range(1, one.t.size)]
-        else:
-            parts.append(one)
+    parts = [part for one in args for part in _parts(c, one, node)]
     if len(parts) != stub.size:
         raise c.fail(node, f"{stub!r}: takes {stub.size} values, {len(parts)} given")
     codes = [c.converted(one, Num(dtype), node).code for one in parts]
@@ -222,6 +234,8 @@ def vector(c: Any, stub: stubs.VectorStub, args: list[V], node: ast.AST) -> V:
 
 
 def cast(c: Any, dtype: np.dtype, args: list[V], node: ast.AST) -> V:
+    if dtype.kind == "c" and len(args) == 2:
+        return c.converted(_complex(c, args, {}, node), Num(dtype), node)
     need(c, args, 1, str(dtype), node)
     value = args[0]
     if isinstance(value.t, Known) and isinstance(value.t.value, enum.Enum):
@@ -337,12 +351,14 @@ def _abs(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
     from .types import C64, F32, I8
 
     t = args[0].t
+    if c.unit.successor and isinstance(t, Vec):
+        return of_vectors(c, t, args, lambda one: _abs(c, [one], {}, node), node)
     if t == BOOL:
         return c.converted(args[0], I8, node)
     if is_complex(t):
         code = build("abs({0})", node, args[0].code)
         return V(F32, build("f32({0})", node, code)) if t == C64 else V(F64, code)
-    if not is_number(t):
+    if not is_number(t) and not (isinstance(t, Num) and t.dtype.kind == "m"):
         raise c.fail(node, f"abs of {t}")
     if is_int(t) and t.dtype.kind == "i":
         return V(t, build(f"wrap(abs({{0}}), {8 * t.dtype.itemsize}, True)", node, args[0].code))
@@ -442,7 +458,10 @@ def _isinstance(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V
     kinds = {int: is_int(t) and t != BOOL, float: is_float(t), bool: t == BOOL, complex: is_complex(t)}
     kinds[tuple] = isinstance(t, Tup)
     kinds[str] = isinstance(t, Known) and isinstance(t.value, str)
-    found = any(kinds.get(one, False) for one in (wanted if isinstance(wanted, tuple) else (wanted,)))
+    found = any(
+        kinds[one] if one in kinds else is_type(one) and t == Num(dtype_of(one))
+        for one in (wanted if isinstance(wanted, tuple) else (wanted,))
+    )
     return V(BOOL, constant(found, node), found)
 
 

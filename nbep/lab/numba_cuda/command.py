@@ -20,6 +20,9 @@ def parser_of_run() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of the schedule (0)")
     parser.add_argument("--strategy", default="uniform", metavar="NAME", help="how schedules are chosen (uniform)")
     parser.add_argument("--num-sms", type=int, metavar="N", help="blocks that run at once (as many as an H100 holds)")
+    parser.add_argument(
+        "--max-calls", type=int, metavar="N", help="loads, stores, barriers until it ends with a report"
+    )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is passed")
     return parser
@@ -39,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from .code import KernelTypeError
 
     try:
-        given = {name: getattr(options, name) for name in ("seed", "memory_model", "strategy", "num_sms")}
+        given = {name: getattr(options, name) for name in ("seed", "memory_model", "strategy", "num_sms", "max_calls")}
         with session.options(**given), progress.shown():
             script.run(options.script, options.arguments)
     except (EmulatorError, KernelTypeError) as error:

@@ -13,7 +13,6 @@ from .code import build, constant
 from .env import NOT_CONSTANT, V
 from .types import (
     BOOL,
-    F16,
     F32,
     F64,
     I32,
@@ -42,17 +41,22 @@ ATOMIC_TYPES = {  # as numba-cuda declares them
 
 
 class SharedSite:
-    """One call of cuda.shared.array in a function compiled once: every block has an array for it."""
+    """One call of cuda.shared.array in a function compiled once: every block has an array for it.
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype, alignment: int, name: str | None):
+    shape: (0,) and None are in the dynamic part: all of it that is left, and what its size at run time takes
+    """
+
+    def __init__(self, shape: Any, dtype: np.dtype, alignment: int, name: str | None):
         self.shape, self.dtype, self.alignment, self.name = shape, dtype, alignment, name
 
 
-def _shape(c: Any, value: V, dtype: V, where: str, node: ast.AST) -> tuple[int, ...]:
+def _shape(c: Any, value: V, dtype: V, where: str, node: ast.AST) -> tuple[int, ...] | None:
     known = value.known if value.is_known else None
     shape = known if isinstance(known, tuple) else (known,)
     if isinstance(value.t, Tup) and value.t.of is list:
         reason = "the shape is a list; must be an integer or a tuple of integers"
+    elif _at_run_time(c, value, where):
+        return None
     elif not value.is_known:
         reason = "the shape of a shared or local array must be known when the kernel is compiled"
     elif not all(isinstance(one, (int, np.integer)) and not isinstance(one, bool) and one >= 0 for one in shape):
@@ -60,11 +64,19 @@ def _shape(c: Any, value: V, dtype: V, where: str, node: ast.AST) -> tuple[int, 
     else:
         return tuple(int(one) for one in shape)
     given = f"array(shape={name_in_numba(value)}, dtype={name_in_numba(dtype)})"
+    function = "array" if c.unit.successor else f"{where}.array"
     raise c.fail(
         node,
-        f"No implementation of function Function(<function {where}.array>) found for signature:\n \n >>> {given}\n"
+        f"No implementation of function Function(<function {function}>) found for signature:\n \n >>> {given}\n"
         f"{reason}",
     )
+
+
+def _at_run_time(c: Any, value: V, where: str) -> bool:
+    """Whether the size of an array of dynamic shared memory is taken as it is when the kernel runs."""
+    sizes = value.t.items if isinstance(value.t, Tup) else (value.t,)
+    is_open = where == "shared" and not value.is_known and c.unit.successor
+    return is_open and not c.may_be_compiled_again and all(is_int(one) for one in sizes)
 
 
 def name_in_numba(value: V) -> str:
@@ -94,7 +106,7 @@ def _literal(t: Any, const: Any) -> str:
 
 def _array_arguments(
     c: Any, args: list[V], kwargs: dict[str, V], where: str, node: ast.AST
-) -> tuple[tuple[int, ...], np.dtype, int]:
+) -> tuple[Any, np.dtype, int]:
     given = dict(zip(("shape", "dtype", "alignment"), args, strict=False)) | kwargs
     if "shape" not in given or "dtype" not in given or set(given) > {"shape", "dtype", "alignment"}:
         raise c.fail(node, "takes a shape and a dtype, and maybe an alignment")
@@ -121,20 +133,23 @@ def _array_arguments(
 
 @rule(stubs.shared.array)  # type: ignore[attr-defined]
 def _shared(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
+    from . import device
+
     name = c.target_name
     shape, dtype, alignment = _array_arguments(c, args, kwargs, "shared", node)
+    sizes: Any = None
+    if shape is None:
+        sizes = args[0] if args else kwargs["shape"]
+        sizes = sizes if isinstance(sizes.t, Tup) else c.tuple_of([sizes], node)
+    ndim = len(sizes.t.items if shape is None else shape)
     key = (node.lineno, node.col_offset)  # type: ignore[attr-defined]
     site = c.unit.shared_sites.setdefault((id(c.compiled), key), SharedSite(shape, dtype, alignment, name))
     c.compiled.uses.add("shared")
     if site not in c.unit.sites:
         c.unit.sites.append(site)
-    return V(Arr(dtype, len(shape), "C"), _with_site(c, "shared_array", site, node))
-
-
-def _with_site(c: Any, name: str, site: Any, node: ast.AST) -> ast.expr:
-    from . import device
-
-    return build(f"{c.keep(getattr(device, name))}(_t, _w, {c.keep(site)})", node)
+    keep, size = c.keep(device.shared_array), ", {0}" if sizes else ""
+    code = build(f"{keep}(_t, _w, {c.keep(site)}{size})", node, *([sizes.code] if sizes else []))
+    return V(Arr(dtype, ndim, "C"), code)
 
 
 @rule(stubs.local.array)  # type: ignore[attr-defined]
@@ -365,6 +380,8 @@ def _atomic(name: str) -> Any:
         value = c.converted(value, t, node)
         compare = build("None", node) if old is None else c.converted(old, t, node).code
         op = {"and_": "and", "or_": "or", "compare_and_swap": "cas"}.get(name, name)
+        if c.unit.successor and name in ("max", "min"):
+            op = f"nan{name}"  # a number takes the place of what is none
         holes = "".join(f", {{{i + 3}}}" for i in range(len(indices)))
         code = build(
             f"{{0}}.atomic(_t, {op!r}, {{1}}, {{2}}{holes})", node, array.code, value.code, compare,
@@ -406,37 +423,6 @@ for _name in (*stubs.LOADS, *stubs.STORES):
         if name in stubs.LOADS:
             return c.element(args[0], indices, node)
         return V(Known(None), c.store_element(args[0], indices, args[2], node))
-
-
-# --- float16 ----------------------------------------------------------------------------------------------------------
-_HALF = {
-    "hneg": lambda x: -x, "habs": np.abs, "hsin": np.sin, "hcos": np.cos, "hlog": np.log, "hlog10": np.log10,
-    "hlog2": np.log2, "hexp": np.exp, "hexp10": lambda x: 10.0**x, "hexp2": np.exp2, "hsqrt": np.sqrt,
-    "hrsqrt": lambda x: 1 / np.sqrt(x), "hfloor": np.floor, "hceil": np.ceil, "hrcp": lambda x: 1 / x, "hrint": np.rint,
-    "htrunc": np.trunc, "htanh": np.tanh, "htanh_approx": np.tanh, "hadd": lambda x, y: x + y,
-    "hsub": lambda x, y: x - y, "hmul": lambda x, y: x * y, "hdiv": lambda x, y: x / y, "hmax": np.fmax,
-    "hmin": np.fmin, "heq": lambda x, y: x == y, "hne": lambda x, y: x != y, "hge": lambda x, y: x >= y,
-    "hgt": lambda x, y: x > y, "hle": lambda x, y: x <= y, "hlt": lambda x, y: x < y, "hfma": lambda x, y, z: x * y + z,
-}  # fmt: skip
-
-
-def _half(name: str, compute: Any) -> Any:
-    is_test = name in ("heq", "hne", "hge", "hgt", "hle", "hlt")
-
-    def of_halves(*values: Any) -> Any:
-        with np.errstate(all="ignore"):
-            result = compute(*(np.float64(one) for one in values))
-        return bool(result) if is_test else np.float16(result)
-
-    def made(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-        values = [c.converted(one, F16, node) for one in args]
-        return plain(c, BOOL if is_test else F16, of_halves, values, node)
-
-    return made
-
-
-for _name, _compute in _HALF.items():
-    rule(getattr(stubs.fp16, _name))(_half(_name, _compute))
 
 
 __all__ = ["cast", "constant_array", "special"]

@@ -17,6 +17,7 @@ from nbep.emulator.machine.warp import match_result, shfl_source, vote_result
 from . import arrays
 from .faults import UNDEFINED
 from .reports import different_barriers
+from .types import BF16
 
 MAX_LOOKS = 1000  # of a lane that asks who is with it
 
@@ -24,13 +25,15 @@ MAX_LOOKS = 1000  # of a lane that asks who is with it
 class BlockState:
     """What the threads of a block have together.
 
-    shared: its arrays, by the place of their call; votes: by phase; sites: by phase and warp
+    shared: its arrays, by the place of their call; dynamic: bytes of the dynamic part that these take; votes: by phase;
+    sites: by phase and warp
     """
 
-    __slots__ = ("shared", "sites", "votes")
+    __slots__ = ("dynamic", "shared", "sites", "votes")
 
     def __init__(self) -> None:
         self.shared: dict[Any, arrays.KArray] = {}
+        self.dynamic = 0
         self.votes: dict[int, list[bool]] = {}
         self.sites: dict[tuple[int, int], Any] = {}
 
@@ -57,11 +60,11 @@ class Who:
 
 
 # --- memory -----------------------------------------------------------------------------------------------------------
-def shared_array(t: Thread, w: Who, site: Any) -> arrays.KArray:
+def shared_array(t: Thread, w: Who, site: Any, sizes: tuple[int, ...] = ()) -> arrays.KArray:
     """The array of the block that belongs to a call of cuda.shared.array; site: see `SharedSite`"""
-    found = w.block.shared.get(site)
+    found = w.block.shared.get((site, sizes))
     if found is None:
-        found = w.block.shared[site] = w.run.shared_array(t, site)
+        found = w.block.shared[site, sizes] = w.run.shared_array(t, site, w.block, sizes)
     return found
 
 
@@ -222,6 +225,6 @@ def print_line(t: Thread, w: Who, *values: Any) -> None:
 def _shown(value: Any) -> Any:
     if isinstance(value, tuple):
         return f"({', '.join(str(_shown(one)) for one in value)}{',' if len(value) == 1 else ''})"
-    if isinstance(value, (np.float32, np.float16)):
+    if isinstance(value, (np.float32, np.float16, BF16.dtype.type)):
         return f"{float(value):f}"
     return f"{value:f}" if isinstance(value, float) and math.isfinite(value) else value

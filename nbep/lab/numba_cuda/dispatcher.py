@@ -28,7 +28,7 @@ from .launch import (
     places_of,
     prepare,
 )
-from .session import LOCK, current, stream_of
+from .session import LOCK, current, launched, stream_of
 from .signatures import _kept, fitted, numba_type, parsed, type_from_numba
 from .types import Arr, Known, Num, Rec, Tup
 from .unit import Unit, type_of
@@ -132,7 +132,8 @@ class Dispatcher:
         """The kernel for arguments of these types."""
         found = self.units.get(types)
         if found is None:
-            unit = Unit(bool(self.targetoptions.get("debug")), self.targetoptions.get("fastmath"))
+            options = self.targetoptions
+            unit = Unit(bool(options.get("debug")), options.get("fastmath"), bool(options.get("successor")))
             names = list(inspect.signature(self.py_func).parameters.values())
             given: dict[str, Any] = {}
             rest = list(types)
@@ -195,6 +196,8 @@ class Dispatcher:
                 describe_shared=run.describe_shared, starts_together=is_cooperative,
             )  # fmt: skip
         launch.by_ptx = True
+        name = f"{self.py_func.__module__}.{self.py_func.__qualname__}"
+        launched[name] = launched.get(name, 0) + 1
         if session.options["num_sms"] is None:
             launch.share = UNLIMITED // run.most_blocks
         session.world.dims[launch.name, launch.number] = run.grid, run.block
@@ -316,7 +319,9 @@ class _Kernel:
         threads = math.prod(_three(blockdim, "blockdim", MAX_BLOCK))
         _, end = places_of(self.unit.sites if self.unit else [], operator.index(dynsmemsize))
         sms = current().options["num_sms"]
-        return blocks_at_once(threads, end) if sms is None else sms
+        return (
+            blocks_at_once(threads, end, bool(self.dispatcher.targetoptions.get("successor"))) if sms is None else sms
+        )
 
 
 def jit(

@@ -11,6 +11,7 @@ from .code import build, constant, placed
 from .env import NOT_CONSTANT, Part, V
 from .loops import silence
 from .types import (
+    BF16,
     F64,
     I64,
     UNKNOWN,
@@ -153,7 +154,7 @@ class Elements(Part):
             return V(Arr(dtype.base, len(dtype.shape), "C"), code)
         if dtype.names:
             return V(Rec(dtype), code)
-        if dtype.kind not in "biufcmM":
+        if dtype.kind not in "biufcmM" and dtype != BF16.dtype:
             raise self.fail(node, f"field {name!r} is of type {dtype}, which kernels do not have")
         return V(Num(dtype), build(f"{{0}}.ld(_t{holes(index, 1)})", node, code, *index))
 

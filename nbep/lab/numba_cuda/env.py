@@ -151,6 +151,7 @@ class Part:
     compiled: Any
     consts: Any
     target_name: str | None = None
+    may_be_compiled_again: bool = False  # for the values of its arguments, if it fails for their types
     loops: Any
     temporary: Any
     keep: Any

@@ -8,21 +8,21 @@ from typing import Any
 
 from nbep.emulator.machine import errors
 from nbep.emulator.machine.names import ranges
-from nbep.emulator.machine.source import site_of
+from nbep.emulator.machine.source import line_number, site_of, source_line
 from nbep.emulator.machine.warp import lanes_of
 from nbep.emulator.reports.expected import condition, quiet
 
 from .reports import BARRIERS, cell, kernel_name, line, owner_name, shown, thread_name
 
 NOBODY = "no other thread is left that could change what they look at"
-WAITING = "only threads that wait, or have not started, could change what they look at"
+WAITING = "all other threads wait, or have not started: none of them can change what these look at"
 GRID_CELL = "the barrier of the grid"
 MOST_PLACES = 12
 MOST_ASKED = 4  # threads of a place
 
 
-def hang(world: Any) -> errors.DeadlockError:
-    """Nothing goes on, or all that goes on are loops whose turns stay the same."""
+def hang(world: Any, limit: str = "") -> errors.DeadlockError:
+    """Nothing goes on, or all that goes on are loops whose turns stay the same; or a limit is over, as `limit` says."""
     places: dict[tuple, list[Any]] = {}
     for launch in world.launches:
         for block in launch.blocks:
@@ -31,16 +31,17 @@ def hang(world: Any) -> errors.DeadlockError:
                     site = None if thread.gr_frame is None else site_of(thread.gr_frame)
                     places.setdefault((launch, *_what(thread, site)), []).append(thread)
     are_looping = [one.loops_in_vain() for threads in places.values() for one in threads]
-    lines = []
+    lines: list[str] = []
+    writers: list[Any] = []  # the sites of those who have changed last what loops look at
     for (launch, where, what), threads in list(places.items())[:MOST_PLACES]:
         lines.append(f"  {where}    <- {_who(launch, threads)} {what}")
-        lines += [f"    {text}" for text in _looked_at(world, threads)]
+        lines += [f"    {text}" for text in _looked_at(world, threads, writers)]
     if len(places) > MOST_PLACES:
         lines.append(f"  ... and {len(places) - MOST_PLACES} more places")
-    lines += [f"  {text}" for launch in world.launches for text in _absent(world, launch)]
+    lines += [f"  {text}" for launch in world.launches for text in _absent(world, launch, writers)]
     kernels = ", ".join(sorted({kernel_name(one.name, one.number) for one in world.launches})) or "no kernel"
-    head = f"deadlock: nothing goes on any more in {kernels}"
-    if any(are_looping):
+    head = f"{limit or 'deadlock: nothing goes on any more in '}{kernels}"
+    if any(are_looping) and not limit:
         head = f"endless loop: each turn is as the one before, and nothing changes any more, in {kernels}"
         are_all = all(are_looping) and all(len(one.blocks) == one.grid for one in world.launches)
         lines.append(f"  {NOBODY if are_all else WAITING}")
@@ -98,7 +99,7 @@ def some(threads: Iterable[Any], dims: tuple[int, int, int]) -> str:
 
 
 # --- what loops look at -----------------------------------------------------------------------------------------------
-def _looked_at(world: Any, threads: Sequence[Any]) -> list[str]:
+def _looked_at(world: Any, threads: Sequence[Any], writers: list[Any]) -> list[str]:
     """What each element holds that some threads look at, what they want there, and who has stored it."""
     parked = [cell for one in threads if isinstance(one.waits_for, list) for cell in one.waits_for]
     if _is_at_grid(threads[0]) or not (parked or threads[0].loops_in_vain()):
@@ -115,7 +116,8 @@ def _looked_at(world: Any, threads: Sequence[Any]) -> list[str]:
     lines = []
     for place, (_, (allocation, offset, _, value)) in list(seen.items())[:MOST_ASKED]:
         wants = f"; wanted: {wanted[place]}" if place in wanted else ""
-        lines.append(f"{cell(allocation, offset)} holds {value}{wants}; {_last_writer(world, allocation, offset)}")
+        last = _last_writer(world, allocation, offset, writers)
+        lines.append(f"{cell(allocation, offset)} holds {value}{wants}; {last}")
     if len(seen) > MOST_ASKED:
         lines.append(f"... and {len(seen) - MOST_ASKED} more elements")
     plain = [cell(*place) for place, (verb, _) in seen.items() if verb == "load"]
@@ -150,10 +152,12 @@ def _wanted(world: Any, threads: Sequence[Any]) -> dict[Any, str]:
     return found
 
 
-def _last_writer(world: Any, allocation: Any, offset: int) -> str:
+def _last_writer(world: Any, allocation: Any, offset: int, writers: list[Any]) -> str:
     """Who has stored an element last, as far as the memory model keeps it."""
     stores = [one for one in allocation.last_stores.get(offset >> 4, ()) if one.begin <= offset < one.end]
     writer = allocation.writers.get(offset)
+    if stores or writer is not None:
+        writers.append(stores[-1].site if writer is None else writer[2])
     if stores and not stores[-1].is_atomic:
         return f"stored last by {owner_name(world, stores[-1].owner)} at {line(stores[-1].site)}"
     if writer is not None:
@@ -166,14 +170,27 @@ def _last_writer(world: Any, allocation: Any, offset: int) -> str:
     return "no thread has changed it" if is_known else "under `checked` a report says who has stored it"
 
 
+def _missed(returns: set[int], writers: Sequence[Any]) -> str:
+    """By which `return` blocks have left, and what they have not come to."""
+    behind = {line_number(site): site for site in writers if site is not None and line_number(site) > max(returns)}
+    text = f" by the `return` in line {', '.join(map(str, sorted(returns)))}"
+    for number, site in behind.items():
+        text += f", before line {number}: {source_line(site)}"
+    return text + ("; let them do that before they return, or do not wait for them" if behind else "")
+
+
 # --- who is not there -------------------------------------------------------------------------------------------------
-def _absent(world: Any, launch: Any) -> list[str]:
-    """The blocks that have left, and those that have not started."""
+def _absent(world: Any, launch: Any, writers: Sequence[Any]) -> list[str]:
+    """The blocks that have left, and those that have not started. writers: sites of what others wait for"""
     grid, _ = world.dims_of(launch.name, launch.number)
     lines = []
     left = [block.index for block in launch.blocks if not block.live]
     if left:
-        lines.append(f"blockIdx {_blocks(left, grid)} {'has' if len(left) == 1 else 'have'} left")
+        early = {block: launch.function.returned[block] for block in left if block in launch.function.returned}
+        for blocks in ([one for one in left if one not in early], list(early)):
+            if blocks:
+                text = f"blockIdx {_blocks(blocks, grid)} {'has' if len(blocks) == 1 else 'have'} left"
+                lines.append(text + (_missed(set().union(*early.values()), writers) if blocks[0] in early else ""))
     started = len(launch.blocks)
     if started < launch.grid:
         waiting = range(started, launch.grid)

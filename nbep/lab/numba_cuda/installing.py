@@ -6,12 +6,14 @@ import functools
 import importlib
 import importlib.util
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import args, children, dispatcher, memory, module, session, stubs
+from . import args, children, core, dispatcher, memory, module, session, stubs
 from .code import KernelTypeError, exec_with_source
+from .types import BF16
 
 # Modules of Numba that work without a GPU, and are taken as they are.
 SUBMODULES = (
@@ -21,19 +23,48 @@ SUBMODULES = (
 _overridden: dict[str, Any] = {}
 
 
-class NotEmulated:
-    """Finds numba-cuda's successor for nbep's own compiler alone: a program that imports it would look for a driver."""
+# Modules of numba-cuda's successor, installed or not, and what they are here; those behind them follow.
+SUCCESSOR = {
+    "numba_cuda_mlir.types": "numba.types", "numba_cuda_mlir.errors": "numba.cuda.core.errors",
+    "numba_cuda_mlir.cuda": "numba.cuda", "numba_cuda_mlir.numba_cuda": "numba.cuda", "numba_cuda_mlir": "numba.cuda",
+}  # fmt: skip
+
+
+class Successor:
+    """Finds modules of `numba_cuda_mlir`, except for nbep's own compiler, which needs the real one."""
 
     @staticmethod
-    def find_spec(name: str, *_: Any) -> None:
-        frame = sys._getframe(1) if name == "numba_cuda_mlir" else None
-        while frame is not None:
-            if frame.f_globals.get("__name__") == "nbep.device.compilers.numba_cuda_mlir":
-                return
+    def find_spec(name: str, *_: Any) -> Any:
+        frame = sys._getframe(1) if name.partition(".")[0] == "numba_cuda_mlir" else None
+        while frame is not None and frame.f_globals.get("__name__") != "nbep.device.compilers.numba_cuda_mlir":
             frame = frame.f_back
-        if name == "numba_cuda_mlir":
-            message = "the emulator has no numba_cuda_mlir; its plain kernels are those of `from numba import cuda`"
-            raise ModuleNotFoundError(message, name=name)
+            if frame is None:
+                return ModuleSpec(name, Successor, is_package=True)  # type: ignore[arg-type]
+        return None
+
+    @staticmethod
+    def create_module(spec: Any) -> None: ...
+
+    @staticmethod
+    def exec_module(there: ModuleType) -> None:
+        name = there.__name__
+        of, here = next(one for one in SUCCESSOR.items() if name == one[0] or name.startswith(f"{one[0]}."))
+        if name == of == "numba_cuda_mlir":
+            there.__getattr__ = lambda one: importlib.import_module(f"{name}.{one}")  # type: ignore[method-assign]
+            return
+        if name == "numba_cuda_mlir.cuda":
+            sys.modules[name] = made = Cuda("numba.cuda")
+            made.__dict__.update(sys.modules["numba.cuda"].__dict__, HAS_NUMBA=False)
+            made.__dict__.update(shared_array=stubs.shared.array, local_array=stubs.local.array)  # type: ignore[attr-defined]
+            made.jit = functools.partial(dispatcher.jit, successor=True)  # type: ignore[attr-defined]
+            return
+        try:
+            found = importlib.import_module(here + name.removeprefix(of))
+            is_numbas = name.endswith(".types") and not hasattr(found, "int32")  # where numba-cuda is not installed
+            sys.modules[name] = importlib.import_module("numba.types") if is_numbas else found
+        except ModuleNotFoundError as error:
+            message = f"{name} is not supported on the emulator: {error}"
+            raise ModuleNotFoundError(message, name=name) from None
 
 
 class Cuda(ModuleType):
@@ -44,6 +75,8 @@ class Cuda(ModuleType):
             raise AttributeError(name)
         if name in stubs.VECTORS:
             return stubs.VECTORS[name]
+        if name == "bfloat16":
+            return importlib.import_module("numba.cuda.bf16").bfloat16
         if name == "CudaSupportError":
             return importlib.import_module("numba.cuda.cudadrv.error").CudaSupportError
         if name == "config":
@@ -134,6 +167,14 @@ def _vectorizers(path: str) -> ModuleType:
     return made
 
 
+def _bf16() -> ModuleType:
+    """Numba's module of bfloat16, and the one behind it, whose names are those of C."""
+    parts = {name: part for name, part in vars(stubs.bf16).items() if name != "_name"}
+    made = _submodule("bf16", **parts, **{f"__{name}": part for name, part in parts.items()})
+    made.bfloat16 = made.nv_bfloat16 = getattr(importlib.import_module("numba.cuda.types"), "bfloat16", BF16.dtype.type)
+    return made
+
+
 def _errors(path: str) -> ModuleType:
     """Numba's module of errors, where a TypingError is what the emulator's compiler raises."""
     made = _submodule("core.errors", TypingError=KernelTypeError)
@@ -159,8 +200,9 @@ def install() -> None:
         jit=dispatcher.jit, declare_device=dispatcher.declare_device, CUDADispatcher=dispatcher.Dispatcher, In=args.In,
         Out=args.Out, InOut=args.InOut,
     )  # fmt: skip
-    for name in [one for one in sys.modules if one == "numba.cuda" or one.startswith("numba.cuda.")]:
-        _overridden[name] = sys.modules.pop(name)
+    for name in list(sys.modules):
+        if f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir.")):
+            _overridden[name] = sys.modules.pop(name)
     sys.modules["numba.cuda"] = numba.cuda = here
     parts = {
         "cg": _submodule("cg", this_grid=stubs.cg.this_grid),  # type: ignore[attr-defined]
@@ -169,6 +211,8 @@ def install() -> None:
         "dispatcher": _submodule("dispatcher", CUDADispatcher=dispatcher.Dispatcher),
         "decorators": _submodule("decorators", jit=dispatcher.jit, declare_device=dispatcher.declare_device),
         "stubs": stubs,
+        "bf16": _bf16(),
+        "_internal.cuda_bf16": _bf16(),
         "core.errors": _errors(f"{here.__path__[0]}/core/errors.py" if here.__path__ else ""),
         "vectorizers": _vectorizers(f"{here.__path__[0]}/vectorizers.py" if here.__path__ else ""),
         **_cudadrv(here.__path__),
@@ -178,7 +222,8 @@ def install() -> None:
         if "." not in name and name not in ("cg", "stubs"):
             setattr(here, name, made)
     children.follow()
-    sys.meta_path.insert(0, NotEmulated)
+    sys.meta_path.insert(0, Successor)  # type: ignore[arg-type]
+    core.install()
     here.devicearray = parts["cudadrv.devicearray"]  # type: ignore[attr-defined]
     here.devices = parts["cudadrv.devices"]  # type: ignore[attr-defined]
 
@@ -188,10 +233,12 @@ def uninstall() -> None:
     import numba
 
     children.leave_alone()
-    if NotEmulated in sys.meta_path:
-        sys.meta_path.remove(NotEmulated)
-    for name in [one for one in sys.modules if one == "numba.cuda" or one.startswith("numba.cuda.")]:
-        del sys.modules[name]
+    core.uninstall()
+    if Successor in sys.meta_path:
+        sys.meta_path.remove(Successor)  # type: ignore[arg-type]
+    for name in list(sys.modules):
+        if f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir.")):
+            del sys.modules[name]
     sys.modules.update(_overridden)
     if "numba.cuda" in _overridden:
         numba.cuda = _overridden["numba.cuda"]

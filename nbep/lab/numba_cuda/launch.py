@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from nbep.emulator.machine import errors
+from nbep.emulator.machine.faults import error_at
 from nbep.emulator.machine.thread import current_thread
 
 from . import ops
@@ -26,6 +28,7 @@ MAX_BLOCK = (1024, 1024, 64)
 MAX_THREADS = 1024
 NUM_SMS = 132
 SHARED_BYTES = 48 << 10  # of a block: numba-cuda does not ask for more
+OPT_IN_BYTES = 227 << 10  # its successor does
 SM_WARPS, SM_BLOCKS, SM_SHARED_BYTES = 64, 32, 228 << 10
 RESERVED_BYTES = 1 << 10  # of each block's shared memory
 
@@ -41,6 +44,7 @@ class Run:
         self.constants: dict[int, KArray] = {}
         self.together: dict[Any, Any] = {}
         self.turns: dict[int, int] = {}
+        self.returned: dict[int, set[int]] = {}  # of blocks, the lines of `return` by which threads have left
         self.grid_cell: Any = None
         self.keep: Any = None  # arrays of the device live until the kernel is done
         self.__name__ = compiled.name
@@ -50,13 +54,15 @@ class Run:
             size = math.prod(site.shape) * site.dtype.itemsize
             self.parts.append((begin, begin + size, site.name or "shared array", names))
         self.smem_bytes = end
-        check_shared(compiled.name, places_of(unit.sites, 0)[1], dynamic)
+        check_shared(compiled.name, places_of(unit.sites, 0)[1], dynamic, unit.successor)
         sms = session.options["num_sms"]
-        self.most_blocks = blocks_at_once(math.prod(block), end) if sms is None else sms
+        self.most_blocks = blocks_at_once(math.prod(block), end, unit.successor) if sms is None else sms
 
     def __call__(self, *args: Any) -> None:
         thread = current_thread()
-        self.code(thread, Who(thread, self), *args)
+        line = self.code(thread, Who(thread, self), *args)
+        if line is not None:
+            self.returned.setdefault(thread.block_idx, set()).add(line)
         if thread.block.live == 1:
             del self.blocks[thread.block.serial]
 
@@ -70,17 +76,29 @@ class Run:
         for begin, end, name, names in self.parts:
             if begin <= offset < end:
                 return name + names(offset)
-        views = (site for site in self.unit.sites if site.shape == (0,) and site.name)
+        views = (site for site in self.unit.sites if site.shape in ((0,), None) and site.name)
         elements = " or ".join(f"{site.name}[{offset // site.dtype.itemsize}]" for site in views)
         byte = f"byte {offset} of dynamic shared memory"
         return f"{elements} ({byte})" if elements else byte
 
-    def shared_array(self, thread: Any, site: Any) -> KArray:
-        """A block's array for one call of cuda.shared.array; of dynamic ones all lie at the same place."""
+    def shared_array(self, thread: Any, site: Any, block: BlockState, sizes: tuple[int, ...]) -> KArray:
+        """A block's array for one call of cuda.shared.array.
+
+        Dynamic ones all lie at the same place; with the successor, each lies behind those of a size known at run time.
+        """
         allocation = thread.block.shared
         space = Space(self.session.world, allocation, True, self.session.is_fast)
-        if site.shape == (0,):
-            shape, begin = (self.dynamic // site.dtype.itemsize,), 0
+        if sizes:
+            shape, begin = sizes, block.dynamic
+            block.dynamic += math.prod(sizes) * site.dtype.itemsize
+            if block.dynamic > self.dynamic:
+                what = (
+                    f"shared array of shape {sizes}: takes {block.dynamic} dynamic bytes; the launch has {self.dynamic}"
+                )
+                raise error_at(thread, errors.OutOfBounds, what)
+        elif site.shape == (0,):
+            begin = block.dynamic
+            shape = ((self.dynamic - begin) // site.dtype.itemsize,)
         else:
             shape, begin = site.shape, self.places[site]
         nd = np.ndarray(shape, site.dtype, allocation.memory if allocation.nbytes else b"", begin)
@@ -105,30 +123,29 @@ def places_of(sites: list[Any], dynamic: int) -> tuple[dict[Any, int], int]:
     """Where the arrays of a block begin in its shared memory, behind the dynamic part, and where it ends."""
     places, end = {}, dynamic
     for site in sites:
-        if site.shape != (0,):
+        if site.shape not in ((0,), None):
             align = max(site.alignment, 16)
             places[site] = -(-end // align) * align
             end = places[site] + math.prod(site.shape) * site.dtype.itemsize
     return places, end
 
 
-def blocks_at_once(threads: int, shared_bytes: int) -> int:
+def blocks_at_once(threads: int, shared_bytes: int, opts_in: bool) -> int:
     """How many blocks the card holds at once, that is also the most of a cooperative launch."""
-    if shared_bytes > SHARED_BYTES:
+    if shared_bytes > (OPT_IN_BYTES if opts_in else SHARED_BYTES):
         return 0
     by_shared = SM_SHARED_BYTES // (shared_bytes + RESERVED_BYTES)
     return NUM_SMS * min(SM_BLOCKS, SM_WARPS // -(-threads // 32), by_shared)
 
 
-def check_shared(name: str, static: int, dynamic: int) -> None:
+def check_shared(name: str, static: int, dynamic: int, opts_in: bool = False) -> None:
     """Raises: ValueError for dynamic shared memory that no launch can have; KernelTypeError for static"""
     if static > SHARED_BYTES:
         raise KernelTypeError(f"{name}: {static} bytes of static shared memory; there are {SHARED_BYTES}")
-    if not 0 <= dynamic <= SHARED_BYTES - static:
+    most = (OPT_IN_BYTES if opts_in else SHARED_BYTES) - static
+    if not 0 <= dynamic <= most:
         beside = f", beside {static} bytes of static shared memory" if static else ""
-        raise ValueError(
-            f"{name}: {dynamic} bytes of dynamic shared memory{beside}; must be 0 to {SHARED_BYTES - static}"
-        )
+        raise ValueError(f"{name}: {dynamic} bytes of dynamic shared memory{beside}; must be 0 to {most}")
 
 
 def check_cooperative(name: str, blocks: int, most: Any) -> None:

@@ -17,9 +17,24 @@ import numpy as np
 from . import libdevice as device_library
 from .calls import need, plain, rule
 from .code import build
-from .env import NOT_CONSTANT, V
+from .env import V
 from .ops import _gamma, _lgamma, complex_quiet, frexp, ldexp, quiet
-from .types import BOOL, C64, F16, F32, F64, I32, I64, UNKNOWN, Num, Tup, Vec, is_complex, is_float, is_int, is_number
+from .types import (
+    AS_SCALARS,
+    BF16,
+    BOOL,
+    C64,
+    F32,
+    F64,
+    I32,
+    I64,
+    UNKNOWN,
+    Num,
+    Tup,
+    is_complex,
+    is_float,
+    is_int,
+)
 
 _NUMPY: dict[str, Any] = {
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p, "exp": np.exp, "exp2": np.exp2,
@@ -30,6 +45,7 @@ UNARY = (
     "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "exp", "expm1",
     "exp2", "log", "log2", "log10", "log1p", "sqrt", "fabs", "erf", "erfc", "gamma", "lgamma", "radians", "degrees",
 )  # fmt: skip
+OF_BF16 = ("sqrt", "log", "log10", "cos", "sin", "tanh", "exp", "exp2")  # of which numba.cuda.bf16 makes bfloat16
 BINARY = ("atan2", "hypot", "fmod", "copysign", "pow", "remainder", "nextafter")
 
 
@@ -51,7 +67,7 @@ def _unary(name: str, function: Callable[..., Any]) -> Any:
     def of_one(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
         need(c, args, 1, name, node)
         value = _float_of(c, args[0], node)
-        t = F64 if value.t is UNKNOWN else value.t
+        t = F64 if value.t is UNKNOWN else F32 if value.t == BF16 and name not in OF_BF16 else value.t
         return _rounded(c, plain(c, F64, function, [value], node), t, node)
 
     return of_one
@@ -88,7 +104,8 @@ def _whole(function: Callable[..., Any]) -> Any:
         if is_int(args[0].t):
             return c.converted(args[0], I64, node)
         value = _float_of(c, args[0], node)
-        return c.converted(V(F64, plain(c, F64, function, [value], node).code), I64, node)
+        whole = V(F64, plain(c, F64, function, [value], node).code)
+        return _rounded(c, whole, BF16, node) if value.t == BF16 else c.converted(whole, I64, node)
 
     return whole
 
@@ -229,6 +246,9 @@ _AS_OPERATOR = {
 }  # fmt: skip
 
 
+ARRAY_OPERATORS = {op: getattr(np, name) for name, op in _AS_OPERATOR.items()}
+
+
 def ufunc(c: Any, function: np.ufunc, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
     """A function of NumPy, of numbers: it has the types of NumPy's loop. With an array, element by element."""
     from .array_rules import ufunc_of_arrays
@@ -260,7 +280,7 @@ def ufunc(c: Any, function: np.ufunc, args: list[V], kwargs: dict[str, V], node:
 
 def _from_numpy(value: V, node: ast.AST) -> V:
     t = value.t
-    if t.dtype.str[1:] in ("f2", "f4", "c8") or t.dtype.kind in "mM":
+    if t.dtype.str[1:] in AS_SCALARS or t.dtype.kind in "mM":
         return value
     return V(t, build("{0}.item()", node, value.code))
 
@@ -277,6 +297,3 @@ def libdevice(c: Any, function: Any, args: list[V], node: ast.AST) -> V:
     if isinstance(gives, Tup):
         return V(gives, made.code)
     return V(gives, made.code)
-
-
-__all__ = ["F16", "I64", "NOT_CONSTANT", "Vec", "is_number", "libdevice", "ufunc"]

@@ -17,7 +17,7 @@ from nbep.emulator.machine.memory import Allocation
 
 from .arrays import KArray, Space, flag_type, names_of_elements
 from .session import Session, Stream, current, stream_of
-from .types import dtype_of
+from .types import BF16, dtype_of
 
 POISON = 0xCB  # what the host sees where nothing was written
 
@@ -476,7 +476,7 @@ def as_device(value: Any, sync: bool = True) -> DeviceNDArray:
         raise NotImplementedError("Masked arrays are not supported")
     shape, strides = tuple(interface["shape"]), interface.get("strides")
     dtype = np.dtype(interface["typestr"])
-    if dtype.kind == "V":
+    if dtype.kind == "V" and own.dtype != BF16.dtype:
         dtype = np.dtype(interface.get("descr", own.dtype.descr))
     if (shape, dtype) == (own.shape, own.dtype) and strides in (None, own.strides):
         return own.bind(stream or 0)

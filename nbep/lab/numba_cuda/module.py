@@ -193,7 +193,11 @@ def is_float16_supported() -> bool:
     return True
 
 
-is_bfloat16_supported = is_fp8_supported = lambda: False
+is_bfloat16_supported = is_float16_supported
+
+
+def is_fp8_supported():
+    return False
 
 
 def detect() -> bool:
@@ -214,8 +218,8 @@ class Device:
     MAX_BLOCK_DIM_X, MAX_BLOCK_DIM_Y, MAX_BLOCK_DIM_Z = launch.MAX_BLOCK
     MAX_GRID_DIM_X, MAX_GRID_DIM_Y, MAX_GRID_DIM_Z = launch.MAX_GRID
     MAX_SHARED_MEMORY_PER_BLOCK = launch.SHARED_BYTES
-    supports_float16 = True
-    supports_bfloat16 = supports_fp8 = False
+    supports_float16 = supports_bfloat16 = True
+    supports_fp8 = False
 
     def reset(self) -> None:
         _session.reset()

@@ -12,8 +12,8 @@ from . import ops
 from .code import build, constant, placed
 from .env import NOT_CONSTANT, Part, V
 from .types import (
+    AS_SCALARS,
     BOOL,
-    C64,
     F64,
     I64,
     NONE,
@@ -25,6 +25,7 @@ from .types import (
     Num,
     Opt,
     Tup,
+    Vec,
     compared,
     is_complex,
     is_int,
@@ -42,6 +43,7 @@ FOLDED = {
     "Div": operator.truediv, "LShift": operator.lshift, "RShift": operator.rshift, "BitAnd": operator.and_,
     "BitOr": operator.or_, "BitXor": operator.xor, "Pow": operator.pow,
 }  # fmt: skip
+NOTHING_FOR = "No implementation of function Function for these types"  # as Numba says it
 COMPARISONS = {
     "Eq": operator.eq, "NotEq": operator.ne, "Lt": operator.lt, "LtE": operator.le, "Gt": operator.gt,
     "GtE": operator.ge,
@@ -65,10 +67,19 @@ class Operators(Part):
             const = a.const + b.const if a.is_known and b.is_known else NOT_CONSTANT
             return V(Tup(a.t.items + b.t.items), build("({0} + {1})", node, a.code, b.code), const)
         if not (isinstance(a.t, Num) and isinstance(b.t, Num)):
+            if self.unit.successor and (isinstance(a.t, Arr) or isinstance(b.t, Arr)):
+                from . import math_rules
+
+                return math_rules.ufunc(self, math_rules.ARRAY_OPERATORS[op], [a, b], {}, node)
+            vectors = [one.t for one in (a, b) if isinstance(one.t, Vec)]
+            if self.unit.successor and (len(vectors) == 1 or (vectors[1:] == vectors[:1] and op in ("Add", "Sub"))):
+                from .calls import of_vectors
+
+                return of_vectors(self, vectors[0], [a, b], lambda x, y: self.binary(op, x, y, node), node)
             known = isinstance(a.t, Known) and isinstance(b.t, Known)
             if known and op in FOLDED:
                 return self.known(FOLDED[op](a.t.value, b.t.value), node)
-            raise self.fail(node, f"no {SYMBOLS.get(op, op)} of {a.t} and {b.t}")
+            raise self.fail(node, f"no {SYMBOLS.get(op, op)} of {a.t} and {b.t}: {NOTHING_FOR}")
         if a.t.dtype.kind in "mM" or b.t.dtype.kind in "mM":
             return self.of_times(op, a, b, node)
         t = result_of(op, a.t, b.t)
@@ -93,7 +104,7 @@ class Operators(Part):
             return V(t, build("div({0}, {1})", node, a.code, b.code))
         a, b = self.converted(a, t, node), self.converted(b, t, node)
         template = "({0} " + SYMBOLS[op] + " {1})"
-        if op == "Div" and t not in (C64,) and t.dtype.str[1:] not in ("f4", "f2"):
+        if op == "Div" and t.dtype.str[1:] not in AS_SCALARS:
             if b.const is NOT_CONSTANT or b.const == 0:
                 template = "div({0}, {1})"
         elif op in ("FloorDiv", "Mod"):
@@ -199,6 +210,10 @@ class Operators(Part):
             return V(BOOL, build("(not {0})", node, truth.code))
         if a.t is UNKNOWN:
             return a
+        if isinstance(a.t, Vec) and self.unit.successor:
+            from .calls import of_vectors
+
+            return of_vectors(self, a.t, [a], lambda one: self.unary(op, one, node), node)
         if not isinstance(a.t, Num):
             raise self.fail(node, f"no unary {op} of {a.t}")
         if is_int(a.t):
@@ -319,9 +334,11 @@ class Operators(Part):
             return V(BOOL, constant(value, node), value)
         if is_number(a.t) and is_number(b.t) and not (is_int(a.t) and is_int(b.t)):
             t = compared(a.t, b.t)
+            if t is None:
+                raise self.fail(node, f"{a.t} and {b.t} cannot be compared")
             if is_complex(t) and op not in ("Eq", "NotEq"):
                 raise self.fail(node, f"{a.t} and {b.t} have no order")
-            if t.dtype.str[1:] in ("f4", "f2", "c8") or any(x.t.dtype.str[1:] in ("f4", "f2", "c8") for x in (a, b)):
+            if t.dtype.str[1:] in AS_SCALARS or any(x.t.dtype.str[1:] in AS_SCALARS for x in (a, b)):
                 a, b = self.converted(a, t, node), self.converted(b, t, node)
         return V(BOOL, placed(ast.Compare(a.code, [placed_op], [b.code]), node))
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from .types import Num
+from .types import AS_SCALARS, BF16, Num
 
 INF, NAN = math.inf, math.nan
-f16, f32, c64 = np.float16, np.float32, np.complex64
+f16, f32, c64, bf16 = np.float16, np.float32, np.complex64, BF16.dtype.type
 
 
 def wrap(value: int, bits: int, signed: bool) -> int:
@@ -117,6 +117,11 @@ def shift_right(a: int, b: int) -> int:
 
 
 # --- conversions ------------------------------------------------------------------------------------------------------
+INEXACT = {
+    "f2": "f16({0})", "f4": "f32({0})", "f8": "float({0})", "c8": "c64({0})", "c16": "complex({0})", "V2": "bf16({0})",
+}  # fmt: skip
+
+
 # {0} stands for the value: how one type's values become another's.
 def conversion(of: Num, to: Num) -> str | None:
     """How a value of one number type becomes one of another, as code; "" if it is one already, None if it cannot."""
@@ -128,17 +133,15 @@ def conversion(of: Num, to: Num) -> str | None:
     if b.kind in "iu":
         if a.kind in "iub":
             return int_conversion(a, b)
-        if a.kind == "f":
+        if a.kind == "f" or of == BF16:
             return f"to_int({{0}}, {8 * b.itemsize}, {b.kind == 'i'})"
         return "int({0}.astype('i8'))" if a.kind in "mM" else None
-    if b.kind == "f":
-        if a.kind not in "biuf":
+    if b.kind == "f" or to == BF16:
+        if a.kind not in "biuf" and of != BF16:
             return None
-        return {"f2": "f16({0})", "f4": "f32({0})", "f8": "float({0})"}[b.str[1:]]
+        return INEXACT[b.str[1:]]
     if b.kind == "c":
-        if a.kind not in "biufc":
-            return None
-        return "c64({0})" if b.itemsize == 8 else "complex({0})"
+        return INEXACT[b.str[1:]] if a.kind in "biufc" else None
     if b.kind in "mM":
         if a.kind in "iu":
             return f"np.{'datetime64' if b.kind == 'M' else 'timedelta64'}({{0}}, {np.datetime_data(b)[0]!r})"
@@ -165,7 +168,7 @@ def convert(value: Any, of: Num, to: Num) -> Any:
 
 def from_numpy(value: Any, dtype: np.dtype) -> Any:
     """A NumPy scalar as kernels have it."""
-    if dtype.str[1:] in ("f2", "f4", "c8") or dtype.kind in "mM":
+    if dtype.str[1:] in AS_SCALARS or dtype.kind in "mM":
         return dtype.type(value) if dtype.kind not in "mM" else value
     return value.item() if isinstance(value, np.generic) else value
 
@@ -272,8 +275,8 @@ def fma(a: Any, b: Any, c: Any) -> Any:
 NAMES: dict[str, Any] = {
     name: globals()[name]
     for name in (
-        "np", "f16", "f32", "c64", "wrap", "wrap_i8", "wrap_i16", "wrap_i32", "wrap_i64", "to_int", "div", "floordiv",
-        "mod", "float_floordiv", "float_mod", "int_pow", "float_pow", "f32_pow", "complex_pow", "shift_left",
-        "shift_right", "popc", "clz", "ffs", "brev", "fma", "round_to",
+        "np", "f16", "f32", "c64", "bf16", "wrap", "wrap_i8", "wrap_i16", "wrap_i32", "wrap_i64", "to_int", "div",
+        "floordiv", "mod", "float_floordiv", "float_mod", "int_pow", "float_pow", "f32_pow", "complex_pow",
+        "shift_left", "shift_right", "popc", "clz", "ffs", "brev", "fma", "round_to",
     )
 }  # fmt: skip

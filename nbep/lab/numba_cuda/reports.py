@@ -5,10 +5,9 @@ The first line says what is wrong and with which element. The next two are the a
 
 from __future__ import annotations
 
-import ast
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from nbep.emulator.machine import errors
@@ -16,12 +15,12 @@ from nbep.emulator.machine.faults import AccessFault, Diverged, Hole, error_at, 
 from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.machine.memory import OFFSET_BITS, OFFSET_MASK
 from nbep.emulator.machine.names import ranges
-from nbep.emulator.machine.source import Site, describe_site, line_number, site_of, source_line
+from nbep.emulator.machine.source import Site, describe_site, site_of, source_line
 from nbep.emulator.models.host import HostRace
 from nbep.emulator.models.races import Race
 from nbep.emulator.reports.unwritten import _is_there, _who_writes
 
-from .code import parsed_file
+from . import remedies
 
 LOCK = "lock of atomics with cuda.threadfence() on both sides"
 STORES = "several threads store to it, and nothing says which comes last: only one of them may"
@@ -49,7 +48,6 @@ ADVICE = {  # a test has for each a program that gets it, and that program as it
     "collective": "that have not left must come to the same call",
     "barrier": "all threads of a block must come to the same one",
 }
-ATOMIC_OF = {"Add": "add", "Sub": "sub", "BitAnd": "and_", "BitOr": "or_", "BitXor": "xor"}
 BARRIERS = {
     "syncwarp": "cuda.syncwarp()", "match_any": "cuda.match_any_sync()", "match_all": "cuda.match_all_sync()",
     "shfl.idx": "cuda.shfl_sync()", "shfl.up": "cuda.shfl_up_sync()", "shfl.down": "cuda.shfl_down_sync()",
@@ -122,9 +120,9 @@ def line(site: Site | None) -> str:
 def race(world: Any, fact: Race) -> errors.DataRace:
     """Two accesses that nothing orders."""
     _, allocation, access, earlier = fact
-    name = cell(allocation, max(access.begin, earlier.begin))
+    name, advice = cell(allocation, max(access.begin, earlier.begin)), _missing(world, access, earlier, allocation)
     lines = [
-        f"data race on {name}: {_missing(world, access, earlier, allocation.number == 0)}",
+        f"data race on {name}: {advice}",
         f"  {line(earlier.site)}    <- {_done(earlier)} by {owner_name(world, earlier.owner)}",
         f"  {line(access.site)}    <- {_done(access)} by {owner_name(world, access.owner)}",
     ]
@@ -135,9 +133,21 @@ def race(world: Any, fact: Race) -> errors.DataRace:
             f"{kernel_name(one.kernel, one.launch)} of {_stream(one)}" for one in (earlier.owner, access.owner)
         )
         lines.append(f"  first by {first}, then by {second}")
+    remedy = _remedy(advice, access, earlier)
+    lines += [f"  {remedy}"] if remedy else []
     error = errors.DataRace("\n".join(lines))
     error.thread, error.source = owner_name(world, access.owner), describe_site(access.site)
     return error
+
+
+def _remedy(advice: str, access: Any, earlier: Any) -> str | None:
+    """What to write where."""
+    if advice == ADVICE["block"]:
+        return remedies.barrier(earlier.site, describe_site(access.site))
+    if "change it at once" in advice:
+        store, load = (access, earlier) if access.verb == "store" else (earlier, access)
+        return remedies.atomic_call(store.site, load.site)
+    return None
 
 
 def _stream(owner: Any) -> str:
@@ -148,7 +158,7 @@ def _done(access: Any) -> str:
     return "changed by an atomic" if access.is_atomic else "stored" if access.verb == "store" else "loaded"
 
 
-def _missing(world: Any, access: Any, earlier: Any, is_shared: bool) -> str:
+def _missing(world: Any, access: Any, earlier: Any, allocation: Any) -> str:
     """What would order the two."""
     a, b = earlier.owner, access.owner
     if a.is_cpu:
@@ -159,95 +169,14 @@ def _missing(world: Any, access: Any, earlier: Any, is_shared: bool) -> str:
     if access.is_atomic + earlier.is_atomic == 1:
         return ADVICE["atomic and plain" + of_two]
     if access.verb == earlier.verb == "store" and line(access.site) == line(earlier.site):
-        atomic = atomic_of(access.site)
+        atomic = remedies.atomic_of(access.site)
         return ADVICE["several stores" + of_two] if atomic is None else ADVICE["changed" + by_two].format(atomic)
     load, store = (access, earlier) if access.verb == "load" else (earlier, access)
-    if load.verb == "load" and (atomic := atomic_of(store.site, load.site)) is not None:
+    if load.verb == "load" and (atomic := remedies.atomic_of(store.site, load.site)) is not None:
         return ADVICE["changed" + by_two].format(atomic)
-    if (a.kernel, a.launch) in world.cooperative and not is_shared:
+    if (a.kernel, a.launch) in world.cooperative and allocation.number != 0:
         return ADVICE["grid"]
     return ADVICE["blocks" if a.block != b.block else "block"]
-
-
-def atomic_of(store: Site | None, load: Site | None = None) -> str | None:
-    """The name of the atomic, if a store's value, or whether it is made, comes of a load of the same element.
-
-    Args: load: the load that it must be; None for any
-    """
-    found = None if store is None else _statement(store)
-    if store is None or found is None:
-        return None
-    function, statement = found
-    target = ast.unparse(statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0])
-    if load is not None and target not in _loaded(load, function):
-        return None
-    if isinstance(statement, ast.AugAssign):
-        return ATOMIC_OF.get(type(statement.op).__name__, "cas")
-    made: dict[str, list[ast.expr]] = {}
-    for one in ast.walk(function):
-        if isinstance(one, (ast.Assign, ast.AugAssign)):
-            for name in ast.walk(one.target if isinstance(one, ast.AugAssign) else one.targets[0]):
-                if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
-                    made.setdefault(name.id, []).append(one.value)
-    tests = [one.test for one in ast.walk(function) if isinstance(one, ast.If) and statement in ast.walk(one)]
-    for values, is_test in (([statement.value], False), (tests, True)):
-        atomic = _made_of(values, target, made)
-        if atomic is not None:
-            return "max" if is_test else atomic
-    return None
-
-
-def _made_of(values: list[ast.expr], target: str, made: dict[str, list[ast.expr]]) -> str | None:
-    """The atomic for values of which one is made of the element `target`; None if none is."""
-    left, seen = [(value, "cas") for value in values], set()
-    while left:
-        value, atomic = left.pop()
-        if isinstance(value, ast.BinOp):
-            atomic = ATOMIC_OF.get(type(value.op).__name__, "cas")
-        elif isinstance(value, ast.Call):
-            atomic = next((one for one in ("max", "min") if one in ast.unparse(value.func)), atomic)
-        if isinstance(value, ast.Subscript) and ast.unparse(value) == target:
-            return atomic
-        if isinstance(value, ast.Name) and value.id not in seen:
-            seen.add(value.id)
-            left += [(one, atomic) for one in made.get(value.id, ())]
-        left += [(one, atomic) for one in ast.iter_child_nodes(value) if isinstance(one, ast.expr)]
-    return None
-
-
-def _tree(site: Site) -> ast.AST | None:
-    """The function whose code a site is in."""
-    lines = linecache.getlines(site[0].co_filename)
-    try:
-        tree = parsed_file(site[0].co_filename, tuple(lines))
-    except SyntaxError:
-        return None
-    number = line_number(site)
-    around = [
-        one
-        for one in ast.walk(tree)
-        if isinstance(one, ast.FunctionDef) and one.lineno <= number <= (one.end_lineno or 0)
-    ]
-    return max(around, key=lambda one: one.lineno, default=None)
-
-
-def _statement(site: Site) -> Any:
-    """The store at a site, to one element, and its function."""
-    function, number = _tree(site), line_number(site)
-    for one in ast.walk(function) if function is not None else ():
-        if isinstance(one, (ast.Assign, ast.AugAssign)) and one.lineno <= number <= (one.end_lineno or 0):
-            target = one.target if isinstance(one, ast.AugAssign) else one.targets[0]
-            if isinstance(target, ast.Subscript):
-                return function, one
-    return None
-
-
-def _loaded(site: Site, function: ast.AST) -> Iterator[str]:
-    """The elements that a site's expression may be: one, where Python keeps the columns."""
-    place = list(site[0].co_positions())[site[1] // 2]
-    for one in ast.walk(function):
-        if isinstance(one, ast.Subscript) and one.lineno == place[0] and one.col_offset == place[2]:
-            yield ast.unparse(one)
 
 
 def host_race(world: Any, fact: HostRace) -> errors.DataRace:
@@ -295,7 +224,8 @@ def tell_writer(error: errors.Uninitialized, world: Any) -> None:
     near = writer.thread.block is hole.thread.block
     advice = ADVICE["early" if near else "early in another block"]
     by = f"  {line(writer.site)}    <- stored later by {describe(writer.thread)}"
-    error.args = ("\n".join([f"{first} {advice}", by, *rest]),)
+    remedy = remedies.barrier(writer.site, error.source or "") if near else None
+    error.args = ("\n".join([f"{first} {advice}", by, *rest, *([f"  {remedy}"] if remedy else [])]),)
 
 
 def show_source(error: errors.EmulatorError) -> None:

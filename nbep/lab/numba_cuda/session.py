@@ -36,14 +36,16 @@ OPTIONS: dict[str, Any] = {
     "num_sms": None,
     "tracer": None,
     "on_failure": None,
+    "max_calls": None,
 }
 
 
 class CudaWorld(World):
     """An emulated GPU that speaks of threads as Numba does."""
 
-    def __init__(self, seed: int, **given: Any):
+    def __init__(self, seed: int, max_calls: int | None = None, **given: Any):
         super().__init__(1, seed, **given)
+        self.max_calls = max_calls
         self.thread_class: Any = named(self.thread_class)
         self._looked_for_loops = 0  # after so many primitive calls
         self.dims: dict[tuple[str, int], Any] = {}
@@ -60,6 +62,8 @@ class CudaWorld(World):
 
     def _look_around(self, finished: Any, describe: Any) -> None:
         super()._look_around(finished, describe)
+        if self.max_calls is not None and self.calls > self.max_calls:
+            raise hang(self, f"limit: after {self.max_calls:,} calls (max_calls) these are not done: ")
         if self.calls - self._looked_for_loops > MANY_CALLS:
             self._looked_for_loops = self.calls
             if not finished() and is_endless(self):
@@ -168,6 +172,7 @@ class Session:
                 one.synchronize()
 
 
+launched: dict[str, int] = {}  # how often, of each kernel by module and name
 _current: list[Session] = []
 _latest: list[Any] = []  # the world that was made last, also when its session is over
 
@@ -290,7 +295,8 @@ def options(**given: Any) -> Iterator[None]:
     """How kernels run meanwhile, on a new device. Arrays stay what they are.
 
     Args:
-        given: seed, memory_model ("sc", "checked" or "delayed"), strategy, num_sms, tracer, on_failure: see `World`
+        given: seed, memory_model ("sc", "checked" or "delayed"), strategy, num_sms, tracer, on_failure: see `World`;
+            max_calls: of primitives (loads, stores, barriers), after which a run ends with a report
 
     Raises:
         TypeError: for others
@@ -392,8 +398,10 @@ def stream_of(given: Any) -> Stream:
     """What a stream argument means."""
     if isinstance(given, Stream):
         return given
-    if not given or isinstance(given, int) or hasattr(given, "__cuda_stream__"):
-        return DEFAULT
+    if hasattr(given, "__cuda_stream__"):
+        given = int(given.__cuda_stream__()[1])
+    if not given or isinstance(given, int):
+        return Stream.of_number.get(given, DEFAULT) if given else DEFAULT
     raise TypeError(f"stream: {given!r}; must be a stream of cuda.stream(), or 0")
 
 

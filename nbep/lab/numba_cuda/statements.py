@@ -25,7 +25,7 @@ class Compiled:
     """A function for arguments of certain types. run: called with the thread, who it is, and the arguments"""
 
     def __init__(self, name: str):
-        self.name = name
+        self.name, self.is_kernel = name, False
         self.run: Any = None
         self.returns: Any = UNKNOWN
         self.shared_sites: list[Any] = []
@@ -371,7 +371,8 @@ class FunctionCompiler(Expressions):
     def do_Return(self, node: ast.Return, env: Env) -> Any:
         if node.value is None:
             self.note_return(Known(None), node)
-            return [placed(ast.Return(None), node)], None
+            line = constant(node.lineno, node) if self.compiled.is_kernel else None  # for the report of a hang
+            return [placed(ast.Return(line), node)], None
         value = self.value(node.value)
         if isinstance(value.t, Known) and value.t.value is not None:
             value = self.made_real(value, node)
@@ -452,8 +453,7 @@ class FunctionCompiler(Expressions):
         if isinstance(t, Opt):
             return f"(lambda _x: None if _x is None else {self.conversion_to(t.of, node).format('_x')})({{0}})"
         if isinstance(t, Num) and is_number(t):
-            made = {"f2": "f16({0})", "f4": "f32({0})", "f8": "float({0})", "c8": "c64({0})", "c16": "complex({0})"}
-            return made.get(t.dtype.str[1:], "bool({0})" if t == BOOL else "int({0})")
+            return ops.INEXACT.get(t.dtype.str[1:], "bool({0})" if t == BOOL else "int({0})")
         if isinstance(t, Tup) and all(isinstance(one, Num) for one in t.items):
             parts = [self.conversion_to(one, node).format(f"_x[{i}]") for i, one in enumerate(t.items)]
             return f"(lambda _x: ({', '.join(parts)},))({{0}})"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 
 class Stub:
     """Something that only kernels may use. parts: what it has inside, as `cuda.atomic.add`"""
@@ -57,6 +59,35 @@ FP16_UNARY = (
 )  # fmt: skip
 FP16_BINARY = ("hadd", "hsub", "hmul", "hdiv", "heq", "hne", "hge", "hgt", "hle", "hlt", "hmax", "hmin")
 fp16 = Stub("fp16", *FP16_UNARY, *FP16_BINARY, "hfma")
+_C_NAMES = {
+    "char": "i1", "uchar": "u1", "short": "i2", "ushort": "u2", "int": "i4", "uint": "u4", "ll": "i8", "ull": "u8",
+    "float": "f4", "double": "f8",
+}  # fmt: skip
+
+
+def _bf16_conversions() -> dict[str, tuple[str, str, str]]:
+    """Of each function of numba.cuda.bf16 that converts, by C's name and by NumPy's: from what, to what, and how."""
+    found = {}
+    for c_name, code in _C_NAMES.items():
+        names, of_c = (c_name, np.dtype(code).name), code[1] in "248" and code[0] in "iu"
+        for how in ("_rn", "_rz", "_rd", "_ru", ""):
+            if (of_c and how) or c_name == "float" or (c_name == "double" and not how):
+                to = code, "bf16", how[1:] or "rn"
+                found.update({f"{names[0]}2bfloat16{how}": to, f"{names[1]}_to_bfloat16{how}": to})
+            if (of_c and how) or (code[1] == "1" and how == "_rz") or (c_name == "float" and not how):
+                back = "bf16", code, how[1:] or "rn"
+                found.update({f"bfloat162{names[0]}{how}": back, f"bfloat16_to_{names[1]}{how}": back})
+        for name in names if code[1] == "2" else ():
+            found.update({f"bfloat16_as_{name}": ("bf16", code, "as"), f"{name}_as_bfloat16": (code, "bf16", "as")})
+    return found
+
+
+BF16_CONVERSIONS = _bf16_conversions()
+bf16 = Stub(
+    "bf16", *FP16_UNARY, *FP16_BINARY, "hfma", "hfma_relu", "hfma_sat", "hmax_nan", "hmin_nan", "hisnan", "hisinf",
+    *(f"h{name}{end}" for name in ("add", "sub", "mul") for end in ("_rn", "_sat")),
+    *(f"h{name}u" for name in ("eq", "ne", "ge", "gt", "le", "lt")), *BF16_CONVERSIONS,
+)  # fmt: skip
 
 
 class VectorStub(Stub):
@@ -64,7 +95,7 @@ class VectorStub(Stub):
 
     def __init__(self, name: str, base: str, size: int):
         super().__init__(name)
-        self.__name__ = name
+        self.__name__ = self.name = name
         self.base, self.size = base, size
         self.aliases: list[str] = []
 
@@ -73,7 +104,7 @@ def _vectors() -> dict[str, VectorStub]:
     found: dict[str, VectorStub] = {}
     aliases = {
         "int8": "char", "int16": "short", "int32": "int", "int64": "longlong", "uint8": "uchar", "uint16": "ushort",
-        "uint32": "uint", "uint64": "ulonglong", "float32": "float", "float64": "double",
+        "uint32": "uint", "uint64": "ulonglong", "float16": "half", "float32": "float", "float64": "double",
     }  # fmt: skip
     for base, alias in aliases.items():
         for size in (1, 2, 3, 4):

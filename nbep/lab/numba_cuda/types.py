@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 
@@ -143,7 +144,8 @@ def num(name: str) -> Num:
 BOOL, I8, I16, I32, I64 = (num(name) for name in ("?", "i1", "i2", "i4", "i8"))
 U8, U16, U32, U64 = (num(name) for name in ("u1", "u2", "u4", "u8"))
 F16, F32, F64, C64, C128 = (num(name) for name in ("f2", "f4", "f8", "c8", "c16"))
-INTEGERS, FLOATS, COMPLEX = "iu", "f", "c"
+BF16 = Num(np.dtype(ml_dtypes.bfloat16))
+AS_SCALARS = ("f2", "f4", "c8", "V2")  # types whose values are NumPy's scalars; V2 is bfloat16
 
 
 def is_int(t: Any) -> bool:
@@ -151,7 +153,7 @@ def is_int(t: Any) -> bool:
 
 
 def is_float(t: Any) -> bool:
-    return isinstance(t, Num) and t.dtype.kind == "f"
+    return isinstance(t, Num) and (t.dtype.kind == "f" or t == BF16)
 
 
 def is_complex(t: Any) -> bool:
@@ -159,7 +161,7 @@ def is_complex(t: Any) -> bool:
 
 
 def is_number(t: Any) -> bool:
-    return isinstance(t, Num) and t.dtype.kind in "biufc"
+    return isinstance(t, Num) and (t.dtype.kind in "biufc" or t == BF16)
 
 
 def _wide(a: Num, b: Num) -> Num:
@@ -178,8 +180,15 @@ def _inexact(a: Num, b: Num) -> Num:
     return Num(np.promote_types(*pair))
 
 
+def _with_bf16(other: Num) -> Num | None:
+    """The type in which a bfloat16 and another number come together: no literal of Python keeps it one."""
+    if other.dtype.str[1:] in ("V2", "i1", "u1"):
+        return BF16
+    return None if is_complex(other) else F32 if other.dtype.str[1:] in ("b1", "i2", "f2", "f4") else F64
+
+
 def at_least_f32(t: Num) -> Num:
-    return F32 if t == F16 else t
+    return F32 if t in (F16, BF16) else t
 
 
 def result_of(op: str, a: Num, b: Num) -> Num | None:
@@ -188,6 +197,11 @@ def result_of(op: str, a: Num, b: Num) -> Num | None:
     Shifts and powers keep the type of the left operand: see `operand_types`.
     """
     both_ints = is_int(a) and is_int(b)
+    if BF16 in (a, b):
+        both = _with_bf16(b if a == BF16 else a)
+        if both is None or op not in ("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow"):
+            return None
+        return F32 if op == "Pow" and is_int(b) else both if op in ("Add", "Sub", "Mult", "Div") else at_least_f32(both)
     if op in ("Add", "Sub", "Mult"):
         return _wide(a, b) if both_ints else _inexact(a, b)
     if op == "Div":
@@ -211,8 +225,10 @@ def result_of(op: str, a: Num, b: Num) -> Num | None:
     return None
 
 
-def compared(a: Num, b: Num) -> Num:
-    """The type in which Numba compares two numbers."""
+def compared(a: Num, b: Num) -> Num | None:
+    """The type in which Numba compares two numbers; None if it does not."""
+    if BF16 in (a, b):
+        return _with_bf16(b if a == BF16 else a)
     if is_int(a) and is_int(b):
         return Num(np.promote_types(a.dtype, b.dtype))
     return _inexact(a, b)
@@ -229,7 +245,7 @@ def unify(a: Any, b: Any) -> Any:
         both = unify(held[0], held[-1])
         return None if both is None or isinstance(both, Known) else Opt(both)
     if isinstance(a, Num) and isinstance(b, Num):
-        if is_number(a) and is_number(b):
+        if is_number(a) and is_number(b) and BF16 not in (a, b):
             return Num(np.promote_types(a.dtype, b.dtype))
         return None
     if isinstance(a, Tup) and isinstance(b, Tup) and len(a.items) == len(b.items) and a.of is b.of:
@@ -254,6 +270,8 @@ def dtype_of(given: Any) -> np.dtype:
     if getattr(given, "fields", None) is not None and hasattr(given, "aligned"):
         return _record_dtype(given)
     name = str(getattr(given, "name", given))
+    if name == "__nv_bfloat16":
+        return BF16.dtype
     if name.startswith(("np", "Literal")) or hasattr(given, "instance_type"):
         return dtype_of(given.instance_type)
     if hasattr(given, "bitwidth") or name in ("bool", "boolean", "complex64", "complex128"):

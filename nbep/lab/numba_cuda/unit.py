@@ -19,10 +19,13 @@ MAX_DEPTH = 40
 
 
 class Unit:
-    """What is compiled together. constants: arrays as they were then; sites: calls of cuda.shared.array"""
+    """What is compiled together. constants: arrays as they were then; sites: calls of cuda.shared.array
 
-    def __init__(self, debug: bool = False, fastmath: Any = False) -> None:
-        self.debug = debug
+    successor: as numba-cuda-mlir compiles it: arrays of a size known at run time, and expressions of arrays
+    """
+
+    def __init__(self, debug: bool = False, fastmath: Any = False, successor: bool = False) -> None:
+        self.debug, self.successor = debug, successor
         self.fastmath = bool(fastmath)
         self.functions: dict[Any, Any] = {}
         self.shared_sites: dict[Any, Any] = {}
@@ -37,7 +40,7 @@ class Unit:
         from .statements import Compiled, FunctionCompiler
 
         compiled = Compiled(function.__name__)
-        compiled.uses = self.uses
+        compiled.uses, compiled.is_kernel = self.uses, True
         FunctionCompiler(self, function, types, compiled).compile()
         if compiled.returns != Known(None):
             raise KernelTypeError(f"{function.__name__}: a kernel returns {compiled.returns}; it must return nothing")
@@ -158,12 +161,13 @@ class Unit:
             else:
                 inner = FunctionCompiler(self, source, types, compiled)
             inner.consts = consts
+            inner.may_be_compiled_again = not consts and any(v.const is not NOT_CONSTANT for v in values.values())
             self.depth += 1
             try:
                 inner.compile()
             except KernelTypeError:
                 del self.functions[key]
-                if consts or not any(v.const is not NOT_CONSTANT for v in values.values()):
+                if not inner.may_be_compiled_again:
                     raise
                 self.by_constants.add(key)  # as Numba does: once more, with the values of arguments that are literals
                 return self.call_function(c, function, args, kwargs, node)

@@ -1,0 +1,157 @@
+"""What programs take from `cuda.core` besides Numba: Device, streams, events, and `launch` of Numba's kernels."""
+
+from __future__ import annotations
+
+import sys
+from collections import namedtuple
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+from . import module, session
+from .dispatcher import Dispatcher
+from .launch import OPT_IN_BYTES, SHARED_BYTES, SM_SHARED_BYTES
+
+ComputeCapability = namedtuple("ComputeCapability", "major minor")  # as cuda.core has it
+
+
+class Event(session.Event):
+    sync = session.Event.synchronize
+    is_done = property(session.Event.query)
+
+    def __sub__(self, other: Event) -> float:
+        return other.elapsed_time(self)
+
+
+class Stream(session.Stream):
+    sync = session.Stream.synchronize
+    device = property(lambda self: Device())
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, int(self)
+
+    def close(self) -> None:
+        self.synchronize()
+
+    def record(self, event: Event | None = None, options: Any = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait(self, other: Any) -> None:
+        """Later work of this stream waits for an event, or for what another stream has to do by now."""
+        (other if isinstance(other, session.Event) else Stream.record(other)).wait(self)
+
+
+DEFAULT = Stream(is_default=True)
+
+
+class Device:
+    """The emulated GPU. properties: attributes of it, by their names in cuda.core"""
+
+    arch, name, device_id = "90", "nbep emulator", 0
+    compute_capability = ComputeCapability(*module.Device.compute_capability)
+    uuid = module.Device.uuid
+    default_stream = DEFAULT
+
+    def __init__(self, device_id: int = 0) -> None:
+        module.select_device(device_id or 0)
+
+    @property
+    def properties(self) -> Any:
+        made = ModuleType("properties")
+        made.__dict__.update({name.lower(): value for name, value in vars(module.Device).items() if name.isupper()})
+        made.__dict__.update(
+            max_shared_memory_per_block_optin=OPT_IN_BYTES, max_shared_memory_per_block=SHARED_BYTES,
+            max_shared_memory_per_multiprocessor=SM_SHARED_BYTES, compute_capability_major=9,
+            compute_capability_minor=0, cooperative_launch=True, multi_gpu_board=False, integrated=False,
+        )  # fmt: skip
+        return made
+
+    def set_current(self, context: Any = None) -> None: ...
+
+    def create_stream(self, obj: Any = None, options: Any = None) -> Stream:
+        return Stream()
+
+    def create_event(self, options: Any = None) -> Event:
+        return Event()
+
+    def sync(self) -> None:
+        module.synchronize()
+
+
+class LaunchConfig(NamedTuple):
+    """How a kernel is launched."""
+
+    grid: Any = 1
+    block: Any = 1
+    cluster: Any = None
+    shmem_size: int = 0
+    cooperative_launch: bool = False
+
+
+def launch(stream: Any, config: LaunchConfig, kernel: Any, *args: Any) -> None:
+    """Launch a kernel of @cuda.jit."""
+    if not isinstance(kernel, Dispatcher):
+        raise NotImplementedError("launch: the emulator runs kernels of @cuda.jit, and no code of C++, PTX or cubins")
+    if config.cluster is not None:
+        raise NotImplementedError("launch: clusters are not supported on the emulator")
+    kernel[config.grid, config.block, stream, config.shmem_size](*args)
+
+
+def _no_machine_code(*_: Any, **__: Any) -> Any:
+    raise NotImplementedError("cuda.core: code of C++, PTX or cubins cannot run on the emulator")
+
+
+NAMES = {
+    "Device": Device, "Stream": Stream, "Event": Event, "LaunchConfig": LaunchConfig, "launch": launch,
+    "LEGACY_DEFAULT_STREAM": DEFAULT, "PER_THREAD_DEFAULT_STREAM": DEFAULT, "Program": _no_machine_code,
+    "ObjectCode": _no_machine_code, "Linker": _no_machine_code,
+}  # fmt: skip
+
+
+class Finder:
+    """Finds `cuda.core`, installed or not, and puts these names into it."""
+
+    HOMES = ("cuda", "cuda.core", "cuda.core.experimental")
+    overridden: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, *_: Any) -> Any:
+        real = PathFinder.find_spec(name, path) if name in Finder.HOMES else None
+        if name not in Finder.HOMES or (name == "cuda" and real is not None):
+            return None
+        made = ModuleSpec(name, Finder, loader_state=real, is_package=True)  # type: ignore[arg-type]
+        made.submodule_search_locations = list((real and real.submodule_search_locations) or ())
+        return made
+
+    @staticmethod
+    def create_module(spec: Any) -> None: ...
+
+    @staticmethod
+    def exec_module(there: ModuleType) -> None:
+        real = there.__spec__.loader_state  # type: ignore[union-attr]
+        if real is not None:
+            real.loader.exec_module(there)
+        if there.__name__ != "cuda":
+            Finder.put_into(there)
+
+    @staticmethod
+    def put_into(there: ModuleType) -> None:
+        Finder.overridden[there.__name__] = {name: vars(there).get(name) for name in NAMES}
+        there.__dict__.update(NAMES)
+
+
+def install() -> None:
+    sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+    for name in Finder.HOMES[1:]:
+        if name in sys.modules:
+            Finder.put_into(sys.modules[name])
+
+
+def uninstall() -> None:
+    if Finder in sys.meta_path:
+        sys.meta_path.remove(Finder)  # type: ignore[arg-type]
+    for name, before in Finder.overridden.items():
+        sys.modules[name].__dict__.update(before)
+    Finder.overridden.clear()
