@@ -34,7 +34,7 @@ PACKAGES = (
     "torch", "cupy-cuda12x", "cupy-cuda13x",
 )  # fmt: skip
 NICS = Path("/sys/class/infiniband")
-COMPILERS = ("numba", "numba-cuda", "cuda-bindings")
+COMPILERS = ("numba-cuda", "cuda-bindings")
 NVSHMEM = ("nvshmem4py-cu13", PACKAGE)
 NVLINK, PCIE = "NVLink", "PCIe"
 

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from traceback import walk_tb
-
-NUMBA = "pip install 'numba>=0.65,<0.69'"  # all that plain kernels need on the emulator
-PLAIN = Path(__file__).parents[1] / "lab/numba_cuda"
 EXTRAS = {
     "cuda": "cuda",
-    "llvmlite": "cuda",
-    "numba": "cuda",
     "numba_cuda": "cuda",
     "mpi4py": "mpi",
     "numba_cuda_mlir": "mlir",
@@ -25,10 +18,7 @@ def what_is_missing(error: ImportError) -> str | None:
     extra = EXTRAS.get(package)
     if extra is None or not isinstance(error, ModuleNotFoundError):
         return None
-    is_plain = any(Path(frame.f_code.co_filename).parent == PLAIN for frame, _ in walk_tb(error.__traceback__))
-    if package == "numba_cuda_mlir" and is_plain:
-        return str(error)
-    return f"{package} is not installed: {NUMBA if package == 'numba' and is_plain else install_line(extra)}"
+    return f"{package} is not installed: {install_line(extra)}"
 
 
 def install_line(extra: str) -> str:

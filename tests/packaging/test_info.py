@@ -142,7 +142,7 @@ def test_without_the_extras_each_line_of_what_does_not_run_says_what_installs_it
             "transport nvshmem",
             f"it needs nvidia-nvshmem-cu13 3.8 or later; here is 3.4.5: {install_line('nvshmem')}",
         ),
-        ([GPU], MPI, [], {}, "one GPU, virtual ranks", f"numba is not installed: {install_line('cuda')}"),
+        ([GPU], MPI, [], {}, "one GPU, virtual ranks", f"numba-cuda is not installed: {install_line('cuda')}"),
         (
             two_gpus("PCIe", "PCIe"),
             MPI,

@@ -12,7 +12,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from nbep.device.extras import what_is_missing
 from nbep.emulator.machine.source import no_kernel_in
 
 __all__ = ["KernelTypeError", "install", "options", "uninstall"]
@@ -22,11 +21,7 @@ _HOMES = {"KernelTypeError": "code", "install": "installing", "options": "sessio
 
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
-        try:
-            found = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-        except ModuleNotFoundError as error:
-            raise ModuleNotFoundError(what_is_missing(error) or str(error), name=error.name) from error
-        globals()[name] = found
+        found = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from nbep.device.extras import what_is_missing
 
 MODELS = ("checked", "sc", "delayed")
 DEFAULTS: dict[str, Any] = {"memory_model": "checked", "seeds": 1, "num_sms": None, "max_calls": None}
@@ -34,10 +33,8 @@ def pytest_addoption(parser: Any) -> None:
 def pytest_load_initial_conftests(early_config: Any) -> None:
     """Before any conftest.py imports numba.cuda."""
     if early_config.known_args_namespace.nbep_cuda:
-        try:
-            from .installing import install
-        except ModuleNotFoundError as error:
-            raise pytest.UsageError(f"--nbep-cuda: {what_is_missing(error) or error}") from error
+        from .installing import install
+
         install()
 
 
