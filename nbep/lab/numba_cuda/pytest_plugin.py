@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-
 MODELS = ("checked", "sc", "delayed")
 DEFAULTS: dict[str, Any] = {"memory_model": "checked", "seeds": 1, "num_sms": None, "max_calls": None}
 OPTIONS = pytest.StashKey[dict[str, Any]]()
