@@ -11,7 +11,7 @@ import fake_gpu
 import no_gpu
 
 import nbep
-from nbep.host.counters import Received
+from nbep.host.node import Received
 from nbep.host.target.cuda import arrays
 from nbep.host.target.cuda.runtime import CudaRuntime
 
