@@ -178,7 +178,6 @@ def _ring_fill(
             fill.append(now)
     steps.append(max(end, steps[-1]))
     fill.append(fill[-1])
-    names = [name for _, name, _ in changes]
     return RingFill(
         launch.rank,
         launch.kernel,
