@@ -21,7 +21,8 @@ from nbep.host.config import Sizes
 from nbep.host.elastic import buffer as elastic_buffer
 from nbep.host.ranks.comm import Communicator
 from nbep.host.symmetric import NodeMemory
-from nbep.host.target.cuda import arrays, launcher
+from nbep.host.target import libraries
+from nbep.host.target.cuda import launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
 from nbep.host.target.memory import HostWords, Memory
@@ -148,9 +149,9 @@ def make_elastic(num_ranks: int, num_tokens: int, hidden: int, front: Any = nbep
 
 def forget_torch() -> None:
     """What nbep keeps of the torch that it has seen, which is about to be another one."""
-    arrays.TorchArrays.dtype.cache_clear()
-    arrays._maker_of_one.cache_clear()
-    arrays._torch_streams.clear()
+    libraries.TorchArrays.dtype.cache_clear()
+    libraries._maker_of_one.cache_clear()
+    libraries._torch_streams.clear()
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from . import compilers
+from .by_type import NETWORKS, HostNetwork, HostPeers
 from .cards import LOWEST_CC
 from .diagnosis import explain
 from .jit import KERNELS, ComputeCapability, KernelSpec, LinkInput, over, spec_of
@@ -37,7 +38,6 @@ from .library import checking_variants_of, libraries, load_kernels, variants_of
 from .orders import LostOrder
 from .terminal import STDOUT, add_json, progress, write_json
 from .types import Param, flatten_params
-from .versions import NETWORKS, HostNetwork, HostPeers
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from nbep.registry import registered
 
 Describe = Callable[[int], str]
 # What all libraries need: the software NIC's kernel, and the versions of what kernels call.
-MODULES = ("nbep.device.versions", "nbep.device.network.nic")
+MODULES = ("nbep.device.by_type", "nbep.device.network.nic")
 
 
 class KernelLibrary(NamedTuple):

@@ -8,7 +8,8 @@ claim, workspace  this rank's kernels only
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -22,24 +23,118 @@ from nbep.device.layout.intranode import CALL_ROWS, MAX_LOCAL_EXPERTS, TRAILER_B
 from nbep.device.layout.names import describe_nvl_offset, describe_offset
 from nbep.device.protocols.peers import BUFFER_PTRS
 from nbep.device.protocols.waits import FaultReport
-from nbep.host import causes, counters
+from nbep.host import causes, node
 from nbep.host.arguments import refuse
 from nbep.host.calls import DIGESTS, DISPATCH, ELASTIC_DISPATCH, VERBS, arguments_of
-from nbep.host.comm_work import CommWork
 from nbep.host.config import Sizes
 from nbep.host.elastic.memory import ElasticMemory
+from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.handles import Identity, Numbered
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
+from nbep.host.node import Ordered
 from nbep.host.plans import Plans
 from nbep.host.ranks.call_log import Arguments, CallLog
 from nbep.host.ranks.comm import Communicator
 from nbep.host.ranks.timeouts import PeerTimeout, Undo
 from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.shared_memory import Opened, SharedMemory
-from nbep.host.target.base import Runtime
+from nbep.host.target.base import Array, Runtime
+from nbep.host.target.new_arrays import Make
+from nbep.host.target.streams import Event, PastEvent, Stream
 from nbep.host.transport.base import Transport
+
+
+class CommWork:
+    """Where the calls of a buffer run, one behind the other.
+
+    A call runs on the comm stream. One that holds the caller's current stream back anyway runs on that stream itself,
+    where it is the rank's own: then no event has to lead to the comm stream and back.
+
+    stream: of the call under way
+    is_deep_eps: a blocking call returns the empty event that DeepEP's does
+    """
+
+    runtime: Runtime
+    comm_stream: Stream
+    check_faults: Callable[[], None]
+    stream: Stream
+    is_deep_eps = False
+    latest_event: Event | None = None  # at the end of the latest call, where the host reads arrays
+    _last_stream: Stream | None = None  # of the call before
+    _previous: EventHandle | None = None  # what the call under way comes behind
+
+    def _choose_stream(self, is_blocking: bool) -> bool:
+        """Set `stream`, whose next work comes behind the call before. Returns whether it is the caller's own.
+
+        is_blocking: the call comes behind the current stream, which waits for it
+        """
+        runtime = self.runtime
+        is_callers = runtime.has_own_stream and is_blocking
+        stream = self.stream = runtime.current_stream if is_callers else self.comm_stream
+        last = self._last_stream
+        if last is not stream and not runtime.is_capturing:  # the order of a graph's calls is the caller's
+            if last is not None and last.key != stream.key:
+                if last.is_capturing:  # its end is that of work that a graph records, not of the call
+                    got = "another one than the call before had, which is being captured"
+                    refuse("current stream", got, "the same one until the capture has ended")
+                stream.wait(last.record())
+            self._last_stream = stream
+        return is_callers
+
+    def allocate(
+        self, order: Ordered, make: Make | None = None, numbers: Sequence[int] = ()
+    ) -> tuple[list[Array], list[Any]]:
+        """New arrays for the next kernels to write, of `make`; after it `stream` comes behind what it has to.
+
+        That is previous_event, or else the current stream, which may still use memory that an allocator hands out. So
+        behind an event alone the memory is the comm stream's own, if its library minds other streams; if not, the comm
+        stream comes behind the current one after all.
+        """
+        made: tuple[list[Array], list[Any]] = ([], [])
+        if order.previous_event is None:
+            if make is not None:
+                made = make(numbers)
+            if not self._choose_stream(not order.async_finish):
+                self.comm_stream.wait_current_stream()
+            return made
+        self._choose_stream(False)
+        previous = self._previous = handle_of(order.previous_event)
+        if previous is not None and not isinstance(previous.event, PastEvent):
+            self.comm_stream.wait(previous.event)
+        is_own = previous is not None and (order.allocate_on_comm_stream or not self.runtime.is_capturing)
+        if make is not None:
+            with self.runtime.allocating_on(self.comm_stream) if is_own else nullcontext():
+                made = make(numbers)
+        if not (is_own and (not made[0] or self.runtime.let_current_stream_use(made[0]))):
+            self.comm_stream.wait_current_stream()
+        return made
+
+    def finish(self, async_finish: bool) -> EventOverlap:
+        """The event at the end of a call; unless async_finish, the caller's current stream waits for it."""
+        end: Event | None = None
+        if async_finish or self.stream is self.comm_stream:
+            end = self.comm_stream.record() if async_finish else self.comm_stream.hand_over()
+            if self.runtime.host_reads_arrays:
+                self.latest_event = end
+        previous, self._previous = self._previous, None
+        checks: tuple[Callable[[], None], ...] = (self.check_faults,)
+        if previous is not None:  # the call may have read what a call of another buffer has failed to bring
+            checks += tuple(check for check in previous.checks if check != self.check_faults)
+        if not async_finish:
+            for check in checks:
+                check()
+            if self.is_deep_eps:
+                return EventOverlap()
+        return EventOverlap(EventHandle(end, checks, self.stream))
+
+    def synchronize_calls(self) -> None:
+        """Block until the calls so far are done, which may be on a stream of the caller."""
+        self.comm_stream.synchronize()
+        if self._last_stream is not None and self._last_stream is not self.comm_stream:
+            self._last_stream.synchronize()
+
 
 BARRIER_KERNELS = notify_dispatch, cached_notify_dispatch, cached_notify_combine
 
@@ -54,7 +149,7 @@ class NodeMemory(CommWork, SharedMemory):
     """
 
     hides_trailer = False
-    polled_bytes = counters.NUM_BYTES
+    polled_bytes = node.NUM_BYTES
     own_name = "claim and layout workspace"
 
     def __init__(
@@ -116,7 +211,7 @@ class NodeMemory(CommWork, SharedMemory):
         if sizes.num_zero_copy_bytes > 0:
             start = self.num_nvl_bytes + TRAILER_BYTES
             self.direct = DirectMemory(runtime, self.symmetric, start, sizes.num_zero_copy_bytes, self.num_ranks)
-        self.counters = counters.Counters(self.host_visible, ALIGNMENT_BYTES)
+        self.counters = node.Counters(self.host_visible, ALIGNMENT_BYTES)
         if self._rdma_transport is None:
             return None
         nodes = self.num_ranks, self.num_nodes
@@ -250,14 +345,14 @@ class NodeMemory(CommWork, SharedMemory):
         """Whether a kernel of this rank has reported something."""
         return self.report.is_there()
 
-    def await_counts(self, num_local_experts: int, timeout_ms: float = 0, limit: str = "") -> counters.Received:
+    def await_counts(self, num_local_experts: int, timeout_ms: float = 0, limit: str = "") -> node.Received:
         """What comes, as the counters of a notify kernel say, for which the CPU waits; limit: timeout_ms in words
 
         The kernel's own waits are to be over first: they say more.
         """
         timeout_ms = timeout_ms or 2 * self.timeout_ms
 
-        def poll() -> counters.Received | None:
+        def poll() -> node.Received | None:
             return self.counters.poll(num_local_experts, self.internode is not None)
 
         self.runtime.wait_until(

@@ -11,10 +11,10 @@ if sys.platform != "linux":
 
 from cuda.bindings import driver as cu
 
+from nbep.device.by_type import IbgdaNetwork
 from nbep.device.jit import kernel, spec_of
 from nbep.device.network.nic import NO_ENTRY, Nic, Troubles, software_nic
 from nbep.device.types import Out
-from nbep.device.versions import IbgdaNetwork
 from nbep.host.target.cuda import launcher, streams
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.nic import LIMIT_IN_WAITS

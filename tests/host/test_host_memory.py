@@ -19,6 +19,7 @@ from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 import nbep
+from nbep.device.by_type import HostNetwork
 from nbep.device.cards import SM80
 from nbep.device.jit import kernel, over
 from nbep.device.network.seam import Network, amo_add
@@ -26,7 +27,6 @@ from nbep.device.primitives import atom_add_relaxed_sys_s32, st_weak_s32
 from nbep.device.protocols.barriers import barrier_block, meet_peer
 from nbep.device.protocols.peers import ONE, Bounds, HostPeers, Peers, buffer_of
 from nbep.device.types import Out
-from nbep.device.versions import HostNetwork
 from nbep.emulator import DataRace, EmulatorError
 from nbep.lab.check.faults import broken
 

@@ -6,10 +6,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from nbep.host.comm_work import CommWork
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.node import Order
-from nbep.host.target.cuda.arrays import CupyArrays, NumbaArrays, TorchArrays
+from nbep.host.symmetric import CommWork
+from nbep.host.target.libraries import CupyArrays, NumbaArrays, TorchArrays
 from nbep.host.target.streams import PastEvent
 
 NO_EVENT = (None, EventOverlap())

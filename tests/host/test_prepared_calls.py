@@ -12,8 +12,8 @@ import no_gpu
 from cuda.bindings import driver as cu
 
 import nbep
-from nbep.host.counters import Received
 from nbep.host.handles import InternodeHandle
+from nbep.host.node import Received
 
 pytestmark = pytest.mark.emulator_only("its GPU is none")
 NUM_TOKENS, NUM_ROWS, NUM_PASSED, HIDDEN, NUM_TOPK, NUM_NODES, CHANNELS = 16, 24, 40, 512, 4, 2, 4

@@ -11,8 +11,8 @@ import fake_gpu
 import no_gpu
 
 import nbep
-from nbep.host.counters import Received
-from nbep.host.target.cuda import arrays
+from nbep.host.node import Received
+from nbep.host.target import libraries
 from nbep.host.target.cuda.runtime import CudaRuntime
 
 pytestmark = pytest.mark.emulator_only("its GPU is none")
@@ -244,8 +244,8 @@ def test_behind_an_event_outputs_are_the_comm_streams_and_torch_records_those_th
     torch, recorded, current = calls.torch, [], [(0, -1, 1)]
     monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda device: current[-1], raising=False)
     monkeypatch.setattr(torch._C, "_cuda_setStream", lambda **of: current.append(tuple(of.values())), raising=False)
-    monkeypatch.setattr(arrays, "_external_stream", lambda torch, handle, ordinal: (handle, ordinal, 1))
-    monkeypatch.setattr(arrays, "_stream_of", lambda torch, *of: of)
+    monkeypatch.setattr(libraries, "_external_stream", lambda torch, handle, ordinal: (handle, ordinal, 1))
+    monkeypatch.setattr(libraries, "_stream_of", lambda torch, *of: of)
     monkeypatch.setattr(calls.buffer._memory.comm_stream, "ordinal", -1)  # as _cuda_getDevice says
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: recorded.append((tensor, stream)))
     *_, handle = calls.counted(8, monkeypatch)

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 from target import TARGET
 
-from nbep.host.target.cuda.arrays import numpy_dtype
+from nbep.host.target.libraries import numpy_dtype
 from nbep.specimens.workloads.cases import use
 
 LIBRARY = os.environ.get("NBEP_TEST_ARRAYS", "numpy" if TARGET == "emulator" else "torch")

@@ -13,8 +13,8 @@ from typing import Any
 import no_gpu
 
 import nbep
-from nbep.host.target.cuda.arrays import TorchArrays
 from nbep.host.target.cuda.launcher import LoadedKernel
+from nbep.host.target.libraries import TorchArrays
 
 SUCCESS = no_gpu.SUCCESS
 NUM_RANKS = 4

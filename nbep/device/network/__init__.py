@@ -5,7 +5,7 @@ host     the peer's memory is mapped, and lies on the host: plain copies, loads 
 ibgda    the GPU writes the entries of an mlx5 send queue itself; a NIC serves them, or `nic`, a kernel
 nvshmem  NVSHMEM's device calls
 
-A kernel imports the seam alone. A transport registers its versions when it is imported: see `nbep.device.versions`.
+A kernel imports the seam alone. A transport registers its versions when it is imported: see `nbep.device.by_type`.
 """
 
 from nbep.device.jit import LIBRARIES

@@ -3,7 +3,7 @@
  Peers      barrier.py       each rank's memory is on its own GPU: both add to a cell
  HostPeers  host_barrier.py  buffers in the host's memory: a cell has one writer
 
-Kernels import this module alone. A version registers itself when it is imported: see `nbep.device.versions`.
+Kernels import this module alone. A version registers itself when it is imported: see `nbep.device.by_type`.
 """
 
 from nbep.device.jit import by_type

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbep.device.jit import over
-from nbep.device.kernels.low_latency import versions  # noqa: F401 - registers them
+from nbep.device.kernels.low_latency import by_type  # noqa: F401 - registers them
 from nbep.device.kernels.low_latency.arguments import (
     BOTH_PHASES,
     NO_PHASE,

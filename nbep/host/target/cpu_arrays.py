@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbep.host.target.cuda.arrays import NumpyLike, TorchArrays, library_of, numpy_dtype, torch_says
+from nbep.host.target.libraries import NumpyLike, TorchArrays, library_of, numpy_dtype, torch_says
 
 
 class NumpyArrays(NumpyLike):

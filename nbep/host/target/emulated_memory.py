@@ -9,7 +9,7 @@ import numpy as np
 
 from nbep.host.target.base import Array
 from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, is_torch_dtype
-from nbep.host.target.cuda.arrays import numpy_dtype
+from nbep.host.target.libraries import numpy_dtype
 from nbep.host.target.memory import HostWords, Memory, PolledMemory, SymmetricMemory
 
 

@@ -25,10 +25,10 @@ from nbep.host.faults import read_report
 from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime
 from nbep.host.target.checked_arrays import LentArray, Outputs, Span, Watched, check, is_over, lend
 from nbep.host.target.cpu_arrays import CpuTensors, in_backward_pass, own_modes
-from nbep.host.target.cuda.arrays import native_name, numpy_dtype
 from nbep.host.target.current import check_rank
 from nbep.host.target.emulated_memory import EmulatedMemory, EmulatedPolledMemory, EmulatedSymmetricMemory
 from nbep.host.target.launches import check_launch, check_leaf
+from nbep.host.target.libraries import native_name, numpy_dtype
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.target.new_arrays import Parts, PartsLayout
 from nbep.host.target.rank_threads import RankThread

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from nbep.device.by_type import HostNetwork, HostPeers
 from nbep.device.compiler_hints import is_size
 from nbep.device.jit import KernelSpec
 from nbep.device.types import Param, flatten_args
-from nbep.device.versions import HostNetwork, HostPeers
 from nbep.host.arguments import integer, refuse
 from nbep.host.target.base import Runtime
 

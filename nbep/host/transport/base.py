@@ -17,9 +17,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from nbep.device.by_type import HostNetwork, Network
 from nbep.device.network.ibgda.queue_pair import DEFAULT_BATCH, MAX_ENTRIES, MIN_ENTRIES
 from nbep.device.protocols.peers import MAX_NVL_PEERS, Bounds
-from nbep.device.versions import HostNetwork, Network
 from nbep.host.arguments import integer, named_by, refuse
 from nbep.host.target.base import Runtime
 from nbep.host.target.memory import Memory, Reach, SymmetricMemory, WantedMemory

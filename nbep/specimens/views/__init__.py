@@ -43,7 +43,6 @@ VIEW = View(
     _counters,
     {
         "rings": "nbep.specimens.views.ring_fills:ring_fills",
-        "ring_table": "nbep.specimens.views.ring_fills:ring_table",
         "journey": "nbep.specimens.views.token_path:journey_table",
         **{name: f"nbep.specimens.views.pictures:{name}" for name in PICTURES},
     },

@@ -14,11 +14,8 @@ from nbep.lab.trace.events import Cell, Event, Launch
 from nbep.lab.trace.page import EMPTY, FILLING, FULL, Slots
 from nbep.lab.trace.page import Change as SlotChange
 from nbep.lab.trace.recorder import Recorder
-from nbep.lab.trace.table import Text, align
 from nbep.specimens.views.internode import COMBINE
 from nbep.specimens.views.intranode import NO_RINGS, RingNotes
-
-BARS = " ▁▂▃▄▅▆▇█"
 
 
 class RingFill(NamedTuple):
@@ -37,8 +34,6 @@ class RingFill(NamedTuple):
     capacity: int
     steps: list[int]
     fill: list[int]
-    num_tail_stores: int
-    num_head_stores: int
     num_tokens: int
     level: str = ""  # between nodes "NVL" or "RDMA"
     node: int = -1  # of an NVL ring of combine between nodes: to which node its rows go back
@@ -183,7 +178,6 @@ def _ring_fill(
             fill.append(now)
     steps.append(max(end, steps[-1]))
     fill.append(fill[-1])
-    names = [name for _, name, _ in changes]
     return RingFill(
         launch.rank,
         launch.kernel,
@@ -193,50 +187,11 @@ def _ring_fill(
         capacity,
         steps,
         fill,
-        names.count("tail"),
-        names.count("head"),
         cells["tail"],
         place.level,
         node,
         launch.end is not None,
     )
-
-
-def ring_table(trace: Recorder, kernel: str | None = None, *, width: int = 40) -> Text:
-    """Rings as text, a line each: publishes, peak, and the fill over the launch in `width` characters."""
-    rings = ring_fills(trace, kernel)
-    has_levels = any(ring.level for ring in rings)
-    level = ("level",) if has_levels else ()
-    rows: list[tuple[object, ...]] = [
-        ("rank", "kernel", *level, "channel", "src", "tokens", "tails", "heads", "peak", "slots", "fill over time")
-    ]
-    rows += [
-        (
-            ring.rank,
-            ring.kernel if ring.call == 0 else f"{ring.kernel} {ring.call}",
-            *((ring.level + (f", for node {ring.node}" if ring.node >= 0 else ""),) if has_levels else ()),
-            ring.channel,
-            ring.src,
-            ring.num_tokens,
-            ring.num_tail_stores,
-            ring.num_head_stores,
-            ring.peak,
-            ring.capacity,
-            sparkline(ring, width),
-        )
-        for ring in rings
-    ]
-    return align(rows, ("><<" if has_levels else "><") + ">>>>>>><")
-
-
-def sparkline(ring: RingFill, width: int) -> str:
-    """The fill in `width` characters, the highest in each piece of time; `█` is a full ring."""
-    begin, end = ring.steps[0], max(ring.steps[-1], ring.steps[0] + 1)
-    highest = [ring.at(begin + (end - begin) * i // width) for i in range(width)]
-    for step, fill in zip(ring.steps, ring.fill, strict=True):
-        piece = min((step - begin) * width // (end - begin), width - 1)
-        highest[piece] = max(highest[piece], fill)
-    return "".join(BARS[-(-fill * (len(BARS) - 1) // ring.capacity)] for fill in highest)
 
 
 # What is in the slots of rings and of halves over time, for the page of a trace: see trace.page

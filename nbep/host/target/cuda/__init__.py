@@ -1,7 +1,6 @@
 """GPUs as a target: one rank per process, or several virtual ranks with a stream each on one card.
 
 driver    the CUDA driver's calls, with errors as exceptions
-arrays    torch, CuPy and Numba arrays
 launcher  compiled kernels, loaded once and launched with packed parameters
 cache     compiled kernels on disk
 memory    device and host-visible memory

@@ -11,8 +11,8 @@ from weakref import ref
 import numpy as np
 from cuda.bindings import driver as cu
 
-from nbep.host.target.cuda.arrays import as_array
 from nbep.host.target.cuda.driver import Device, check
+from nbep.host.target.libraries import as_array
 from nbep.host.target.memory import Memory, PolledMemory
 
 

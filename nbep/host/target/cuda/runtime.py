@@ -34,7 +34,14 @@ from nbep.host.target.base import (
     Recognizer,
     Runtime,
 )
-from nbep.host.target.cuda.arrays import (
+from nbep.host.target.cuda.driver import Device, check
+from nbep.host.target.cuda.launcher import Card, LoadedKernel, ParameterBlock, source_key
+from nbep.host.target.cuda.memory import DeviceMemory, HostVisibleMemory
+from nbep.host.target.cuda.nic import CudaNic
+from nbep.host.target.cuda.peers import SYMMETRIC_MEMORY
+from nbep.host.target.cuda.streams import CudaStream, HostWait, idle_streams, is_capturing
+from nbep.host.target.launches import check_launch
+from nbep.host.target.libraries import (
     TorchArrays,
     arguments_of,
     current_stream_handle,
@@ -43,13 +50,6 @@ from nbep.host.target.cuda.arrays import (
     on_stream,
     pointer_of,
 )
-from nbep.host.target.cuda.driver import Device, check
-from nbep.host.target.cuda.launcher import Card, LoadedKernel, ParameterBlock, source_key
-from nbep.host.target.cuda.memory import DeviceMemory, HostVisibleMemory
-from nbep.host.target.cuda.nic import CudaNic
-from nbep.host.target.cuda.peers import SYMMETRIC_MEMORY
-from nbep.host.target.cuda.streams import CudaStream, HostWait, idle_streams, is_capturing
-from nbep.host.target.launches import check_launch
 from nbep.host.target.memory import Describe, Memory, Reach, SymmetricMemory, WantedMemory
 from nbep.host.target.new_arrays import ByColumns, Make, Parts, PartsLayout, Wanted
 from nbep.host.target.streams import Stream

@@ -10,8 +10,8 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from nbep.host.target.cuda.arrays import current_stream_handle
 from nbep.host.target.cuda.driver import check, current_ordinal
+from nbep.host.target.libraries import current_stream_handle
 from nbep.host.target.streams import Event, PastEvent, Stream
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS

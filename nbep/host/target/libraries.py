@@ -1,4 +1,4 @@
-"""Arrays on a GPU: torch tensors, CuPy arrays and Numba device arrays. What comes in decides what goes out.
+"""Arrays of other libraries: torch tensors, CuPy arrays, Numba device arrays. What comes in decides what goes out.
 
 None of the three is imported here: a value's own class tells which library it is from.
 """

@@ -2,7 +2,7 @@
 
 The host, the compiler and tests import this; kernels import only the seams, `network.seam` and `protocols.barriers`.
 `network.nvshmem` is not among them: it needs an extra package, and the host imports it where it is wanted. The versions
-of low-latency kernels are those of `kernels.low_latency.versions`.
+of low-latency kernels are those of `kernels.low_latency.by_type`.
 """
 
 from nbep.device.network.host import HostNetwork
