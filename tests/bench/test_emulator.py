@@ -7,7 +7,7 @@ import bench_emulator as emulator
 from bench_emulator import launched, ring
 
 
-def test_bench_prints_a_rate_for_every_case(capsys, monkeypatch):
+def test_bench_prints_a_rate_for_every_case(capsys, monkeypatch, tmp_path):
     small = partial(launched, function=ring, number=1)
     monkeypatch.setattr(emulator, "WORKLOADS", dict.fromkeys(emulator.WORKLOADS, small))
     monkeypatch.setitem(emulator.PROGRAMS, "ring of 6 rows", small)
@@ -26,7 +26,8 @@ def test_bench_prints_a_rate_for_every_case(capsys, monkeypatch):
         "two barriers": 3,
         "low-latency token": 4,
     }
-    assert emulator.main(few) == 0
+    assert emulator.main([*few, "--json", str(tmp_path / "all.json")]) == 0
+    assert json.loads((tmp_path / "all.json").read_text()).keys() == told.keys()
     out = capsys.readouterr().out
     assert "thousand calls/s" in out
     assert "Every schedule: " in out

@@ -82,7 +82,10 @@ def test_without_rings_there_are_no_chunks_to_try(measured):
     assert [(row["work"], row["chunk"]) for row in found["rows"]] == [(work, 1) for work in WORKS]
 
 
-@pytest.mark.parametrize("way", [[], ["--whole"]], ids=["with a handle", "whole calls"])
+@pytest.mark.parametrize(
+    "way",
+    [pytest.param([], id="with a handle"), pytest.param(["--whole"], id="whole calls", marks=pytest.mark.thorough)],
+)
 def test_elastic_calls_are_compared_with_those_without_rings(way, measured, capsys):
     found = measured(elastic, "--sms", "2", "--align", "2", *way)
     forms = ["compact", "shared", "expanded", *([] if way else ["zero_copy"])]

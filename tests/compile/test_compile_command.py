@@ -51,6 +51,7 @@ def compile_in_a_process(*arguments):
     return done.returncode, [(row["kernel"], row["max_threads"]) for row in json.loads(done.stdout)], done.stderr
 
 
+@pytest.mark.thorough
 def test_the_kernels_that_a_file_defines_are_compiled_and_those_that_do_not_compile_are_named(file):
     code, rows, printed = compile_in_a_process(file)
     assert (code, rows) == (1, [("push", 96)])

@@ -38,54 +38,6 @@ def store_tail(order, scope="sys"):
     return publish
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_release_and_acquire_order(ranks):
-    assert races(store_and(store_tail("release")), read, ranks=ranks) == 0
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_missing_half_is_found_under_every_seed(ranks):
-    def read_relaxed(t, ring):
-        wait_for(ring + TAIL, "relaxed")
-        load_payload(t, ring)
-
-    assert races(store_and(store_tail("relaxed")), read, ranks=ranks) == len(SEEDS)
-    assert races(store_and(store_tail("release")), read_relaxed, ranks=ranks) == len(SEEDS)
-
-
-def test_fences_do_for_either_half():
-    def publish(t, tail):
-        t.fence("acq_rel", "sys")
-        store_tail("relaxed")(t, tail)
-
-    def read_volatile(t, ring):
-        wait_for(ring + TAIL, "volatile")
-        t.fence("acq_rel", "sys")
-        load_payload(t, ring)
-
-    assert races(store_and(publish), read_volatile, ranks=2) == 0
-    assert races(store_and(store_tail("relaxed")), read_volatile, ranks=2) == len(SEEDS)
-
-
-def test_a_fence_covers_no_later_store():
-    def write(t, ring):
-        t.fence("acq_rel", "sys")
-        store_and(store_tail("relaxed"))(t, ring)
-
-    assert races(write, read, ranks=2) == len(SEEDS)
-
-
-@pytest.mark.parametrize(("scope", "reaches_block", "reaches_rank"), [("cta", 0, 0), ("gpu", 1, 0), ("sys", 1, 1)])
-def test_scopes_reach_as_far_as_they_say(scope, reaches_block, reaches_rank):
-    def read_scoped(t, ring):
-        wait_for(ring + TAIL, "acquire", scope)
-        load_payload(t, ring)
-
-    for reader, publish in ((read, store_tail("release", scope)), (read_scoped, store_tail("release"))):
-        assert races(store_and(publish), reader, ranks=1) == len(SEEDS) * (not reaches_block)
-        assert races(store_and(publish), reader, ranks=2) == len(SEEDS) * (not reaches_rank)
-
-
 @pytest.mark.parametrize(
     ("meet", "block", "is_enough"),
     [
@@ -199,35 +151,6 @@ def test_a_later_kernel_knows_what_earlier_ones_have_stored(launch):
     stream.synchronize()
     with pytest.raises(DataRace):  # some threads load the cell after thread 1 has stored
         launch(add_one, cell.array(np.int32), block=64, memory_model="checked", seed=1)
-
-
-def test_two_that_store_to_the_same_bytes_need_an_order_too(launch):
-    def store_same(y):
-        current_thread().store(y, "s32", 1, "weak", "cta")
-
-    def store_neighbours(y):
-        t = current_thread()
-        t.store(y + 4 * t.thread_idx, "s32", 1, "weak", "cta")
-
-    def store_relaxed(y):
-        current_thread().store(y, "s32", 1, "relaxed", "sys")
-
-    launch(store_neighbours, np.zeros(8, np.int32), block=8, memory_model="checked")
-    launch(store_relaxed, np.zeros(8, np.int32), block=8, memory_model="checked")
-    with pytest.raises(DataRace, match="weak store to 4 bytes that another thread has stored"):
-        launch(store_same, np.zeros(8, np.int32), block=8, memory_model="checked")
-
-
-def test_strong_accesses_race_with_weak_ones_only(launch):
-    def poll_weak_store(y):
-        t = current_thread()
-        if t.thread_idx == 0:
-            t.store(y, "s32", 1, "weak", "cta")
-        else:
-            wait_for(y, "relaxed")
-
-    with pytest.raises(DataRace, match=r"relaxed\.sys load of 4 bytes"):
-        launch(poll_weak_store, np.zeros(4, np.int32), block=2, memory_model="checked")
 
 
 def test_shared_memory_is_checked_too(launch):

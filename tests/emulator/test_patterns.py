@@ -461,3 +461,20 @@ def test_a_race_is_found_in(start, why):
             start(seed)
     with pytest.raises((DataRace, Uninitialized)):
         run_all(lambda strategy: start(0, strategy), 100)
+
+
+def test_who_arrives_and_goes_on_tells_nothing_of_what_comes_after():
+    """Warp 0 arrives at a barrier, and one of its lanes stores behind that. Warp 1 waits there, and reads."""
+
+    def exchange(t, memory):
+        if t.warp == 1:
+            t.barrier(1, 64)
+            t.load(memory, "s32", "weak", "cta")
+        else:
+            t.barrier_arrive(1, 64)
+            if t.lane == 0:
+                put(t, memory)
+                t.fence("acq_rel", "cta")
+
+    with pytest.raises(DataRace):
+        run_all(lambda strategy: run_together([(0, exchange, 1, 64)], 0, strategy=strategy))

@@ -53,7 +53,7 @@ def calls(buffer, case, options, rank):
 
 
 NAMES = ["dispatch, x", "dispatch, topk_idx", "dispatch, topk_weights", "cached dispatch, x", "combine, x"]
-SHORT = [("rings", name) for name in NAMES] + [("zero copy", NAMES[0]), ("between nodes", NAMES[0])]
+SHORT = [("rings", name) for name in NAMES] + [("zero copy", NAMES[0])]
 LONG = [(way, name) for way in WAYS for name in NAMES if (way, name) not in SHORT]
 READERS = {("zero copy", "combine, x"): "lay_out_rows"}  # where the verb is not in the kernel's name
 

@@ -14,6 +14,7 @@ from low_latency import HOOK, Trip, make_low_latency_case
 from low_latency import Options as LowLatencyOptions
 from low_latency import check as check_low_latency
 from low_latency import make_buffer as make_low_latency_buffer
+from parts import both_parts
 from target import spawn
 from trips import cached_dispatch
 
@@ -31,10 +32,11 @@ def saved(value):
 
 
 COPIES = pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, pickled, saved])
+WAYS = both_parts(["in_node", "zero_copy"], thorough=["between_nodes"])
 
 
 @COPIES
-@pytest.mark.parametrize("way", ["in_node", "zero_copy", "between_nodes"])
+@pytest.mark.parametrize("way", WAYS)
 def test_a_copy_of_a_handle_serves_combine_and_cached_dispatch(way, made):
     between_nodes = way == "between_nodes"
     case = make_node_case(3, num_tokens=4) if between_nodes else make_case(3, num_ranks=2, num_tokens=4)

@@ -6,6 +6,7 @@ On the emulator, which keeps plans as a GPU does.
 import ml_dtypes
 import numpy as np
 import pytest
+from parts import both_parts
 
 import nbep
 from nbep.device.jit import spec_of
@@ -240,7 +241,7 @@ OF_HANDLES = "cached", "combine", "low_latency_combine"  # plans of a buffer who
 
 
 @pytest.mark.parametrize(
-    ("verb", "check_calls"), [(verb, False) for verb in VERBS] + [(verb, True) for verb in OF_HANDLES]
+    ("verb", "check_calls"), both_parts([(verb, False) for verb in VERBS], [(verb, True) for verb in OF_HANDLES])
 )
 def test_a_call_gives_what_it_gives_without_plans(verb, check_calls):
     """Each changes one option of the first, with the same arrays, or one array with the same options."""

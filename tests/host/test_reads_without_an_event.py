@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from parts import both_parts
 
 import nbep
 from nbep.device.jit import kernel
@@ -42,7 +43,7 @@ def main(comm, waits_for_event, host_waits):
 
 
 @pytest.mark.emulator_only("looks for races")
-@pytest.mark.parametrize("host_waits", [False, True])
+@pytest.mark.parametrize("host_waits", both_parts([True], thorough=[False]))
 def test_a_read_without_the_event_is_found_also_if_the_host_waits_for_it(host_waits):
     for seed in range(2):
         with pytest.raises(DataRace, match=r"has waited for no event of stream `.*`"):

@@ -23,6 +23,7 @@ def test_each_row_of_the_table_is_there_with_its_error(capsys):
         assert row["error"] == pytest.approx(row["us"] / row["published_us"] - 1)
 
 
+@pytest.mark.thorough
 def test_times_are_predicted_from_16_to_1024_ranks(capsys):
     found = json.loads(run(capsys, "--json"))["predicted"]
     assert {row["ranks"] for row in found} == {16, 32, 64, 128, 256, 512, 1024}

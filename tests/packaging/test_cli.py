@@ -127,7 +127,6 @@ def test_every_subcommand_has_help_and_json_where_it_prints_tables(command, caps
         ("check --list-faults intranode.layout", 0),
         ("puzzle", 0),
         ("litmus CoRR", 0),
-        ("bench emulator --seconds 0.0001", "calls_per_second"),
     ],
 )
 def test_with_json_the_output_is_one_value_and_with_a_file_the_tables_stay(command, key, tmp_path, capsys, monkeypatch):

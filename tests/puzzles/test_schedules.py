@@ -126,6 +126,7 @@ def test_what_is_wrong_in_one_schedule_no_seed_shows(seeds):
                 assert check.attempt(puzzle, seed, model) is None
 
 
+@pytest.mark.thorough
 def test_what_is_wrong_in_one_schedule_is_refused_and_its_file_shows_it_again(tmp_path, capsys):
     file = tmp_path / TICKETS.name
     with solved(TICKETS, ("post", GIVE_TURN, RARELY_WRONG)) as puzzle:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgb, to_rgba
+from parts import both_parts
 from traced_runs import hanging_run, hanging_run_between_nodes, traced_run
 
 import nbep
@@ -51,7 +52,7 @@ def test_each_signal_to_another_rank_has_its_arrow(kernel):
         assert ((stored.step, 1 - stored.rank), (seen.step, 1 - seen.rank)) in drawn
 
 
-@pytest.mark.parametrize("mode", ["intranode", "low latency", "internode"])
+@pytest.mark.parametrize("mode", both_parts(["intranode", "low latency"], thorough=["internode"]))
 def test_only_who_was_read_has_an_arrow(mode):
     events = traced_run(mode).events()
     read = {pair.stored for pair in readings(events)}
