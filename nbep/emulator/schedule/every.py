@@ -76,6 +76,7 @@ class Tree(Turns, Limited):
         is_weak: whether stores may be late and loads early, see `weak_thread`
         finds_races: whether a run then stops at a data race; without weak memory it always does
         is_plain: whether to go through all orders of all steps, to compare with: no race, and nobody asleep
+        parts: of the program that are explored apart, if that is asked for; None if they are not, or cannot be
     """
 
     is_search = True  # whether other runs come after one
@@ -163,7 +164,7 @@ class Tree(Turns, Limited):
                 return
             self.choices.pop()
         if self.parts is not None and self.parts.next():
-            self.schedules -= 1  # the first run is made again
+            self.schedules -= self.parts.first  # that run is made again
         else:
             self.is_whole = True
 

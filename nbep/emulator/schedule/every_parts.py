@@ -7,8 +7,8 @@ within the part under way are reversed. That is right as long as in all runs, of
 - a part leaves the same values in all words that others, or hosts, read: else these are one part with it;
 - two parts with several schedules touch no word of which one stores, unless the one kernel is over before the other
   one starts: else they are one;
-- each block learns of the same kernels while it runs, by the order of steps and by what releases tell; and hosts are in
-  no part with several schedules: else all is one part.
+- the blocks of a kernel learn of the same other kernels while they run, by the order of steps and by what releases
+  tell, and hosts are in no part with several schedules: else all is one.
 
 For take any run of the whole program, and in it the first step that is in no run explored. What comes before it in its
 part has then been seen, with the same values from elsewhere, behind the same kernels. So a run of this part has it.
@@ -38,24 +38,27 @@ def block_of(who: Who) -> Block:
 class Parts:
     """What is known of a program's parts, from all runs so far.
 
-    under_way: a block of the part whose races are reversed; None in the first run. found: how many schedules it has had
-    racing: blocks of parts that have races; done: of those explored; several: of those with more than one schedule
-    reads, stores: words, by block; left: what blocks left in the latter at first; varied: where that differs
-    always, ever: of which kernels a kernel's blocks learn while they run, in all runs and in some: by the order of steps,
-        and by what releases tell; and of the ends of which ones a kernel knows at its start
-    is_one: whether parts are not to be told apart
+    under_way: a block of the part whose races are reversed; None in the first run; found: how many schedules it has had
+    first: whether the first run was one; racing: blocks of parts that have races
+    done: of parts that have been explored; several: of those that have more than one schedule
+    reads, stores: words of global memory, by block; plain: those that somebody does not only add to
+    left: what each block has stored last, or added, in the first run; varied: where that differs in another one
+    always, ever: of which kernels blocks learn while they run, in all runs and in some: by the order of steps, and by
+        what releases tell; and which ones are over, as a kernel knows at its start
+    is_one: whether it has turned out that parts cannot be explored apart
     """
 
     def __init__(self) -> None:
         self.root: dict[Block, Block] = {}
         self.under_way: Block | None = None
-        self.found = 0
+        self.found, self.first = 0, True
         self.racing: set[Block] = set()
         self.several: set[Block] = set()
         self.done: set[Block] = set()
         self.reads: defaultdict[Block, set[Any]] = defaultdict(set)
         self.stores: defaultdict[Block, set[Any]] = defaultdict(set)
-        self.left: dict[Block, dict[Any, bytes]] = {}
+        self.plain: set[Any] = set()
+        self.left: dict[Block, dict[Any, tuple[bytes, int]]] = {}
         self.varied: defaultdict[Block, set[Any]] = defaultdict(set)
         self.always: dict[Any, frozenset[Any]] = {}
         self.ever: dict[Any, frozenset[Any]] = {}
@@ -66,7 +69,8 @@ class Parts:
         """A run begins."""
         self.has_joined = False
         self.allocations: dict[Any, Any] = {}
-        self.stored: defaultdict[Block, dict[Any, bytes]] = defaultdict(dict)
+        self.stored: defaultdict[Block, dict[Any, tuple[bytes, int]]] = defaultdict(dict)
+        self.adds: list[tuple[Block, frozenset[Any], Step]] = []
         self.serials: dict[int, Block] = {}
         self.over: list[tuple[Any, Block]] = []
         self.ends: list[tuple[Block, list[Clock], Clock]] = []
@@ -105,19 +109,26 @@ class Parts:
 
     # --- what runs show -------------------------------------------------------------------------------------------
 
-    def note(self, block: Block, allocation: Any, access: Any) -> None:
-        """A block accesses bytes of global memory."""
-        if access.verb == "load" or access.is_atomic:
-            self.reads[block] |= words_of(name_of(allocation), access.begin, access.end - access.begin)
+    def note(self, block: Block, allocation: Any, access: Any, add: Step | None) -> None:
+        """A block accesses bytes of global memory. add: the step, if it is an add that may commute with others"""
+        words = words_of(name_of(allocation), access.begin, access.end - access.begin)
+        if add is not None:
+            self.adds.append((block, words, add))
+        elif access.verb == "load" or access.is_atomic:
+            self.reads[block] |= words
         if access.verb == "store":
-            self.note_left(block, allocation, access.begin, access.end)
+            self.note_left(block, allocation, access.begin, access.end, 0 if add is None else add.number)
 
-    def note_left(self, block: Block, allocation: Any, begin: int, end: int) -> None:
-        """A block has stored bytes; bulk stores come twice, the last time with their bytes."""
+    def note_left(self, block: Block, allocation: Any, begin: int, end: int, added: int | None = 0) -> None:
+        """A block has stored bytes, or added to them; bulk stores come twice, the last time with their bytes."""
         name, left = name_of(allocation), self.stored[block]
         self.allocations.setdefault(name, allocation)
         for word in words_of(name, begin, end - begin):
-            left[word] = bytes(allocation.memory[4 * word[1] : 4 * word[1] + 4])
+            if added:
+                stored, before = left.get(word, (b"", 0))
+                left[word] = stored, before + added
+            else:
+                left[word] = bytes(allocation.memory[4 * word[1] : 4 * word[1] + 4]), 0
 
     def launch_over(self, launch: Any, begin: Clock, running: list[Any]) -> None:
         """A kernel is over: what its blocks have left, and of whom they have learned. begin: what came before it"""
@@ -158,7 +169,7 @@ class Parts:
         self.ever[what] = self.ever.get(what, those) | those
 
     def learns_the_same(self) -> bool:
-        """Whether all of which some block of a kernel learns in some run one of its blocks learns in all runs."""
+        """Whether a kernel's blocks learn in all runs of all kernels of which one of them learns in some run."""
         found: defaultdict[Any, set[Any]] = defaultdict(set)
         for (title, how, _), those in self.always.items():
             found[title, how] |= those
@@ -167,26 +178,34 @@ class Parts:
     def end(self, steps: list[Step], linked: set[tuple[Who, Who]], is_redundant: bool) -> None:
         """A run is over. linked: steps of whom depend on each other, and nothing else orders them"""
         self.found += not is_redundant
+        if self.under_way is None:
+            self.first = not is_redundant
         if self.found > 1 and self.under_way is not None:
-            self.several.add(self.under_way)
+            self.several.add(self.part(self.under_way))
         for earlier, later in linked:
             self.join(block_of(earlier), block_of(later))
         for block, clocks, begin in self.ends:
             come, known = (
-                {who[:3] for clock in of for at in clock.values() if at < len(steps) for who in steps[at].clock if block_of(who)}
+                {who for clock in of for at in clock.values() if at < len(steps) for who in steps[at].clock}
                 for of in (clocks, [begin])
             )
-            self.learn(block[:3], block, "steps", frozenset(come - known - {block[:3]}))
-        for block, words in self.stored.items():
-            self.stores[block] |= words.keys()
+            learned = {who[:3] for who in come if block_of(who)} - {who[:3] for who in known} - {block[:3]}
+            self.learn(block[:3], block, "steps", frozenset(learned))
+        for block, added, add in self.adds:
+            if add.asks_of_old or not add.commutes:
+                self.reads[block] |= added
+        for block, left in self.stored.items():
+            self.stores[block] |= left.keys()
+            self.plain |= {word for word, (stored, _) in left.items() if stored}
         self.is_one |= any(step.who[3] < 0 for step in steps)  # blocks that wait for SMs
-        if len(self.parts(self.several)) < 2 and HOST not in self.several:
+        if len(self.parts(self.racing)) < 2:
             return
+        self.is_one |= HOST in self.several or not self.learns_the_same()
         several = self.parts(self.several)
         blocks = [block for block in self.reads.keys() | self.stores.keys() if self.part(block) in several]
         for one, other in combinations(blocks, 2):  # in which order the two store there may differ
             if self.part(one) == self.part(other):
-                self.varied[one] |= self.stores[one] & self.stores[other]
+                self.varied[one] |= self.stores[one] & self.stores[other] & self.plain
         for one, words in self.varied.items():
             for other in [other for other in self.reads if not words.isdisjoint(self.reads[other])]:
                 self.join(one, other)
@@ -195,7 +214,6 @@ class Parts:
         for one, other in combinations(blocks, 2):
             if self.part(one) != self.part(other) and not self.is_apart(one, other):
                 self.join(one, other)
-        self.is_one |= self.part(HOST) in self.parts(self.several) or not self.learns_the_same()
 
     def is_apart(self, one: Block, other: Block) -> bool:
         """Whether two blocks touch nothing of which one stores, or one kernel is over before the other one starts."""

@@ -80,9 +80,7 @@ def reverse(tree: Tree, at: int, last: Step, number: int, looks: int = 1) -> Non
     begun = {who for who in first if may_begin(choice, who, looks if who == last.who else 1)}
     for who in [who for who in first if who in choice.parked or choice.fails(who)]:
         del first[who]
-    if not (first or begun) or (
-        tree.parts is not None and not tree.parts.reverses(tree.steps[at].who, last.who)
-    ):
+    if not (first or begun) or (tree.parts is not None and not tree.parts.reverses(tree.steps[at].who, last.who)):
         return
     if not first.keys() - begun and begun:
         if not begun & choice.begun:

@@ -366,12 +366,12 @@ class EveryThread(TurningThread, CheckedThread):
 
     def check(self, allocation: Allocation, access: CheckedAccess) -> None:
         if (parts := self.world.strategy.tree.parts) is not None and allocation is not self.shared:
-            parts.note(self.who[:4], allocation, access)
+            parts.note(self.who[:4], allocation, access, self.made if access.is_atomic and self.is_add else None)
         super().check(allocation, access)
 
     def check_copy(self, allocation: Allocation, access: CheckedAccess) -> None:
         if (parts := self.world.strategy.tree.parts) is not None and allocation is not self.shared:
-            parts.note(self.who[:4], allocation, access)
+            parts.note(self.who[:4], allocation, access, None)
         super().check_copy(allocation, access)
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Any) -> None:
