@@ -447,7 +447,7 @@ def test_programs_of_the_oracle_have_its_races(shape, seeds):
     for seed in seeds:
         program = SHAPES[shape](seed)
         expected = Oracle(program).verdict()[0]
-        found, is_whole = under_all(program, 100, is_weak=True)
+        found, is_whole = under_all(program, 100, Tree(is_weak=True, finds_races=True))
         if shape != "observed":
             assert "race" in expected or "race" not in found.faults, f"{shape} {seed}: false alarm"
         assert "race" not in expected or found.faults or not is_whole, f"{shape} {seed}: missed"

@@ -79,7 +79,7 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
 
     world.run([host(rank) for rank in range(num_ranks)])
     told = tuple(tuple(map(told_of, thread)) for kernel in answers for thread in kernel)
-    left = () if memory.freed else tuple(memory.array("u1", writable=False).tolist())
+    left = () if memory.freed else tuple(memory.memory)  # no view: hosts see what they have one of
     return left, told + tuple(map(tuple, of_hosts))
 
 
@@ -197,9 +197,9 @@ def do(t: Any, address: int, op: Op, answers: list[Any], block: Block) -> None:
 # --- both sides -----------------------------------------------------------------------------------------------------
 
 
-def under_all(program: Program, most: int = 2000, *, is_weak: bool = False) -> tuple[Verdict, bool]:
+def under_all(program: Program, most: int = 2000, tree: Tree | None = None) -> tuple[Verdict, bool]:
     """What nbep says under every schedule, up to the first race; and whether that were all schedules."""
-    tree, faults, outcomes = Tree(is_weak=is_weak, finds_races=True), set[str](), set[tuple]()
+    tree, faults, outcomes = tree or Tree(finds_races=True), set[str](), set[tuple]()
     while tree.begin():
         try:
             outcomes.add(run(program, Every(tree)))

@@ -78,7 +78,7 @@ class Allocation:
         most_loads: 16-byte granule -> how many of those loads are kept; likewise
         overwritten: 16-byte granule -> what strong stores have stored over; likewise
         messages: offset -> what the last store to a cell tells; see `checked`
-        parts: number of bytes -> its beginning, see `part`
+        parts: number of bytes -> its beginning, see `part`; viewed: the bytes of arrays that the host has had
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class Allocation:
         "watchers", "writers", "lost", "wrapped", "shared", "lock", "freed", "shadow", "unfenced", "nc_reads",
         "is_hidden", "may_change",
         "pending", "versions", "last_stores", "last_loads", "most_loads", "overwritten", "messages", "on_host",
-        "signals", "parts",
+        "signals", "parts", "viewed",
     )  # fmt: skip
 
     def __init__(
@@ -138,6 +138,7 @@ class Allocation:
         self.overwritten: dict[int, Any] = {}
         self.messages: dict[int, Any] = {}
         self.parts: dict[int, Allocation] = {}
+        self.viewed: set[tuple[int, int]] = set()
 
     def part(self, nbytes: int) -> Allocation:
         """Its first bytes, for a mapping that ends there: what lies behind them is out of bounds."""
@@ -176,6 +177,7 @@ class Allocation:
         if count < 0:
             count = (self.nbytes - offset) // dtype.itemsize
         view = np.ndarray((count,), dtype, buffer=self.memory, offset=offset)
+        self.viewed.add((offset, offset + view.nbytes))
         self._poison(offset, offset + count * dtype.itemsize)
         if writable:
             self.mark_written(offset, count * dtype.itemsize)

@@ -29,6 +29,7 @@ from typing import Any
 from .every_barriers import Barriers
 from .every_choice import Choice, Doubt, Rest, Tried
 from .every_order import Races, clock_before, settle_unsure
+from .every_parts import Parts
 from .every_reversal import reverse_races
 from .every_seen import Cells, Question
 from .every_step import Access, Replay, Step, Waiting, Who, Words, load_of
@@ -75,6 +76,7 @@ class Tree(Turns, Limited):
         is_weak: whether stores may be late and loads early, see `weak_thread`
         finds_races: whether a run then stops at a data race; without weak memory it always does
         is_plain: whether to go through all orders of all steps, to compare with: no race, and nobody asleep
+        parts: of the program that are explored apart, if that is asked for; None if they are not, or cannot be
     """
 
     is_search = True  # whether other runs come after one
@@ -88,10 +90,12 @@ class Tree(Turns, Limited):
         is_weak: bool = False,
         finds_races: bool = False,
         is_plain: bool = False,
+        has_parts: bool = False,
     ):
         self.is_weak = is_weak
         self.finds_races = finds_races
         self.is_plain = is_plain
+        self.parts = Parts() if has_parts and not is_weak else None
         self.choices: list[Choice] = []
         self.schedules = self.redundant = 0
         self.picks: list[Who] = []
@@ -126,6 +130,8 @@ class Tree(Turns, Limited):
         self.at_rest: int | None = None
         self.is_stuck = False
         self.doubts: list[Doubt] = []
+        if self.parts is not None:
+            self.parts.begin()
         return True
 
     def end(self, is_redundant: bool = False) -> None:
@@ -133,8 +139,8 @@ class Tree(Turns, Limited):
         if self.is_outdated:
             self._untouched -= self._changing
             self.failures.clear()
-            self.choices.clear()
-            self.schedules = self.redundant = 0
+            self.parts = self.parts and Parts()
+            self.start_over()
             return
         at = self.at_rest
         if at is not None and (
@@ -157,11 +163,36 @@ class Tree(Turns, Limited):
             step.refused = step.refused or self.failures.get(step.state, [])
         if not self.is_plain:
             reverse_races(self)
+        if self.parts is not None and not self.look_at_parts(self.parts, is_redundant):
+            return
         while self.choices:
             if self.choices[-1].go_on():
                 return
             self.choices.pop()
-        self.is_whole = True
+        if self.parts is not None and self.parts.next():
+            self.schedules -= self.parts.first  # that run is made again
+        else:
+            self.is_whole = True
+
+    def start_over(self) -> None:
+        self.choices.clear()
+        self.schedules = self.redundant = 0
+
+    def look_at_parts(self, parts: Parts, is_redundant: bool) -> bool:
+        """What the run tells of the program's parts. False if all begins again."""
+        parts.end(self.steps, self.races.linked, is_redundant)
+        is_first = parts.under_way is None
+        if parts.is_one or (parts.has_joined and not is_first):
+            self.parts = None if parts.is_one else parts
+            parts.under_way = None
+            parts.done.clear()
+            parts.several.clear()
+            parts.found = 0
+            self.start_over()
+            return False
+        if is_first and parts.next():
+            reverse_races(self)
+        return True
 
     @property
     def replay(self) -> Replay:
@@ -185,6 +216,8 @@ class Tree(Turns, Limited):
                 inner /= max(count, 1)
                 seen += inner * pick
             part = inner
+        if self.parts is not None and (number := len(self.parts.parts(self.parts.racing))) > 1:
+            seen = (seen + len(self.parts.parts(self.parts.done))) / number
         return 1.0 if self.is_whole else min(seen, 1.0)
 
     @property

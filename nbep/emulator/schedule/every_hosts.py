@@ -23,6 +23,7 @@ from ..models.knowledge import GRANULE_BITS
 from ..models.knowledge import join as together
 from ..models.streams import CheckedOrder
 from .every_order import join, joined
+from .every_parts import HOST
 from .every_seen import Cell, Entry
 from .every_step import Access, Clock, Step, Underway, Waiting, Who, Words, load_of, name_of, store_of, words_of
 from .scheduler import Host, running_host
@@ -58,6 +59,8 @@ class HostChoices(Cpu):
     def read(self, allocation: Allocation, offset: int, nbytes: int, polls: bool) -> None:
         words = self.words_of(allocation, offset, nbytes)
         host = running_host()
+        if (parts := self.world.strategy.tree.parts) is not None:
+            parts.reads[HOST] |= words
         if self.noted is not None:
             self.noted |= words if polls else set()
         elif polls and host is not None and not self.world.strategy.tree.skips(who_is(host), words):
@@ -253,6 +256,8 @@ class OrderChoices(Order):
         """A thread is there: what comes before its first step."""
         launch = thread.block.launch
         self.add(launch, thread)
+        if (parts := self.world.strategy.tree.parts) is not None:
+            parts.serials[thread.block.serial] = (launch.rank, launch.name, launch.number, thread.block.index)
         return joined(self.begins[launch], getattr(launch.stream.sms, "clock", {}))
 
     def add(self, launch: Any, one: Any) -> None:
@@ -261,8 +266,10 @@ class OrderChoices(Order):
 
     def end(self, launch: Any) -> None:
         super().end(launch)
-        del self.begins[launch]
-        clocks = [one.clock for one in self.running.pop(launch)]
+        begin, running = self.begins.pop(launch), self.running.pop(launch)
+        if (parts := self.world.strategy.tree.parts) is not None:
+            parts.launch_over(launch, begin, running)
+        clocks = [one.clock for one in running]
         for clock in {id(clock): clock for clock in clocks}.values():  # many have met, and share one
             join(self.clocks[launch.stream], clock)
 

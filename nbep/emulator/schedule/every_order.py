@@ -45,12 +45,13 @@ def joined(clock: Clock, other: Clock) -> Clock:
 class Races:
     """Steps of a run, one after the other: sets their clocks.
 
-    found: pairs that depend on each other, and that nothing else orders
+    found: pairs that depend on each other, and that nothing else orders; linked: of whom
     """
 
     def __init__(self, steps: list[Step]):
         self.steps = steps
         self.found: list[tuple[int, int]] = []
+        self.linked: set[tuple[Who, Who]] = set()
         self.loads: dict[Cell, list[int]] = {}  # those that later stores may depend on
         self.words: dict[Any, list[int]] = {}  # all steps
         self.without_cell: dict[Any, list[int]] = {}  # those of cells that others meet with another size, and of hosts
@@ -93,6 +94,8 @@ class Races:
         for word in step.access.words:
             self.words.setdefault(word, []).append(i)
         for at in before | step.behind:
+            if known.get(steps[at].who, -1) < at:
+                self.linked.add((steps[at].who, step.who))
             join(clock, steps[at].clock)
         clock[step.who] = i
         step.clock = clock

@@ -80,11 +80,11 @@ def reverse(tree: Tree, at: int, last: Step, number: int, looks: int = 1) -> Non
     begun = {who for who in first if may_begin(choice, who, looks if who == last.who else 1)}
     for who in [who for who in first if who in choice.parked or choice.fails(who)]:
         del first[who]
+    if not (first or begun) or (tree.parts is not None and not tree.parts.reverses(tree.steps[at].who, last.who)):
+        return
     if not first.keys() - begun and begun:
         if not begun & choice.begun:
             choice.begun.add(min(begun))
-        return
-    if not first:
         return
     if not first.keys() <= choice.waiting.keys():  # something else than an access has let one of them come there
         choice.wanted |= {who for who in choice.waiting if not choice.fails(who)}

@@ -364,6 +364,21 @@ class EveryThread(TurningThread, CheckedThread):
         if reading.fence:
             self.hear(where, entry.stores, entry.message, "acquire", reading.fence)
 
+    def check(self, allocation: Allocation, access: CheckedAccess) -> None:
+        if (parts := self.world.strategy.tree.parts) is not None and allocation is not self.shared:
+            parts.note(self.who[:4], allocation, access, self.made if access.is_atomic and self.is_add else None)
+        super().check(allocation, access)
+
+    def check_copy(self, allocation: Allocation, access: CheckedAccess) -> None:
+        if (parts := self.world.strategy.tree.parts) is not None and allocation is not self.shared:
+            parts.note(self.who[:4], allocation, access, None)
+        super().check_copy(allocation, access)
+
+    def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Any) -> None:
+        super().put_bytes(allocation, offset, data, site)
+        if (parts := self.world.strategy.tree.parts) is not None and allocation is not self.shared:
+            parts.note_left(self.who[:4], allocation, offset, offset + len(data))
+
     def observe(self, allocation: Allocation, store: CheckedAccess) -> Signalled:
         observation = super().observe(allocation, store)
         self.observed.append((store, observation))

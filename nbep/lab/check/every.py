@@ -59,7 +59,7 @@ def check_all(
     if load_scenario(base.scenario).lets_time_pass:
         raise ScenarioError(f"{base.scenario}: lets time pass, so its waits end by the clock; --all knows no clock")
     limit = limit or LIMIT
-    tree = Tree(is_weak=is_weak, finds_races=True)
+    tree = Tree(is_weak=is_weak, finds_races=True, has_parts=True)
     tree.end_time = time.monotonic() + 60 * (minutes or MINUTES)
     failing: Failing | None = None
     first_kind = endless = ""
@@ -106,6 +106,8 @@ def check_all(
             console.print(f"\nA schedule does not end: {endless}")
         return NOT_ALL
     whole = "The only schedule" if tree.schedules == 1 else f"All {tree.schedules:,} schedules"
+    if tree.parts is not None and (number := len(tree.parts.several)) > 1:
+        whole += f" of {number} parts that share nothing while they run"
     console.print(f"{whole}: nothing found ({redundant}).")
     console.print(COVERS_WEAK if is_weak else COVERS)
     if note is not None:
@@ -140,7 +142,7 @@ def smallest(failing: Failing, is_weak: bool = False) -> Failing:
     kind, replays = failing.finding.kind, {failing.finding.run: failing.replay}
 
     def attempt(run: Run, most: int) -> tuple[Finding | None, int]:
-        tree, runs = Tree(is_weak=is_weak, finds_races=True), 0
+        tree, runs = Tree(is_weak=is_weak, finds_races=True, has_parts=True), 0
         tree.end_time = time.monotonic() + SMALLER_S
         with suppress(Endless):
             while runs < min(most, TRIED) and tree.begin():
