@@ -1,6 +1,6 @@
 """Write the table of records/planted.md: in which of all schedules of a small run each broken step shows.
 
-python tools/planted_table.py              takes some twenty minutes of CPU
+python tools/planted_table.py              takes some five minutes of CPU
 python tools/planted_table.py --missing    only the steps that have no line yet; the others stay
 """
 

@@ -44,16 +44,8 @@ class Kind(NamedTuple):
     put: Callable[[Any, int, Any], None] | None = None
 
 
-def _get_f32(view: Any, offset: int) -> np.float32:
-    return np.float32(view[offset >> 2])
-
-
 def _put_f32(view: Any, offset: int, value: Any) -> None:
     view[offset >> 2] = np.float32(value)
-
-
-def _get_f16(view: Any, offset: int) -> np.float16:
-    return np.uint16(view[offset >> 1]).view(np.float16)
 
 
 def _put_f16(view: Any, offset: int, value: Any) -> None:
@@ -72,16 +64,8 @@ def _put_f64(view: Any, offset: int, value: Any) -> None:
     view[offset >> 3] = float(value)
 
 
-def _get_c64(view: Any, offset: int) -> np.complex64:
-    return np.complex64(complex(*_C64.unpack_from(view, offset)))
-
-
 def _put_c64(view: Any, offset: int, value: Any) -> None:
     _C64.pack_into(view, offset, np.float32(value.real), np.float32(value.imag))
-
-
-def _get_c128(view: Any, offset: int) -> complex:
-    return complex(*_C128.unpack_from(view, offset))
 
 
 def _put_c128(view: Any, offset: int, value: Any) -> None:
@@ -107,12 +91,12 @@ KINDS: dict[str, Kind] = {
     "s32": Kind(4, "i", True),
     "u64": Kind(8, "Q", False),
     "s64": Kind(8, "q", True),
-    "f32": Kind(4, "f", True, _get_f32, _put_f32),
-    "f16": Kind(2, "H", True, _get_f16, _put_f16),
+    "f32": Kind(4, "f", True, lambda view, offset: np.float32(view[offset >> 2]), _put_f32),
+    "f16": Kind(2, "H", True, lambda view, offset: np.uint16(view[offset >> 1]).view(np.float16), _put_f16),
     "bf16": Kind(2, "H", True, _get_bf16, _put_bf16),
     "f64": Kind(8, "d", True, lambda view, offset: view[offset >> 3], _put_f64),
-    "c64": Kind(8, "B", True, _get_c64, _put_c64),
-    "c128": Kind(16, "B", True, _get_c128, _put_c128),
+    "c64": Kind(8, "B", True, lambda view, offset: np.complex64(complex(*_C64.unpack_from(view, offset))), _put_c64),
+    "c128": Kind(16, "B", True, lambda view, offset: complex(*_C128.unpack_from(view, offset)), _put_c128),
     "v2": Kind(8, "B", False, _V2.unpack_from, _put_v2),
     "v4": Kind(16, "B", False, _V4.unpack_from, _put_v4),
 }

@@ -146,7 +146,7 @@ class DelayedThread(BufferedThread):
             self._count()
         allocation = self.segments.get(address >> 32)
         offset = address & 0xFFFFFFFF
-        if op == "cas" and allocation is not None and self.may_fail(allocation, offset, kind):
+        if op == "cas" and allocation is not None and self.is_there(allocation, offset, kind):
             for is_early in (True, False):
                 data, _, versions = self.look(allocation, offset, KINDS[kind].size, is_early)
                 old = decode(data, kind)
@@ -160,7 +160,8 @@ class DelayedThread(BufferedThread):
             self.last_release = self.floor, self.world.moment
         if allocation is None or allocation.freed or kind not in KINDS:
             return super().atomic(op, address, kind, operand, order, scope, compare)
-        if order == "relaxed" and self.may_be_late(allocation, offset, kind) and is_unused(sys._getframe(1)):
+        may_be_late = order == "relaxed" and not allocation.nc_reads and self.is_there(allocation, offset, kind)
+        if may_be_late and is_unused(sys._getframe(1)):
             self.left -= 1
             version = self.new_version(allocation, offset, KINDS[kind].size, order, scope)
             late = PendingAtomic(self, allocation, version, site_of(sys._getframe(1)), (op, kind, operand, compare))
@@ -182,16 +183,13 @@ class DelayedThread(BufferedThread):
             version.arrive(allocation, self.next_moment())
         return old
 
-    def may_fail(self, allocation: Allocation, offset: int, kind: str) -> bool:
+    def is_there(self, allocation: Allocation, offset: int, kind: str) -> bool:
         """Whether an atomic would find nothing wrong now; memory of other processes and of the host is for `super`."""
         if allocation.freed or kind not in KINDS or allocation.shared or allocation.on_host:
             return False
-        nbytes = KINDS[kind].size
-        is_inside = allocation.lowest <= offset <= allocation.nbytes - nbytes
-        return is_inside and offset % nbytes == 0 and allocation.first_unwritten(offset, nbytes) < 0
-
-    def may_be_late(self, allocation: Allocation, offset: int, kind: str) -> bool:
-        return self.may_fail(allocation, offset, kind) and not allocation.nc_reads
+        nbytes, lowest = KINDS[kind].size, allocation.lowest
+        is_fit = offset % nbytes == 0 and lowest <= offset <= allocation.nbytes - nbytes
+        return is_fit and allocation.first_unwritten(offset, nbytes) < 0
 
     def _count(self) -> None:
         """Be switched here, not between looking at the buffers and acting; the access itself counts the call."""

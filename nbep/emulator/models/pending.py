@@ -177,7 +177,7 @@ class BufferedThread(KnowingThread):
         moment = self.next_moment()
         for store in stores:
             store.level = level
-            store.version.lift(level, moment)
+            store.version.seen[level] = store.version.seen[level] or moment
             target[store] = None
             if store.allocation.watchers:
                 store.show()

@@ -58,10 +58,6 @@ class Version:
         """It is that of an atomic, which also passes on what it has read."""
         self.says = max(self.says, said)
 
-    def lift(self, level: int, moment: int) -> None:
-        """It becomes visible on a level, if it was not yet."""
-        self.seen[level] = self.seen[level] or moment
-
     def keep(self, allocation: Allocation) -> None:
         """Keep the bytes that it is about to change."""
         low = self.begin & -GRANULE

@@ -65,7 +65,11 @@ class Facts:
 
     @cached_property
     def is_overwritten(self) -> bool:
-        return _is_overwritten(self.race)
+        """Whether this thread has seen an earlier store to bytes that it loads."""
+        thread, _, access, earlier = self.race
+        return access.verb == "load" and any(
+            _is_published(thread.owner, earlier.owner, store) and not thread.is_new(store) for store in earlier.before
+        )
 
     def chain(self, most: int, holds: bool = True) -> Causes:
         """The flaws of the chain, if there is one, they cost so little, and it is the one that was meant."""
@@ -334,14 +338,6 @@ def _is_published(loading: Owner, storing: Owner, store: Access) -> bool:
     return is_since or store.owner.block == storing.block
 
 
-def _is_overwritten(race: Race) -> bool:
-    """Whether this thread has seen an earlier store to bytes that it loads."""
-    thread, _, access, earlier = race
-    return access.verb == "load" and any(
-        _is_published(thread.owner, earlier.owner, store) and not thread.is_new(store) for store in earlier.before
-    )
-
-
 def _tells_of_other(race: Race, way: Way) -> bool:
     """Whether the last link of a chain publishes an earlier store to bytes that this thread loads: it is for that."""
     if not way.links:
@@ -399,7 +395,8 @@ def _signal_too_soon(race: Race, hearing: Hearing) -> Cause | None:
         return None
     if not is_late and not are_stores and _has_loaded_what_was_published(race):
         return None
-    if _is_older(race, link.store, act, act.owner if is_late else race.thread.owner):
+    storer = act.owner if is_late else race.thread.owner
+    if link.store.time <= act.time and (link.store.owner is storer or race.has_reached(link.store, storer, act.time)):
         if is_late or are_stores:
             return None
         return race.cause("old signal, loader", race.cell, link.cell, lines=(link,))
@@ -423,13 +420,6 @@ def _met(race: Race) -> list[Access]:
     granules = range(race.earlier.begin >> 4, (race.earlier.end + 15) >> 4)
     stores = [store for granule in granules for store in race.allocation.last_stores.get(granule, ())]
     return [store for store in stores if store.begin < race.access.end and race.access.begin < store.end]
-
-
-def _is_older(race: Race, signal: Access, store: Access, storer: Owner) -> bool:
-    """Whether a signal is older than a store, and known to its thread then."""
-    if signal.owner is storer:
-        return signal.time <= store.time
-    return signal.time <= store.time and race.has_reached(signal, storer, store.time)
 
 
 def _nothing(race: Race) -> Cause:

@@ -109,7 +109,9 @@ def waiting_groups(world: Run, here: tuple[Thread | None, FrameType | None] | No
                 if not thread.exited:
                     key = id(thread.waits_for)
                     if thread in running:
-                        wait = _loops(thread) if here is None else _runs(thread, thread is here[0])
+                        runs = "runs" if thread.gr_frame is not None else "has not started"
+                        is_here = here is not None and thread is here[0]
+                        wait = _loops(thread) if here is None else Wait(("is here" if is_here else runs,))
                     elif key in waits:
                         wait = waits[key]
                     else:
@@ -167,13 +169,6 @@ def _loops(thread: Thread) -> Wait:
     cells = list(thread.polled.values())
     lines = [line for cell in cells for line in _cell(*cell)]
     return Wait(("waits in a loop that does not call wait_expired", *lines) if lines else ("runs",), cells=cells)
-
-
-def _runs(thread: Thread, is_here: bool) -> Wait:
-    """The same for a thread that runs in a run that has not ended."""
-    if is_here:
-        return Wait(("is here",))
-    return Wait(("runs" if thread.gr_frame is not None else "has not started",))
 
 
 def _at_barrier(barrier: NamedBarrier, thread: Thread) -> Wait:

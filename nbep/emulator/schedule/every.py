@@ -147,12 +147,10 @@ class Tree(Turns, Limited):
             self.is_stuck or (self.is_weak and not any(one.access.is_store for one in self.steps[at:]))
         ):
             self.failed = [failed for failed in self.failed if failed.at <= at]
-            behind = self.forget(at)
+            self.choices[at].undo(self.forget(at))  # looks in vain; with weak memory some waits do not sleep
             if self.is_stuck:
                 is_redundant = True
                 self.choices[at].close()
-            else:  # looks in vain, of waits that do not sleep
-                self.choices[at].undo(behind)
         self.redundant += is_redundant
         self.schedules += not is_redundant
         settle_unsure(self.steps)

@@ -100,11 +100,6 @@ class Rest:
         self.begun = begun
         self.access = load_of(frozenset().union(*(look.access.words for look in looks)))
 
-    @property
-    def first_looks(self) -> list[Tried]:
-        """Those that may be made here while others come later, if that has not been tried."""
-        return self.looks[:-1] if self.begun is None else []
-
     def commutes_with(self, step: Step) -> bool:
         """Whether it still fails behind a step."""
         return all(one.commutes_with(step) for one in self.looks)

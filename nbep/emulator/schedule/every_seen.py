@@ -19,7 +19,7 @@ from ..machine.kinds import KINDS, Loaded, wrap
 from ..machine.memory import Allocation
 from ..machine.orders import SCOPES
 from ..models.knowledge import Access as CheckedAccess
-from ..models.knowledge import Knowledge, Message, Numbers, distance, last_to, latest
+from ..models.knowledge import Knowledge, Message, distance, last_to, latest
 
 # What was done to the value before it was compared, the comparison, and with what.
 Question = tuple[tuple[tuple[str, int], ...], str, int]
@@ -228,7 +228,9 @@ class Reading:
             self.settle()
             return
         self.asked[question] = given
-        while at > self.position and is_no_news(entries, at, self.reach, question, given):
+        while at > self.position and not entries[at].is_wall and entries[at].least <= self.reach:
+            if answer(question, entries[at - 1].value) != given:  # else it may as well have come before that entry
+                break
             at -= 1
         self.hear(at)
 
@@ -242,12 +244,6 @@ class Reading:
         if position > self.position or self.is_old:
             self.position = position
             self.thread.hear_entry(self)
-
-
-def is_no_news(entries: list[Entry], at: int, reach: int, question: Question, given: bool) -> bool:
-    """Whether a reader may as well have come before an entry, as far as a question and what it hears go."""
-    entry = entries[at]
-    return not entry.is_wall and entry.least <= reach and answer(question, entries[at - 1].value) == given
 
 
 class Seen(Loaded):
@@ -393,10 +389,5 @@ def shared_reach(messages: Iterable[Message | None]) -> int:
 
 
 def covers(more: Knowledge, less: Knowledge) -> bool:
-    return all(is_later(one, other) for one, other in zip(more, less, strict=True))
-
-
-def is_later(more: Numbers, less: Numbers) -> bool:
-    if more is less:
-        return True
-    return all(latest(more, clock) >= number for clock, number in less.items())
+    pairs = zip(more, less, strict=True)
+    return all(one is of or all(latest(one, clock) >= at for clock, at in of.items()) for one, of in pairs)

@@ -115,8 +115,8 @@ class Turns:
         if others:
             tried = [one for who in others if (one := choice.asleep.get(who) or choice.done.get(who)) is not None]
             for who in waiting.keys() - choice.done.keys() - set(others):
-                first = choice.asleep[who].first_looks
-                if any(one.access.meets(look.access) for one in tried for look in first):
+                rest = choice.asleep[who]  # all but its last look may be made here while that comes later
+                if rest.begun is None and any(a.access.meets(b.access) for a in tried for b in rest.looks[:-1]):
                     choice.begun.add(who)
                     return who
             raise Redundant
@@ -164,13 +164,6 @@ class Turns:
             choice.wanted.add(min(choice.awake, key=lambda one: (one[4] < 0, choice.waiting[one].is_store, one)))
         raise Redundant
 
-    def note_failure(self, look: Step) -> None:
-        """In the same state a look that tells as much fails, too."""
-        if look.state is not None and not look.refused:
-            look.refused = self.failures.setdefault(look.state, [])
-        if look.reading is not None and look.reading.told not in look.refused:
-            look.refused.append(look.reading.told)
-
     def fail(self, who: Who, looks: list[int], length: int) -> None:
         """The last steps were a turn that has failed: they are none, and its thread sleeps.
 
@@ -186,8 +179,12 @@ class Turns:
         steps = self.forget(looks[0])
         turn = steps[-length:]
         turn[0].after = steps[0].after
-        if len(turn) == 1:
-            self.note_failure(turn[0])
+        look = turn[0]
+        if len(turn) == 1:  # in the same state one that tells as much fails, too
+            if look.state is not None and not look.refused:
+                look.refused = self.failures.setdefault(look.state, [])
+            if look.reading is not None and look.reading.told not in look.refused:
+                look.refused.append(look.reading.told)
         self.failed.append(Failed(looks[0], turn))
         choice.done.pop(who, None)
         choice.wanted.discard(who)

@@ -301,7 +301,7 @@ class WeakThread(LoopingThread, RacingThread):
             late = self.late_atomics(allocation) if op == "cas" else []
 
             def coming() -> Needs:
-                if op == "cas" and self.may_fail(allocation, offset, kind):
+                if op == "cas" and self.is_there(allocation, offset, kind):
                     if not all(one.done for one in late) or self.peek(allocation, offset, kind) != compare:
                         return touch(left=cells), late
                 return united(self.publishes(order, scope), (here, self.seen_in(allocation, offset)))
