@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from parts import both_parts
 from processes import LIMIT_S
 
 from nbep.lab.check import Run, main, perform
@@ -243,7 +244,7 @@ def test_all_strategies_and_models_take_part():
         assert {run.seed % 6 for run in runs if run.strategy.startswith(strategy)} == set(range(6))
 
 
-@pytest.mark.parametrize("scenario", ["intranode.dispatch", "low_latency", "network.push"])
+@pytest.mark.parametrize("scenario", both_parts(["intranode.dispatch", "network.push"], thorough=["low_latency"]))
 def test_a_checked_run_takes_the_same_steps_as_one_under_sc(scenario):
     """So a search leaves sc out."""
     for run in planned(Run(scenario), range(3, 7), STRATEGIES, ["sc"], 9000):

@@ -219,7 +219,7 @@ CALLS += [("low latency", *pair) for pair in itertools.product(("dispatch", "com
 
 @pytest.mark.parametrize(
     ("swaps", "like_processes", "every"),
-    both_parts([(True, True, 3)], thorough=list(itertools.product([False, True], [False, True], [1]))),
+    both_parts([(True, True, 6)], thorough=list(itertools.product([False, True], [False, True], [1]))),
 )
 def test_two_calls_under_way_are_right_or_refused(swaps, like_processes, every, monkeypatch):
     if like_processes:

@@ -143,7 +143,8 @@ def test_a_peer_that_does_not_come_is_a_time_out_where_no_call_differs():
     run(case, Options(), main)
 
 
-@pytest.mark.parametrize("verb", both_parts(["combine"], thorough=["dispatch"]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("verb", ["combine", "dispatch"])
 def test_handles_of_equal_shape_that_one_rank_uses_in_another_order_are_refused(verb):
     case, odd = make_node_case(1, num_tokens=4), 3
 

@@ -94,6 +94,7 @@ def test_after_a_call_between_nodes_the_low_latency_verbs_are_refused_until_clea
         low_latency.check(FAST_CASE, low_latency.Options(), fast, f"round {number}")
 
 
+@pytest.mark.thorough
 def test_a_call_between_nodes_is_refused_while_a_hook_has_not_been_called():
     def main(buffer, options, trip):
         outcome = dispatch(buffer, CASE, options, buffer.rank)

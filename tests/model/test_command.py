@@ -51,6 +51,7 @@ def test_links_of_ones_own_are_not_compared_with_the_table(capsys, tmp_path):
     assert all(row["us"] > 1e6 for row in found["predicted"])
 
 
+@pytest.mark.thorough
 def test_pictures_are_written_and_named(capsys, tmp_path):
     out = run(capsys, "--plot", str(tmp_path / "new"))
     for name in ("times", "links", "errors"):

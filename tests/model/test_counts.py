@@ -36,7 +36,7 @@ PUBLISHED_SIZE = [
 @pytest.mark.parametrize(
     "work",
     [
-        pytest.param(work, id=name_of(work), marks=pytest.mark.thorough if work.mode == "internode" else ())
+        pytest.param(work, id=name_of(work), marks=() if work.mode == "intranode" else pytest.mark.thorough)
         for work in PUBLISHED_SIZE
     ],
 )

@@ -33,7 +33,7 @@ def choices(work: Work) -> Counter:
     )
 
 
-@pytest.mark.parametrize("transport", ["ibgda", "direct"])
+@pytest.mark.parametrize("transport", ["direct", pytest.param("ibgda", marks=pytest.mark.thorough)])
 def test_each_choice_is_one_message_on_the_link_to_its_expert(transport):
     work = Work("low_latency", 4, 2, 3, 256, 2, 8, transport=transport, seed=5)
     counts, expected = count(work)["dispatch"], choices(work)

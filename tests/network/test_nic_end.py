@@ -46,7 +46,7 @@ def test_what_was_rung_for_before_the_stop_is_served(seed):
         assert came.tolist() == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("step", ["fence_acq_rel_sys", "scope of the fence"])
+@pytest.mark.parametrize("step", both_parts(["scope of the fence"], thorough=["fence_acq_rel_sys"]))
 def test_a_nic_that_does_not_order_its_last_look_behind_the_stop_is_caught(step):
     with broken(f"network.nic.must_stop: {step}"):
         results = [spawn(leave, 2, seed=seed, memory_model="delayed") for seed in range(10)]

@@ -1,10 +1,15 @@
-"""The page of a trace in a browser: it opens, the slider moves all of it, and what it shows is what the trace says."""
+"""The page of a trace in a browser: it opens, the slider moves all of it, and what it shows is what the trace says.
+
+NBEP_TEST_BROWSER: a path to the program, or 1 for one that is on the PATH or that Playwright has installed. If it is
+set, tests that find no browser fail; if not, they are skipped. `.ci/browser` gets one without root.
+"""
 
 import linecache
+import os
+import shutil
 from pathlib import Path
 
 import pytest
-from browser import open_browser
 from traced_runs import EACH_MODE, hanging_run, traced_run
 
 from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, thread_idx
@@ -17,10 +22,39 @@ from nbep.lab.trace.stories import line_of_role
 SIZE = {"width": 1280, "height": 860}
 
 
+REQUIRED = "NBEP_TEST_BROWSER"
+PROGRAMS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# As root, and in most containers, a browser cannot build its sandbox; it opens no page but those of the tests.
+ARGUMENTS = ("--no-sandbox",)
+
+
+def skip_or_fail(reason: str):
+    if os.environ.get(REQUIRED):
+        pytest.fail(f"{REQUIRED} is set, but {reason}")
+    pytest.skip(reason)
+
+
 @pytest.fixture(scope="module")
 def browser():
-    with open_browser() as browser:
-        yield browser
+    """Playwright's, without windows; skips the test if there is none."""
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        skip_or_fail("the package playwright is not installed: pip install '.[browser]'")
+    named = os.environ.get(REQUIRED, "")
+    with sync_playwright() as playwright:
+        found = next(filter(None, map(shutil.which, PROGRAMS)), None) or playwright.chromium.executable_path
+        program = found if named in ("", "1") else named
+        if not Path(program).exists():
+            skip_or_fail("there is no Chromium: `playwright install chromium-headless-shell`, or `.ci/browser FOLDER`")
+        try:
+            browser = playwright.chromium.launch(executable_path=program, args=ARGUMENTS)
+        except Error as error:
+            skip_or_fail(f"{program} does not start: {error}")
+        try:
+            yield browser
+        finally:
+            browser.close()
 
 
 @pytest.fixture
