@@ -40,10 +40,6 @@ SPILLED = {
     ("internode_dispatch-IbgdaNetwork", "sm_80"): (112, 128, 80),
     ("internode_combine-IbgdaNetwork", "sm_80"): (80, 64, 64),
     ("internode_combine-704-IbgdaNetwork", "sm_80"): (80, 64, 64),
-    # Their threads have 80 registers at most: between nodes it pushes to outboxes, too.
-    ("elastic_combine", "sm_75"): (128, 148, 112),
-    ("elastic_combine", "sm_80"): (136, 156, 112),
-    ("elastic_combine", "sm_86"): (112, 132, 80),
     # Between 19 or 20 nodes a block of combine has 22 warps, and so 80 registers a thread.
     ("internode_combine-704", "sm_90"): (56, 48, 40),
     ("internode_combine-704-IbgdaNetwork", "sm_90"): (56, 32, 40),

@@ -1,7 +1,7 @@
 """The symmetric buffer of one rank of an `ElasticBuffer`.
 
  offset 0          turn s32: how many dispatches there were; next_token s32; called s32           of the owner alone
- OFFERS            [8] of each rank of the node: where its rows for the owner begin               (in shared rows)
+ OFFERS            [8] of each rank of the node: where its rows and their scales begin            (in shared rows)
  COUNTS            [2, MAX_RANKS] rows of COUNTS_BYTES: tokens from each rank to the owner s32,   (dispatch)
                    behind 16 bytes its choices of each local expert [MAX_LOCAL_EXPERTS] s32
  LANDED            [MAX_RANKS, LANDED_WORDS] s32                                                  (combine)
@@ -28,11 +28,13 @@ Between nodes
                    two halves, laid out as that rank has its own
  marks             [num_nodes, num_max_tokens, num_nvl_ranks] s32, where sums of a node are added up before they leave:
                    of each token of the rank with the owner's local index in each node, and of each rank of the owner's
-                   node: as bits, the choices that the rank has of the token. All are 0 between two combines
+                   node: as bits, the choices that the rank has of the token. Who pushes sets them; gather_combine
+                   clears those of sums that it has taken in, send_combine the last one. So all are 0 between two calls
  cells             see layout.internode: every rank is a node of its own there
  targets           [MAX_RANKS] s64: of a rank of the own node its buffer, of another its outbox
- sources           [MAX_RANKS] s64: of a rank of the own node its buffer, of another its inbox, less what comes before
-                   the halves of a buffer
+ sources           [MAX_RANKS] s64: of a rank of the own node its buffer, of another its inbox
+
+The address of an inbox is that of a buffer which would have its halves there; what comes before them is not.
 
 So a kernel that pushes to a peer, or fetches from it, does the same in both cases.
 
@@ -111,7 +113,7 @@ class ElasticNodes(NamedTuple):
 
     num_nvl_ranks: of a node; num_sharing: how many of them share what a rank of another node sends, 1 or all. In a
     combine: how many add up what they send back, and let one send it
-    inboxes: less what comes before the halves of a buffer
+    inboxes: the address of the first, see above
     """
 
     num_nvl_ranks: I32
@@ -206,7 +208,7 @@ def outbox_offset(nodes, owner, dst):
 
 @device_function
 def inbox_offset(nodes, owner, src):
-    """Where an owner has the inbox of a rank of another node, less what comes before the halves of a buffer."""
+    """The address of the inbox that an owner has of a rank of another node."""
     number = ptx.u32_div(src if src < owner else src - nodes.num_nvl_ranks, nodes.num_sharing)
     return nodes.inboxes + ptx.s64(number) * nodes.inbox_bytes
 

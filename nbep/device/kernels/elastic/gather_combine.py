@@ -33,7 +33,14 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.combine import CombineContext
 from nbep.device.kernels.parts.staged_sums import add_up, list_row, open_sum_stage
-from nbep.device.layout.elastic import ElasticNodes, ElasticSlots, mark_cell, outbox_offset, slot_offset
+from nbep.device.layout.elastic import (
+    THREADS_BEFORE_SM90,
+    ElasticNodes,
+    ElasticSlots,
+    mark_cell,
+    outbox_offset,
+    slot_offset,
+)
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.teams import Team
 from nbep.device.protocols.waits import has_fault
@@ -110,7 +117,7 @@ def gather_token(ctx, src, token, stage):
     return stage
 
 
-@kernel(max_threads=768)
+@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
 def elastic_gather_combine(
     peers: Peers,
     bounds: Bounds,
