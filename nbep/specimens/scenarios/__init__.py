@@ -157,5 +157,5 @@ STEPS = {
     "wait_credit": ("head", TRUE),
     "wait_total_free": ("head", ENDLESS),
     # Whether all went well, or whether a peer has come with another call.
-    **dict.fromkeys(("wait_node", "wait_peer"), ("wait", FALSE)),
+    **dict.fromkeys(("wait_arrived", "wait_node", "wait_peer"), ("wait", FALSE)),
 }

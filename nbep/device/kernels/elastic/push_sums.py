@@ -5,7 +5,7 @@
  cells: see combine.py
 
 Source: DeepEP deep_ep/include/deep_ep/impls/combine.cuh
-Break it: records/faults.md, `staged_sums.list_row: syncwarp`: race
+Break it: records/faults.md, `staged_sums.list_row: syncwarp`: memory check
 """
 
 import nbep.device.primitives as ptx
