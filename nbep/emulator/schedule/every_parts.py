@@ -25,6 +25,7 @@ from typing import Any
 
 from ..machine.stream import MAX_BLOCK
 from ..models.knowledge import MAX_WARPS, OF_THREAD, STREAM_BITS, latest
+from .every_order import join
 from .every_step import Clock, Step, Underway, Who, name_of, words_of
 
 Block = tuple[Any, ...]  # the first of a `Who`
@@ -33,6 +34,15 @@ HOST: Block = ()  # all hosts, and what they ask of streams
 
 def block_of(who: Who) -> Block:
     return HOST if who[1] in ("", "event") else who[:4]
+
+
+def kernels_before(steps: list[Step], clocks: list[Clock]) -> set[Block]:
+    """The kernels that have made a step before those who have these clocks go on."""
+    before: Clock = {}
+    for at in sorted({at for clock in clocks for at in clock.values() if at < len(steps)}, reverse=True):
+        if before.get(steps[at].who, -1) < at:
+            join(before, steps[at].clock)
+    return {who[:3] for who in before if block_of(who)}
 
 
 class Parts:
@@ -177,17 +187,8 @@ class Parts:
         for earlier, later in linked:
             self.join(block_of(earlier), block_of(later))
         for block, clocks, begin in self.ends:
-            come, known = (
-                {
-                    who
-                    for at in {at for clock in of for at in clock.values()}
-                    if at < len(steps)
-                    for who in steps[at].clock
-                }
-                for of in (clocks, [begin])
-            )
-            learned = {who[:3] for who in come if block_of(who)} - {who[:3] for who in known} - {block[:3]}
-            self.learn(block[:3], block, "steps", frozenset(learned))
+            come, known = (kernels_before(steps, of) for of in (clocks, [begin]))
+            self.learn(block[:3], block, "steps", frozenset(come - known - {block[:3]}))
         for block, left in self.stored.items():
             self.stores[block] |= left.keys()
         self.is_one |= any(step.who[3] < 0 for step in steps)  # blocks that wait for SMs
