@@ -96,6 +96,28 @@ FOUND = {
             Op("ld", "weak", 16, given=0),
         ),
     ),
+    "an add whose old value is asked for only behind a later release": Program(
+        (
+            (0, ((((Op("exch", "release", 8, 1), Op("st", "relaxed", 0, 1)),),),)),
+            (
+                1,
+                (
+                    (
+                        (
+                            (
+                                Op("wait", "relaxed", 0, 1),
+                                Op("add", "relaxed", 8, 1, other=1, asks="late"),
+                                Op("st", "release", 16, 1),
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            (0, ((((Op("wait", "acquire", 16, 1), Op("st", "weak", 8, 1)),),),)),
+        ),
+        ((Op("launch"), Op("launch", cell=2, value=2)), (Op("launch", cell=1, value=1),)),
+        32,
+    ),
     "a compare-and-swap that fails, and releases nothing": of_one_kernel(
         (Op("st", "weak", 16, 42), Op("cas", "acq_rel", 0, 6, other=5), Op("st", "relaxed", 8, 1)),
         (Op("wait", "relaxed", 8, 1), Op("ld", "acquire", 0), Op("ld", "weak", 16)),

@@ -23,8 +23,8 @@ def test_the_page_names_each_of_these_tests():
         name for name in globals() if name.startswith("test_") and name != "test_the_page_names_each_of_these_tests"
     }
     assert set(re.findall(r"`(test_\w+)`", PAGE.read_text())) == tests
-    assert len(tests) == 12
-    assert "twelve assumptions" in PAGE.read_text()
+    assert len(tests) == 13
+    assert "thirteen assumptions" in PAGE.read_text()
 
 
 def ring_without_head(rows):
@@ -269,6 +269,24 @@ def test_a_wait_of_a_host_looks_at_all_its_cells_at_once():
         return "ends"
 
     assert run_all(program)[1] == {"hangs"}
+
+
+def test_threads_tell_python_lists_nothing_of_two_parts_at_once():
+    def program(strategy):
+        told = [None] * 4
+
+        def thread(t, number, cells):
+            t.store(cells[number], "s32", 1, "relaxed", "sys")
+            told[number] = int(t.load(cells[number ^ 1], "s32", "relaxed", "sys"))
+
+        run_threads(4, 4, thread, strategy)
+        return tuple(told)
+
+    pairs = {(0, 1), (1, 0), (1, 1)}
+    told = run_all(program, has_parts=True)[1]
+    assert run_all(program)[1] == {one + other for one in pairs for other in pairs}
+    assert {both[:2] for both in told} == {both[2:] for both in told} == pairs
+    assert len(told) == 5
 
 
 NUMBA = """

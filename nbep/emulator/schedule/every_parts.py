@@ -25,6 +25,7 @@ from typing import Any
 
 from ..machine.stream import MAX_BLOCK
 from ..models.knowledge import MAX_WARPS, OF_THREAD, STREAM_BITS, latest
+from .every_order import join
 from .every_step import Clock, Step, Underway, Who, name_of, words_of
 
 Block = tuple[Any, ...]  # the first of a `Who`
@@ -35,14 +36,24 @@ def block_of(who: Who) -> Block:
     return HOST if who[1] in ("", "event") else who[:4]
 
 
+def kernels_before(steps: list[Step], clocks: list[Clock]) -> set[Block]:
+    """The kernels that have made a step before those who have these clocks go on."""
+    before: Clock = {}
+    for at in sorted({at for clock in clocks for at in clock.values() if at < len(steps)}, reverse=True):
+        if before.get(steps[at].who, -1) < at:
+            join(before, steps[at].clock)
+    return {who[:3] for who in before if block_of(who)}
+
+
 class Parts:
     """What is known of a program's parts, from all runs so far.
 
     under_way: a block of the part whose races are reversed; None in the first run; found: how many schedules it has had
     first: whether the first run was one; racing: blocks of parts that have races
     done: of parts that have been explored; several: of those that have more than one schedule
-    reads, stores: words of global memory, by block; plain: those that somebody does not only add to
-    left: what each block has stored last, or added, in the first run; varied: where that differs in another one
+    reads, stores: words of global memory, by block
+    left: what each block has stored last in the first run; varied: where that differs in another one
+    viewed: which bytes hosts have had views of, by name of the memory
     always, ever: of which kernels blocks learn while they run, in all runs and in some: by the order of steps, and by
         what releases tell; and which ones are over, as a kernel knows at its start
     is_one: whether it has turned out that parts cannot be explored apart
@@ -57,8 +68,8 @@ class Parts:
         self.done: set[Block] = set()
         self.reads: defaultdict[Block, set[Any]] = defaultdict(set)
         self.stores: defaultdict[Block, set[Any]] = defaultdict(set)
-        self.plain: set[Any] = set()
-        self.left: dict[Block, dict[Any, tuple[bytes, int]]] = {}
+        self.left: dict[Block, dict[Any, bytes]] = {}
+        self.viewed: dict[Any, set[tuple[int, int]]] = {}
         self.varied: defaultdict[Block, set[Any]] = defaultdict(set)
         self.always: dict[Any, frozenset[Any]] = {}
         self.ever: dict[Any, frozenset[Any]] = {}
@@ -68,9 +79,7 @@ class Parts:
     def begin(self) -> None:
         """A run begins."""
         self.has_joined = False
-        self.allocations: dict[Any, Any] = {}
-        self.stored: defaultdict[Block, dict[Any, tuple[bytes, int]]] = defaultdict(dict)
-        self.adds: list[tuple[Block, frozenset[Any], Step]] = []
+        self.stored: defaultdict[Block, dict[Any, bytes]] = defaultdict(dict)
         self.serials: dict[int, Block] = {}
         self.over: list[tuple[Any, Block]] = []
         self.ends: list[tuple[Block, list[Clock], Clock]] = []
@@ -109,26 +118,19 @@ class Parts:
 
     # --- what runs show -------------------------------------------------------------------------------------------
 
-    def note(self, block: Block, allocation: Any, access: Any, add: Step | None) -> None:
-        """A block accesses bytes of global memory. add: the step, if it is an add that may commute with others"""
-        words = words_of(name_of(allocation), access.begin, access.end - access.begin)
-        if add is not None:
-            self.adds.append((block, words, add))
-        elif access.verb == "load" or access.is_atomic:
-            self.reads[block] |= words
+    def note(self, block: Block, allocation: Any, access: Any) -> None:
+        """A block accesses bytes of global memory."""
+        if access.verb == "load" or access.is_atomic:
+            self.reads[block] |= words_of(name_of(allocation), access.begin, access.end - access.begin)
         if access.verb == "store":
-            self.note_left(block, allocation, access.begin, access.end, 0 if add is None else add.number)
+            self.note_left(block, allocation, access.begin, access.end)
 
-    def note_left(self, block: Block, allocation: Any, begin: int, end: int, added: int | None = 0) -> None:
-        """A block has stored bytes, or added to them; bulk stores come twice, the last time with their bytes."""
+    def note_left(self, block: Block, allocation: Any, begin: int, end: int) -> None:
+        """A block has stored bytes; bulk stores come twice, the last time when their bytes are there."""
         name, left = name_of(allocation), self.stored[block]
-        self.allocations.setdefault(name, allocation)
+        self.viewed[name] = allocation.viewed
         for word in words_of(name, begin, end - begin):
-            if added:
-                stored, before = left.get(word, (b"", 0))
-                left[word] = stored, before + added
-            else:
-                left[word] = bytes(allocation.memory[4 * word[1] : 4 * word[1] + 4]), 0
+            left[word] = bytes(allocation.memory[4 * word[1] : 4 * word[1] + 4])
 
     def launch_over(self, launch: Any, begin: Clock, running: list[Any]) -> None:
         """A kernel is over: what its blocks have left, and of whom they have learned. begin: what came before it"""
@@ -185,18 +187,10 @@ class Parts:
         for earlier, later in linked:
             self.join(block_of(earlier), block_of(later))
         for block, clocks, begin in self.ends:
-            come, known = (
-                {who for clock in of for at in clock.values() if at < len(steps) for who in steps[at].clock}
-                for of in (clocks, [begin])
-            )
-            learned = {who[:3] for who in come if block_of(who)} - {who[:3] for who in known} - {block[:3]}
-            self.learn(block[:3], block, "steps", frozenset(learned))
-        for block, added, add in self.adds:
-            if add.asks_of_old or not add.commutes:
-                self.reads[block] |= added
+            come, known = (kernels_before(steps, of) for of in (clocks, [begin]))
+            self.learn(block[:3], block, "steps", frozenset(come - known - {block[:3]}))
         for block, left in self.stored.items():
             self.stores[block] |= left.keys()
-            self.plain |= {word for word, (stored, _) in left.items() if stored}
         self.is_one |= any(step.who[3] < 0 for step in steps)  # blocks that wait for SMs
         if len(self.parts(self.racing)) < 2:
             return
@@ -205,7 +199,7 @@ class Parts:
         blocks = [block for block in self.reads.keys() | self.stores.keys() if self.part(block) in several]
         for one, other in combinations(blocks, 2):  # in which order the two store there may differ
             if self.part(one) == self.part(other):
-                self.varied[one] |= self.stores[one] & self.stores[other] & self.plain
+                self.varied[one] |= self.stores[one] & self.stores[other]
         for one, words in self.varied.items():
             for other in [other for other in self.reads if not words.isdisjoint(self.reads[other])]:
                 self.join(one, other)
@@ -220,14 +214,10 @@ class Parts:
         both = one[:3], other[:3]
         if any(first in self.always.get((last, "start", HOST), ()) for first, last in (both, both[::-1])):
             return True
-        return self.stores[one].isdisjoint(self.reads[other] | self.stores[other]) and self.stores[other].isdisjoint(
-            self.reads[one]
-        )
+        ways = (self.stores[one], self.reads[other] | self.stores[other]), (self.stores[other], self.reads[one])
+        return all(stored.isdisjoint(touched) for stored, touched in ways)
 
     def host_sees(self, word: Any) -> bool:
         """Whether a host has a view of a word, or has mapped an array of its own there."""
         name, at = word
-        allocation = self.allocations.get(name)
-        if name[2] < 0 or allocation is None:
-            return True
-        return any(begin < 4 * at + 4 and 4 * at < end for begin, end in allocation.viewed)
+        return name[2] < 0 or any(begin < 4 * at + 4 and 4 * at < end for begin, end in self.viewed[name])

@@ -184,11 +184,12 @@ class Reading:
     is_old: whether it is the value that an atomic has replaced, which tells nothing before somebody asks for it
     grows: whether that is an add of no negative number
     fence: the scope of a fence that its thread has made since; "" if it has made none
+    storing: the stores of its thread then, whose release tells of what it has read, also if that is asked for later
     """
 
     __slots__ = (
         "thread", "cell", "index", "position", "order", "scope", "is_old", "grows", "asked", "is_exact", "proxies",
-        "fence",
+        "fence", "storing",
     )  # fmt: skip
 
     def __init__(self, thread: Any, cell: Cell, position: int, order: str, scope: str, is_old: bool):
@@ -204,6 +205,7 @@ class Reading:
         self.is_exact = False
         self.proxies = 0
         self.fence = ""
+        self.storing: Any = getattr(thread, "storing", None)
 
     @property
     def reach(self) -> int:

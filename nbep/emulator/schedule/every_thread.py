@@ -360,18 +360,20 @@ class EveryThread(TurningThread, CheckedThread):
     def hear_entry(self, reading: Reading) -> None:
         entry, cell = reading.cell.entries[reading.position], reading.cell
         where = cell.allocation, cell.offset, cell.offset + cell.size
+        storing, self.storing = self.storing, reading.storing
         self.hear(where, entry.stores, entry.message, reading.order, reading.scope)
         if reading.fence:
             self.hear(where, entry.stores, entry.message, "acquire", reading.fence)
+        self.storing = storing
 
     def check(self, allocation: Allocation, access: CheckedAccess) -> None:
         if (parts := self.world.strategy.tree.parts) is not None and allocation is not self.shared:
-            parts.note(self.who[:4], allocation, access, self.made if access.is_atomic and self.is_add else None)
+            parts.note(self.who[:4], allocation, access)
         super().check(allocation, access)
 
     def check_copy(self, allocation: Allocation, access: CheckedAccess) -> None:
         if (parts := self.world.strategy.tree.parts) is not None and allocation is not self.shared:
-            parts.note(self.who[:4], allocation, access, None)
+            parts.note(self.who[:4], allocation, access)
         super().check_copy(allocation, access)
 
     def put_bytes(self, allocation: Allocation, offset: int, data: bytes, site: Any) -> None:
