@@ -179,6 +179,9 @@ TABLE = {
     ],
 }  # fmt: skip
 
+HEAD = "@cuda.jit\ndef kernel(a, out, lock, n):\n    i = cuda.grid(1)\n"
+SURE = {"block": 3, "early": 1, "changed": 5, "changed by two blocks": 2}  # programs whose report says what to write
+
 
 def run(cuda, size, lines):
     code = [text for one in lines if not one.startswith("host: ") for text in one.splitlines()]
@@ -190,7 +193,7 @@ def run(cuda, size, lines):
     }  # fmt: skip
     names["m"][:] = 0
     body = "".join(f"    {text}\n" for text in code)
-    exec_with_source(f"@cuda.jit\ndef kernel(a, out, lock, n):\n    i = cuda.grid(1)\n{body}", names)
+    exec_with_source(f"{HEAD}{body}", names)
     exec_with_source("\n".join(host or [f"kernel[{size[0]}, {size[1]}](a, out, lock, 1)"]), names)
     cuda.synchronize()
 
@@ -209,3 +212,30 @@ def test_a_program_that_does_what_its_report_says_runs_clean(cuda, advice):
             for seed in range(3):
                 with nbep.numba_cuda.options(memory_model="checked", seed=seed):
                     run(cuda, size, lines)
+
+
+@pytest.mark.parametrize("advice", SURE)
+@pytest.mark.usefixtures("checked")
+def test_the_line_that_a_report_says_makes_the_program_clean_where_it_says(cuda, advice):
+    """To the letter: the barrier goes behind the line, as far in as that, or out of the `if`."""
+    told = 0
+    for size, broken, _ in TABLE[advice]:
+        lines = [text for one in broken for text in one.splitlines()]
+        for _ in range(4):
+            try:
+                run(cuda, size, lines)
+                break
+            except EmulatorError as error:
+                sure = re.search(r"  write (.*\)) (after|in place of) lines? ([\d, and]+)(.*)", str(error))
+                if sure is None:
+                    break
+                call, how, numbers, more = sure.groups()
+                places = [int(one) - len(HEAD.splitlines()) - 1 for one in re.findall(r"\d+", numbers)]
+                told += lines == [text for one in broken for text in one.splitlines()]
+                own = lines[places[-1]]
+                call = " " * (len(own) - len(own.lstrip()) - 4 * ("outside" in more)) + call
+                lines.insert(places[-1] + 1, call)
+                lines = [text for i, text in enumerate(lines) if how == "after" or i not in places]
+        else:
+            pytest.fail(f"it is never clean: {lines}")
+    assert told == SURE[advice], "so many reports say what to write"

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import pytest
 from processes import LIMIT_S
@@ -144,16 +145,91 @@ def test_check_writes_the_trace_of_a_run(tmp_path, scenario):
     assert called(tmp_path, "nbep", "check", scenario, "--trace", "run.html")[0] == 2
 
 
-def test_a_program_of_numba_cudas_successor_hears_what_the_emulator_has(tmp_path):
-    there = "from numba_cuda_mlir import cuda"
-    (tmp_path / "script.py").write_text(RIGHT.replace("from numba import cuda", there))
+SUCCESSOR = """\
+import numba_cuda_mlir
+import numpy as np
+from cuda.core import Device, LaunchConfig, launch
+from numba_cuda_mlir import cuda, types
+from numba_cuda_mlir.cuda import float32
+from numba_cuda_mlir.numba_cuda.core.errors import TypingError
+from numba_cuda_mlir.numba_cuda.cudadrv.devicearray import DeviceNDArray
+
+@cuda.jit
+def kernel(a, sizes, maximum):
+    first = cuda.shared.array(sizes[0], types.float32)
+    rest = cuda.shared_array(shape=0, dtype=float32)
+    i = cuda.threadIdx.x
+    first[i], rest[i] = a[i], 1
+    cuda.syncthreads()
+    both = cuda.float32x2(first[31 - i], rest.size) + 1
+    cuda.atomic.max(maximum, 0, both.y)
+    squares = a * a
+    a[i] = both.x + squares[i]
+
+device = Device()
+stream = device.create_stream()
+a = cuda.to_device(np.arange(32, dtype=np.float32))
+maximum = cuda.to_device(np.array([np.nan], np.float32))
+launch(stream, LaunchConfig(1, 32, shmem_size=4 * 80), kernel, a, np.array([32]), maximum)
+stream.sync()
+expected = np.arange(32)[::-1] + 1 + np.arange(32) ** 2
+print((a.copy_to_host() == expected).all(), maximum.copy_to_host(), isinstance(a, DeviceNDArray))
+"""
+
+
+def test_a_program_of_numba_cudas_successor_runs_and_is_judged(tmp_path):
+    (tmp_path / "script.py").write_text(SUCCESSOR)
+    assert called(tmp_path, "nbep", "run", "script.py") == (0, "True [49.] True\n")
+    (tmp_path / "script.py").write_text(SUCCESSOR.replace("    cuda.syncthreads()\n", ""))
     for command in ("run", "check"):
         status, text = called(tmp_path, "nbep", command, "script.py")
-        said = "the emulator has no numba_cuda_mlir; its plain kernels are those of `from numba import cuda`"
-        assert (status, text) == (1, f"nbep {command}: {said}\n")
-    either = f"try:\n    {there}\nexcept ImportError:\n    from numba import cuda"
-    (tmp_path / "script.py").write_text(RIGHT.replace("from numba import cuda", either))
-    assert called(tmp_path, "nbep", "run", "script.py") == (0, "2016.0\n")
+        assert status == 1
+        assert "first[31]" in text or "data race on first[" in text
+    (tmp_path / "script.py").write_text(SUCCESSOR.replace("4 * 80", "4 * 31"))
+    assert (
+        "shared array of shape (32,): takes 128 dynamic bytes, 124 given"
+        in called(tmp_path, "nbep", "run", "script.py")[1]
+    )
+
+
+PROJECT = HEAD + (
+    "@cuda.jit\ndef right(a):\n    a[cuda.grid(1)] += 1\n\n"
+    "@cuda.jit\ndef lock(a):\n    while cuda.atomic.cas(a, 0, 0, 1): pass\n    a[1] += 1\n"
+    "    cuda.atomic.exch(a, 0, 0)\n\n"
+    "@cuda.jit\ndef count(a):\n    i = 0\n    while cuda.atomic.add(a, 0, 0) == 0: i += 1\n\n"
+    "import unittest\nclass Test(unittest.TestCase):\n    def test_right(self):\n"
+    "        a = np.zeros(8)\n        right[2, 4](a)\n        assert (a == 1).all()\n\n"
+    "def test_lock():\n    lock[8, 1](np.zeros(2, np.int32))\n\n"
+    "def test_count():\n    count[1, 1](np.zeros(1, np.int32))\n\n"
+)
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_a_test_suite_runs_under_the_seeds_and_limits_of_its_pyproject(tmp_path, workers):
+    (tmp_path / "pyproject.toml").write_text("[tool.nbep]\nseeds = 3\nmax_calls = 20000\n")
+    (tmp_path / "test_it.py").write_text(PROJECT)
+    status, text = called(tmp_path, "pytest", "--nbep-cuda", "-n", workers, "-p", "no:cacheprovider")
+    assert status == 1
+    assert "2 failed, 1 passed" in text
+    assert re.search(r"E +test_it\.py:12: a\[1\] \+= 1    <- stored by.*\nE +test_it\.py:12: .*\n", text), text
+    assert "limit: after 20,000 calls" in text or "endless loop" in text
+    assert "numba_cuda/dispatcher.py" not in text
+    launches = 3 + 1 + 1  # what fails is not run again
+    assert f"nbep: {launches} launches of 3 kernels, memory model checked, 3 seeds\n" in text
+
+
+def test_an_option_of_pyproject_that_is_none_is_an_error(tmp_path):
+    (tmp_path / "pyproject.toml").write_text("[tool.nbep]\nseed = 3\n")
+    assert "has no 'seed'; it has memory_model, seeds" in called(tmp_path, "pytest", "--nbep-cuda")[1]
+
+
+def test_the_workflow_of_the_page_has_ten_lines_and_its_command_runs(tmp_path):
+    lines = (Path(__file__).parents[2] / "docs/examples/numba/gpu_tests.yml").read_text().splitlines()
+    assert len(lines) == 10
+    (tmp_path / "test_it.py").write_text(PROJECT.partition("def test_lock")[0])
+    command = lines[-1].partition("run: ")[2].replace("auto", "1").split()
+    status, text = called(tmp_path, *command, "-p", "no:cacheprovider")
+    assert (status, "nbep: 1 launches of 1 kernels, memory model checked, seed 0\n" in text) == (0, True), text
 
 
 def test_check_of_a_right_script_finds_nothing(tmp_path):

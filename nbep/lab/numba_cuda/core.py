@@ -143,7 +143,7 @@ class Finder:
 
 
 def install() -> None:
-    sys.meta_path.insert(0, Finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Finder)
     for name in Finder.HOMES[1:]:
         if name in sys.modules:
             Finder.put_into(sys.modules[name])
@@ -151,7 +151,7 @@ def install() -> None:
 
 def uninstall() -> None:
     if Finder in sys.meta_path:
-        sys.meta_path.remove(Finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(Finder)
     for name, before in Finder.overridden.items():
         sys.modules[name].__dict__.update(before)
     Finder.overridden.clear()

@@ -95,5 +95,5 @@ def _converts(of: Num, to: Num, how: str, as_bits: bool) -> Any:
 
 
 for _name, (_of, _to, _how) in stubs.BF16_CONVERSIONS.items():
-    _pair = [BF16 if one == "bf16" else num(one) for one in (_of, _to)]
-    rule(getattr(stubs.bf16, _name))(_converts(*_pair, _how, _how == "as"))
+    _a, _b = (BF16 if one == "bf16" else num(one) for one in (_of, _to))
+    rule(getattr(stubs.bf16, _name))(_converts(_a, _b, _how, _how == "as"))

@@ -170,9 +170,10 @@ def _vectorizers(path: str) -> ModuleType:
 def _bf16() -> ModuleType:
     """Numba's module of bfloat16, and the one behind it, whose names are those of C."""
     parts = {name: part for name, part in vars(stubs.bf16).items() if name != "_name"}
-    made = _submodule("bf16", **parts, **{f"__{name}": part for name, part in parts.items()})
-    made.bfloat16 = made.nv_bfloat16 = getattr(importlib.import_module("numba.cuda.types"), "bfloat16", BF16.dtype.type)
-    return made
+    own = getattr(importlib.import_module("numba.cuda.types"), "bfloat16", BF16.dtype.type)
+    return _submodule(
+        "bf16", **parts, **{f"__{name}": one for name, one in parts.items()}, bfloat16=own, nv_bfloat16=own
+    )
 
 
 def _errors(path: str) -> ModuleType:
@@ -222,7 +223,7 @@ def install() -> None:
         if "." not in name and name not in ("cg", "stubs"):
             setattr(here, name, made)
     children.follow()
-    sys.meta_path.insert(0, Successor)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, Successor)
     core.install()
     here.devicearray = parts["cudadrv.devicearray"]  # type: ignore[attr-defined]
     here.devices = parts["cudadrv.devices"]  # type: ignore[attr-defined]
@@ -235,7 +236,7 @@ def uninstall() -> None:
     children.leave_alone()
     core.uninstall()
     if Successor in sys.meta_path:
-        sys.meta_path.remove(Successor)  # type: ignore[arg-type]
+        sys.meta_path.remove(Successor)
     for name in list(sys.modules):
         if f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir.")):
             del sys.modules[name]

@@ -103,8 +103,8 @@ def barrier(first_one: Site | None, there: str) -> str | None:
         return None
     lines, body, loop = (line_number(first_one), int(number)), function.body, None  # type: ignore[attr-defined]
     while True:
-        places = [next((i for i, one in enumerate(body) if one.lineno <= n <= one.end_lineno), None) for n in lines]
-        first, last = (-1, -1) if None in places else sorted(places)  # type: ignore[type-var]
+        places = [next((i for i, one in enumerate(body) if one.lineno <= n <= one.end_lineno), -1) for n in lines]
+        first, last = sorted(places)
         if first < 0:
             return None
         if first != last and not any(map(_is_barrier, body[first + 1 : last])):
@@ -131,22 +131,30 @@ def _level(statement: ast.stmt) -> str:
     return f", outside of the `{word}`" if isinstance(statement, (ast.If, ast.For, ast.While)) else ""
 
 
-def atomic_call(store: Site | None, load: Site | None) -> str | None:
+def atomic_call(store: Site | None) -> str | None:
     """The atomic in place of a load and a store: `cuda.atomic.add(bins, b, 1)`; None if that is not sure."""
     found = None if store is None else _statement(store)
-    if found is None or store is None:
+    if found is None:
         return None
     function, statement = found
-    target = statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0]
-    change = _change(statement, ast.unparse(target), function)
-    if change is None:
+    target: Any = statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0]
+    chain: list[Any] = [statement]  # what goes: the store, and the names by which its value comes from the element
+    change = _change(statement, ast.unparse(target), function, chain)
+    lines = sorted({one.lineno for one in chain})
+    names = {one.targets[0].id: ast.unparse(one.value) == ast.unparse(target) for one in chain[1:]}
+    kept = [
+        one.id for one in ast.walk(function)
+        if isinstance(one, ast.Name) and one.id in names and one.lineno not in lines
+    ]  # fmt: skip
+    if change is None or not all(names[name] for name in kept):
         return None
-    lines = sorted({line_number(store), line_number(load) if load is not None else line_number(store)})
     call = f"cuda.atomic.{change[0]}({ast.unparse(target.value)}, {ast.unparse(target.slice)}, {change[1]})"
-    return f"write {call} in place of line{'s' * (len(lines) > 1)} {' and '.join(map(str, lines))}"
+    *first, last = map(str, lines)
+    where = f"lines {', '.join(first)} and {last}" if first else f"line {last}"
+    return f"write {f'{kept[0]} = ' if kept else ''}{call} in place of {where}"
 
 
-def _change(statement: Any, target: str, function: Any) -> tuple[str, str] | None:
+def _change(statement: Any, target: str, function: Any, chain: list[Any]) -> tuple[str, str] | None:
     """The atomic and its operand, of a statement that adds to its target, or the like."""
     if isinstance(statement, ast.AugAssign):
         name = ATOMIC_OF.get(type(statement.op).__name__)
@@ -154,23 +162,25 @@ def _change(statement: Any, target: str, function: Any) -> tuple[str, str] | Non
 
     def meaning(value: ast.expr) -> ast.expr:
         """The one value that a name stands for."""
-        if isinstance(value, ast.Name):
-            given = [
-                one.value for one in ast.walk(function)
-                if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == value.id
-            ]  # fmt: skip
-            return meaning(given[0]) if len(given) == 1 else value
-        return value
+        given = [
+            one for one in ast.walk(function)
+            if isinstance(one, ast.Assign) and isinstance(value, ast.Name) and ast.unparse(one.targets[0]) == value.id
+        ]  # fmt: skip
+        if len(given) != 1:
+            return value
+        chain.append(given[0])
+        return meaning(given[0].value)
 
     value = meaning(statement.value)
     if isinstance(value, ast.BinOp):
         name, operands = ATOMIC_OF.get(type(value.op).__name__), [value.left, value.right]
-        places = (0,) if name == "sub" else (0, 1)
     elif isinstance(value, ast.Call) and ast.unparse(value.func) in ("max", "min") and len(value.args) == 2:
-        name, operands, places = ast.unparse(value.func), value.args, (0, 1)
+        name, operands = ast.unparse(value.func), value.args
     else:
         return None
-    for place in places:
+    for place in (0,) if name == "sub" else (0, 1):
+        length = len(chain)
         if name is not None and ast.unparse(meaning(operands[place])) == target:
             return name, ast.unparse(operands[1 - place])
+        del chain[length:]
     return None

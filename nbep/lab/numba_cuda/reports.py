@@ -145,8 +145,7 @@ def _remedy(advice: str, access: Any, earlier: Any) -> str | None:
     if advice == ADVICE["block"]:
         return remedies.barrier(earlier.site, describe_site(access.site))
     if "change it at once" in advice:
-        store, load = (access, earlier) if access.verb == "store" else (earlier, access)
-        return remedies.atomic_call(store.site, load.site)
+        return remedies.atomic_call((access if access.verb == "store" else earlier).site)
     return None
 
 
