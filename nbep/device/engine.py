@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
+import time
 from collections.abc import Callable
 from functools import cache as once
 from importlib import metadata
@@ -17,10 +18,13 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
+
 import nbep.emulator.engine
 from nbep.emulator.engine import Stopped, switch
 
 from . import cache
+from .diagnosis import explain
 from .jit import KernelSpec, spec_of
 from .terminal import progress
 
@@ -43,6 +47,7 @@ class Code:
 
     def __init__(self, only_kept: bool = False):
         self.only_kept = only_kept
+        self._names: dict[KernelSpec, str] = {}
 
     def machine(self) -> Any:
         if self.only_kept and not _is_kept("machine"):
@@ -58,9 +63,12 @@ class Code:
             spec = spec_of(function)
         except TypeError as error:
             raise Stopped(str(error)) from error
-        if self.only_kept and not _is_kept(_name(spec)):
+        if spec not in self._names:
+            self._names[spec] = f"{spec.label}-{code_key(spec)}"
+        name = self._names[spec]
+        if self.only_kept and not _is_kept(name):
             raise Stopped(f"{spec.label} is not in the cache")
-        return _entry(spec)
+        return _entry(spec, name)
 
 
 @once
@@ -71,18 +79,13 @@ def _machine() -> Any:
 
 
 @once
-def _entry(spec: KernelSpec) -> int:
+def _entry(spec: KernelSpec, name: str) -> int:
     from nbep.emulator.engine.build import Library
 
     _machine()
-    name = _name(spec)
     library = Library(*_object_of(name, spec.label, lambda: _compile_kernel(spec, f"nbep_kernel_{name}")))
     (address,) = library.addresses.values()
     return address
-
-
-def _name(spec: KernelSpec) -> str:
-    return f"{spec.label}-{own_key(spec)}"
 
 
 def _is_kept(name: str) -> bool:
@@ -94,6 +97,16 @@ def _file(name: str) -> str:
 
 
 _loaded: set[str] = set()
+
+
+def prefill(spec: KernelSpec) -> float:
+    """Have a kernel in the cache, with the machine. The CPU seconds that it took.
+
+    Raises: CompileError if Numba refuses it
+    """
+    start = time.process_time()
+    Code().entry(spec.function)
+    return time.process_time() - start
 
 
 def _compile_machine() -> tuple[bytes, list[str]]:
@@ -110,8 +123,13 @@ def _compile_kernel(spec: KernelSpec, symbol: str) -> tuple[bytes, list[str]]:
 
     from .compilers import cpu
 
-    cpu.register()
-    return compile_functions({symbol: (cpu.entry_of(spec), None, ())}), [symbol]
+    try:
+        cpu.register()
+        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}), [symbol]
+    except Exception as error:
+        from .compile import CompileError
+
+        raise CompileError(f"{spec.name} for the CPU: {explain(error, spec.function)}") from error
 
 
 def _object_of(name: str, what: str, make: Callable[[], tuple[bytes, list[str]]]) -> tuple[bytes, list[str]]:
@@ -145,33 +163,32 @@ def source_key() -> str:
     return digest.hexdigest()[:24]
 
 
-def own_key(spec: KernelSpec) -> str:
-    """A digest of a kernel's code and of what it calls; nbep's own is in `source_key`."""
-    digest = hashlib.sha256(repr(spec.hints).encode())
-    open_ones: list[Any] = [spec.base or spec.function]
+def code_key(spec: KernelSpec) -> str:
+    """A digest of the code of a kernel and of all that it calls, as it is in this process: some of it may be edited."""
+    digest = hashlib.sha256(repr([(name, _plain(hint)) for name, hint in spec.hints.items()]).encode())
     seen: set[int] = set()
+    open_ones: list[Any] = [spec.base or spec.function]
     while open_ones:
         one = open_ones.pop()
         if id(one) in seen:
             continue
         seen.add(id(one))
-        if isinstance(one, FunctionType):
-            if (one.__module__ or "").startswith("nbep.device."):
-                digest.update(f"{one.__module__} {one.__qualname__}".encode())
-                continue
-            names = [name for code in _codes(one.__code__) for name in code.co_names]
-            open_ones += [one.__globals__[name] for name in sorted(set(names)) if name in one.__globals__]
-            open_ones += [cell.cell_contents for cell in one.__closure__ or ()]
-            open_ones += one.__defaults__ or ()
-            for code in _codes(one.__code__):
-                digest.update(code.co_code + repr((code.co_names, code.co_varnames, _plain(code.co_consts))).encode())
-        elif isinstance(one, ModuleType):
-            digest.update(one.__name__.encode())
-        elif isinstance(one, type):
-            digest.update(f"{one.__qualname__} {getattr(one, '__annotations__', '')}".encode())
-        else:
-            digest.update(repr(one).encode())
-    return digest.hexdigest()[:12]
+        if hasattr(one, "versions"):  # see `by_type`
+            open_ones += one.versions.values()
+        one = getattr(one, "__wrapped__", one)
+        if not isinstance(one, FunctionType):
+            digest.update(repr(_plain(one)).encode())
+            continue
+        digest.update(f"{one.__module__} {one.__qualname__}".encode())
+        for code in _codes(one.__code__):
+            digest.update(code.co_code + repr((code.co_names, code.co_varnames, _plain(code.co_consts))).encode())
+            found = [one.__globals__[name] for name in code.co_names if name in one.__globals__]
+            inside = [module for module in found if isinstance(module, ModuleType)]
+            open_ones += found
+            open_ones += [vars(module)[name] for module in inside for name in code.co_names if name in vars(module)]
+        open_ones += [cell.cell_contents for cell in one.__closure__ or ()]
+        open_ones += one.__defaults__ or ()
+    return digest.hexdigest()[:16]
 
 
 def _codes(code: CodeType) -> list[CodeType]:
@@ -179,5 +196,12 @@ def _codes(code: CodeType) -> list[CodeType]:
     return [code, *(inner for one in code.co_consts if isinstance(one, CodeType) for inner in _codes(one))]
 
 
-def _plain(constants: tuple) -> tuple:
-    return tuple(one for one in constants if not isinstance(one, CodeType))
+def _plain(one: Any) -> Any:
+    """What of a value is the same in each process."""
+    if isinstance(one, tuple):
+        return tuple(_plain(part) for part in one)
+    if isinstance(one, np.ndarray):
+        return one.dtype.str, one.shape, one.tobytes()
+    if isinstance(one, int | float | str | bytes | np.generic | None):
+        return one
+    return getattr(one, "__name__", type(one).__name__), [*getattr(one, "__annotations__", ())]

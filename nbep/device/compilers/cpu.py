@@ -20,7 +20,7 @@ from numba.core.errors import TypingError
 from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
 from numba.extending import intrinsic, overload, register_jitable
 
-from nbep.emulator.engine import access, meeting, schedule
+from nbep.emulator.engine import Stopped, access, meeting, schedule
 from nbep.emulator.engine.access import ABOUT
 from nbep.emulator.engine.state import DIVIDED, FAULT_REPORTED, TRAPPED
 from nbep.emulator.engine.words import COMPILED, F32, I1, I32, I64, VOID, call, emitting, pointer
@@ -372,7 +372,7 @@ ARITHMETIC: dict[str, Callable] = {
     "bf16x2_to_f32x2": lambda word: (_float_of((word & 0xFFFF) << 16), _float_of(word & 0xFFFF0000)),
     "has_tma": lambda: True,
 }
-_registered: set[Any] = set()
+_codes: dict[Any, Any] = {}  # of the functions that Numba knows
 
 
 def _inner(function: Callable) -> None:
@@ -380,24 +380,38 @@ def _inner(function: Callable) -> None:
     register_jitable(no_cfunc_wrapper=True)(function)
 
 
+def _is_new(function: Any) -> bool:
+    """Whether Numba does not know a function.
+
+    Raises: Stopped if it knows it with another code: Numba compiles a function once
+    """
+    code = getattr(function, "__code__", None)
+    if function not in _codes:
+        _codes[function] = code
+        return True
+    if _codes[function] is not code:
+        raise Stopped(f"{function.__name__} was edited after it was compiled")
+    return False
+
+
 def register() -> None:
-    """Tell Numba about every function recorded since the last call."""
+    """Tell Numba about every function recorded since the last call.
+
+    Raises: Stopped if one was edited meanwhile
+    """
     for function in jit.DEVICE_FUNCTIONS:
-        if function not in _registered:
+        if _is_new(function):
             _inner(function)
-            _registered.add(function)
     for by_type in jit.FUNCTIONS_BY_TYPE:
-        if by_type not in _registered:
-            _registered.add(by_type)
+        if _is_new(by_type):
             first, *others = inspect.signature(by_type).parameters  # Numba matches arguments by these names
             kind = f"{first}.types[{first}.fields.index({by_type.field!r})]" if by_type.field else first
             names = {"versions": by_type.versions}
             exec(f"def made({', '.join((first, *others))}): return versions[{kind}.instance_class]", names)
             overload(by_type)(names["made"])
     for spec in jit.PRIMITIVES.values():
-        if spec.function in _registered:
+        if not _is_new(spec.function):
             continue
-        _registered.add(spec.function)
         asked = asked_by(spec)
         if asked is not None:
             _by_machine(spec, asked)
@@ -433,7 +447,6 @@ def entry_of(spec: KernelSpec) -> Callable:
         return f"{name}({', '.join(map(build, fields.values()))})"
 
     exec(f"def entry(): kernel({', '.join(map(build, spec.hints.values()))})", names)
-    if names["kernel"] not in _registered:
+    if _is_new(names["kernel"]):
         _inner(names["kernel"])
-        _registered.add(names["kernel"])
     return names["entry"]

@@ -350,8 +350,9 @@ class CompiledWorld(World):
 
     def take_back(self, block: CompiledBlock) -> None:
         """A block has ended, and all of its copies are there: others may use its threads and its memory."""
-        if self._blocks.pop(block.number, None) is None:
+        if self._blocks.get(block.number) is not block:
             return
+        del self._blocks[block.number]
         here, run, mbarriers = self.tables.blocks[block.number], self.tables.run, self.tables.mbarriers
         i = int(here["mbarriers"])
         while i:
