@@ -159,7 +159,7 @@ def look_at_mpi() -> dict[str, Any]:
 def look_at_cache() -> dict[str, Any]:
     """Compiled kernels that are kept on disk."""
     try:
-        from nbep.host.target.cuda.cache import cache_folder, why_not_used
+        from nbep.device.cache import cache_folder, why_not_used
     except ImportError:
         return {"folder": None, "kernels": 0, "bytes": 0, "not_used": None}
     folder = cache_folder()

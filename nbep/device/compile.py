@@ -1,6 +1,9 @@
 """Compile kernels to PTX and machine code, with or without a GPU.
 
     nbep compile [FILE] --arch sm_90 [--kernel NAME ...] [--json [FILE.json]] [--ptx DIR]
+    nbep compile [FILE] --emulator [--kernel NAME ...]
+
+With --emulator they are compiled for the CPU, into the cache from which `nbep.spawn(..., engine="auto")` takes them.
 
 Without FILE they are nbep's own; KERNEL-NETWORK is one over another network than that of its signature, and all are
 there that need no extra package. Those for buffers in the host's memory are compiled when they are named:
@@ -29,7 +32,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from . import compilers
+from . import compilers, engine
 from .by_type import NETWORKS, HostNetwork, HostPeers
 from .cards import LOWEST_CC
 from .diagnosis import explain
@@ -299,11 +302,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--arch", type=parse_arch, default=(9, 0), help="sm_75, sm_80, ..., sm_120; default sm_90")
     parser.add_argument("--kernel", action="append", metavar="NAME", help="only this kernel; may be repeated")
     add_json(parser)
+    parser.add_argument("--emulator", action="store_true", help="for the CPU, into the cache: see nbep.spawn's engine")
     parser.add_argument("--ptx", type=Path, metavar="DIR", help="keep the PTX and the machine code there")
     options = parser.parse_args(argv)
 
     try:
-        check_arch(options.arch)
+        if not options.emulator:
+            check_arch(options.arch)
+        elif (reason := engine.why_not()) is not None:
+            parser.error(f"--emulator: {reason}")
     except ValueError as error:
         parser.error(f"argument --arch: {error}")
     if options.ptx is not None:
@@ -331,7 +338,10 @@ def main(argv: list[str] | None = None) -> int:
         for name in names:
             advance(description=name)
             try:
-                row = describe(named[name], options.arch, options.ptx)
+                if options.emulator:
+                    row = {"kernel": name, "cpu_seconds": engine.prefill(named[name])}
+                else:
+                    row = describe(named[name], options.arch, options.ptx)
             except (CompileError, TypeError) as error:
                 num_failed += 1
                 print(error, file=sys.stderr)
@@ -346,6 +356,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def print_row(row: dict[str, Any]) -> None:
     """One kernel in a few lines."""
+    if "cpu_seconds" in row:
+        print("{kernel}: {cpu_seconds:.1f} s of CPU".format(**row))
+        return
     cells = ", ".join(f"{row[column]} {column.replace('_', ' ')}" for column in COLUMNS)
     print(f"{row['kernel']} {row['arch']}: {cells}, {row['seconds']} s")
     if row["loads_in_flight"]:

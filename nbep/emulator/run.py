@@ -168,6 +168,10 @@ class Run(Scheduler):
             self.gpu_stores[number] = {}
         return context
 
+    def start_block(self, launch: Any) -> None:
+        """Create the threads of the next block of a launch."""
+        launch.create_block()
+
     def stop(self, error: BaseException) -> None:
         if self.hooks is not None:
             self.hooks.on_failure(error)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from nbep.device import engine as compiled
+from nbep.device.terminal import progress
 from nbep.emulator import World
+from nbep.emulator.engine import EngineError, Stopped
 from nbep.emulator.run import MEMORY_MODELS
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.arguments import integer
@@ -28,6 +32,7 @@ def spawn(
     strategy: str | Strategy = "uniform",
     num_sms: int | None = None,
     on_failure: Callable[[BaseException], object] | None = None,
+    engine: str | None = None,
 ) -> list[Any]:
     """Run fn(comm, *args) once per rank and return the results, by rank.
 
@@ -44,6 +49,10 @@ def spawn(
             nbep.emulator.schedule.strategies
         num_sms: the SMs of each emulated rank: so many blocks are there at once, others wait; None: no limit
         on_failure: is called with the first error, while all threads of the emulator still stand where they were
+        engine: what runs kernels on the emulator. "python": Python, which explains what goes wrong. "compiled": machine
+            code, many times as fast, for memory_model "sc". "auto": the same where all of it is in the cache, else
+            Python. None: what the environment variable NBEP_ENGINE says, or "python". A seed gives one run on all.
+            What goes wrong in compiled code is run again by Python from the beginning, fn included, to explain it.
 
     Raises:
         ValueError: for bad arguments
@@ -67,17 +76,71 @@ def spawn(
 
         return run_virtual_ranks(fn, num_ranks, args)
 
-    world = World(
-        num_ranks,
-        seed,
-        memory_model=memory_model,
-        on_deadlock=on_deadlock,
-        tracer=tracer,
-        strategy=strategy,
-        num_sms=None if num_sms is None else integer("num_sms", num_sms, 1),
-        on_failure=on_failure,
-    )
-    group = CommGroup(range(num_ranks))
+    options = {
+        "memory_model": memory_model,
+        "on_deadlock": on_deadlock,
+        "strategy": strategy,
+        "num_sms": None if num_sms is None else integer("num_sms", num_sms, 1),
+    }
+
+    def interpret() -> list[Any]:
+        return _run(fn, args, World(num_ranks, seed, tracer=tracer, on_failure=on_failure, **options))
+
+    if not _is_compiled(engine, memory_model, strategy, tracer):
+        return interpret()
+    from nbep.emulator.engine.world import CompiledWorld
+
+    code = compiled.Code(only_kept=_engine_name(engine) == "auto")
+    try:
+        return _run(fn, args, CompiledWorld(num_ranks, seed, code=code, **options))
+    except Stopped as stopped:
+        reason = stopped
+    except Exception:
+        if on_failure is None:
+            raise
+        reason = None  # a host's own error: on_failure looks at threads that Python runs
+    with progress("running again with Python", None):
+        results = interpret()
+    if reason is not None and reason.must_fail:
+        raise EngineError(f"compiled kernels, seed {seed}: {reason}; run by Python, the same seed fails nowhere")
+    return results
+
+
+ENGINES = "python", "compiled", "auto"
+COMPILED_STRATEGIES = "uniform", "starved", "late"
+
+
+def _engine_name(engine: str | None) -> str:
+    """Raises: ValueError if there is none of that name"""
+    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
+    if name not in ENGINES:
+        where = "NBEP_ENGINE" if engine is None else "engine"
+        raise ValueError(f"{where}: got {name!r}; must be {', '.join(ENGINES)}")
+    return name
+
+
+def _is_compiled(engine: str | None, memory_model: str, strategy: Any, tracer: Any) -> bool:
+    """Whether kernels are compiled.
+
+    Raises: ValueError if they cannot be, and "auto" does not leave it to this function
+    """
+    name = _engine_name(engine)
+    if name == "python":
+        return False
+    why_not = compiled.why_not()
+    if memory_model != "sc":
+        why_not = f"memory_model {memory_model!r} is interpreted: it checks what compiled kernels do not"
+    elif tracer is not None:
+        why_not = "a tracer sees threads that Python runs"
+    elif strategy not in COMPILED_STRATEGIES:
+        why_not = f"strategy {strategy!r} is interpreted"
+    if why_not is not None and name == "compiled":
+        raise ValueError(f"engine: got 'compiled'; {why_not}; 'auto' takes Python then")
+    return why_not is None
+
+
+def _run(fn: Callable[..., Any], args: Sequence[Any], world: Any) -> list[Any]:
+    group = CommGroup(range(world.num_ranks))
 
     def main_of(rank: int) -> Callable[[], Any]:
         def main() -> Any:
@@ -87,4 +150,4 @@ def spawn(
 
         return main
 
-    return world.run([main_of(rank) for rank in range(num_ranks)])
+    return world.run([main_of(rank) for rank in range(world.num_ranks)])

@@ -11,11 +11,11 @@ from processes import run_python
 
 import nbep.device.compile
 from nbep import info
+from nbep.device.cache import cache_folder
 from nbep.device.compile import load_kernels
 from nbep.device.jit import KERNELS, device_function, kernel, spec_of
 from nbep.device.primitives import st_weak_s32
 from nbep.device.types import Out
-from nbep.host.target.cuda.cache import cache_folder
 from nbep.host.target.cuda.launcher import load_cubin, source_key
 
 PROGRAM = Path(__file__).parent / "cache_main.py"

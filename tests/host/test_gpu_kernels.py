@@ -12,6 +12,7 @@ if sys.platform != "linux":
 import fake_gpu
 import no_gpu
 
+from nbep.device import cache
 from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.compile import CompileError, for_host_memory, load_kernels
 from nbep.device.jit import kernel
@@ -23,7 +24,7 @@ from nbep.device.types import Out
 from nbep.host.block_sizes import low_latency_threads
 from nbep.host.config import Sizes
 from nbep.host.symmetric import NodeMemory
-from nbep.host.target.cuda import cache, launcher
+from nbep.host.target.cuda import launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
 from nbep.host.transport import mapped_transport

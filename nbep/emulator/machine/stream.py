@@ -109,6 +109,10 @@ class Launch:
 
     def start_block(self) -> None:
         """Create the threads of the next block."""
+        self.world.start_block(self)
+
+    def create_block(self) -> None:
+        """The same, of threads that Python interprets."""
         world = self.world
         thread_class = world.thread_class
         hub = world.hub

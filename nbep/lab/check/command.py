@@ -16,6 +16,7 @@ from rich.console import Console
 
 from nbep.device.terminal import STDOUT, add_json, console_for, progress, write_json
 from nbep.emulator.schedule.strategies import strategy_of
+from nbep.host.spawn import COMPILED_STRATEGIES, ENGINES
 from nbep.lab.check.catalogue import UnknownName, faults_of, kernels_named, own_faults
 from nbep.lab.check.every import check_all, run_schedule
 from nbep.lab.check.faults import Fault
@@ -105,6 +106,12 @@ def _main(
             strategy_of(options.strategy, 0, random.Random(0))
         except ValueError as error:
             parser.error(str(error))
+    if options.engine is not None:
+        os.environ["NBEP_ENGINE"] = options.engine  # for the processes of a search, too
+    if options.engine == "compiled":
+        options.memory_model = options.memory_model or "sc"
+        if options.memory_model != "sc" or options.all or options.trace or options.strategy == "few_preemptions":
+            parser.error("--engine compiled: takes --memory-model sc, no --all, --trace or few_preemptions")
     if options.weak and not options.all:
         parser.error("--weak: takes --all, too; seeds take --memory-model delayed")
     if options.all:
@@ -177,7 +184,8 @@ def as_json(runs: int, found: Finding | None, first: Run) -> dict[str, Any]:
 
 def search(console: Console, base: Run, options: argparse.Namespace, done: Done) -> int:
     """Run until something is found; then make it smaller."""
-    strategies = [options.strategy] if options.strategy else STRATEGIES
+    usual = COMPILED_STRATEGIES if options.engine == "compiled" else STRATEGIES
+    strategies = [options.strategy] if options.strategy else [*usual]
     models = [options.memory_model] if options.memory_model else SEARCHED
     with progress(base.scenario, None) as show:
         shapes = shapes_of(base)
@@ -312,6 +320,9 @@ def parser_of_check() -> argparse.ArgumentParser:
         choices=MODELS,
         metavar="NAME",
         help=f"one of {', '.join(MODELS)}; else {' and '.join(SEARCHED)}, and so sc: checked takes the same steps",
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, help="what runs kernels under sc, as nbep.spawn says; compiled: search sc alone"
     )
     parser.add_argument("--jobs", type=positive, default=default_jobs(), metavar="N", help="processes (one a CPU)")
     parser.add_argument("--no-shrink", action="store_true", help="show the first run that fails, not the smallest")

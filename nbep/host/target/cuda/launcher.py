@@ -28,13 +28,12 @@ from typing import Any, NamedTuple
 from cuda.bindings import driver as cu
 
 import nbep.device
-from nbep.device import compilers
+from nbep.device import cache, compilers
 from nbep.device.by_type import IbgdaNetwork
 from nbep.device.cards import SM90, ComputeCapability
 from nbep.device.jit import KernelSpec
 from nbep.device.protocols.peers import Bounds
 from nbep.device.types import Param, param_format
-from nbep.host.target.cuda import cache
 from nbep.host.target.cuda.driver import check
 
 COMPILED_BY = (

@@ -1,0 +1,454 @@
+"""Kernels for the CPU, for `nbep.emulator.engine`: primitives as calls of its machine. Importing this imports numba.
+
+A primitive's Python body says what it does: `current_thread().load(address, "s32", "acquire", "sys")`. It is run once,
+with a thread that writes down what it is asked for; LLVM's instructions for that call stand wherever a kernel calls the
+primitive. A body that asks no thread is arithmetic, and Numba compiles it. So there is one source for both.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import zlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, get_type_hints
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core.errors import TypingError
+from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
+from numba.extending import intrinsic, overload, register_jitable
+
+from nbep.emulator.engine import Stopped, access, meeting, schedule
+from nbep.emulator.engine.access import ABOUT
+from nbep.emulator.engine.state import DIVIDED, FAULT_REPORTED, TRAPPED
+from nbep.emulator.engine.words import COMPILED, F32, I1, I32, I64, VOID, call, emitting, pointer
+from nbep.emulator.machine.carrier import CURRENT
+from nbep.emulator.machine.kinds import KINDS as SIZES
+from nbep.emulator.machine.orders import POLLED as POLLED_ORDERS
+
+from .. import jit
+from ..jit import KernelSpec, PrimitiveSpec
+from ..types import param_type
+from .kinds import WORDS, Kinds, with_parameters
+
+KINDS = Kinds(types, TypingError)
+
+
+# --- what a body asks its thread for -----------------------------------------------------------------------------
+
+
+class Operand:
+    """An argument of the primitive, by its place. Nothing can be computed with it."""
+
+    def __init__(self, index: int):
+        self.index = index
+
+
+class Attribute(NamedTuple):
+    """A number of the thread: who it is."""
+
+    name: str
+
+
+class Asked(NamedTuple):
+    method: str
+    arguments: tuple[Any, ...]
+
+
+class Asking:
+    """Stands for the thread, and writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        for name in ABOUT:
+            setattr(self, name, Attribute(name))
+        self.fault_deadline = None
+
+    def __getattr__(self, method: str) -> Callable:
+        def ask(*arguments: Any) -> Asked:
+            self.asked.append(Asked(method, arguments))
+            return self.asked[-1]
+
+        return ask
+
+
+def asked_by(spec: PrimitiveSpec) -> Asked | Attribute | None:
+    """What a primitive asks its thread for; None if it is arithmetic."""
+    if spec.name in ASKED:
+        return ASKED[spec.name]
+    body = getattr(spec.function, "__wrapped__", spec.function)
+    thread: Any = Asking()
+    token = CURRENT.set(thread)
+    try:
+        result = body(*map(Operand, range(len(spec.args))))
+    except Exception:  # arithmetic on operands: whatever it raises for what is no number
+        assert not thread.asked, f"{spec.name}: its body computes with what its thread gives it"
+        return None
+    finally:
+        CURRENT.reset(token)
+    if not thread.asked:
+        return result if isinstance(result, Attribute) else None
+    (asked,) = thread.asked
+    used = {one for one in asked.arguments if isinstance(one, Operand)}
+    assert len(used) == len(spec.args), f"{spec.name}: its body does more than to ask its thread for {asked}"
+    return asked
+
+
+# Those whose bodies do more than that.
+ASKED: dict[str, Asked | Attribute] = {
+    "bar_red_and": Asked("barrier", (Operand(0), Operand(1), Operand(2))),
+    "fault_due": Asked("fault_due", (Operand(0), Operand(1))),
+    "fault_reported": Asked("stop", (FAULT_REPORTED,)),
+    "trap": Asked("stop", (TRAPPED,)),
+    "serving": Asked("nothing", ()),
+    "prefetch_l2": Asked("nothing", ()),
+}
+
+
+# --- LLVM's instructions for it ----------------------------------------------------------------------------------
+
+
+class Emitter:
+    """The instructions for one call. Values are those of operands; constants are Python's."""
+
+    def __init__(self, builder: Any, spec: PrimitiveSpec, values: list[Any]):
+        self.builder, self.spec, self.values = builder, spec, values
+
+    def value(self, one: Any) -> Any:
+        if isinstance(one, Operand):
+            return self.values[one.index]
+        return self.attribute(one.name) if isinstance(one, Attribute) else one
+
+    def word(self, value: Any) -> Any:
+        """As 64 bits."""
+        builder = self.builder
+        if isinstance(value, int | bool):
+            return I64(int(value))
+        if value.type == F32:
+            return builder.zext(builder.bitcast(value, I32), I64)
+        return builder.zext(value, I64) if value.type.width < 64 else value
+
+    def machine(self, name: str, *values: Any) -> Any:
+        one = COMPILED[f"nbep_{name}"]
+        result = VOID if one.result == types.none else I64
+        return call(self.builder, one.symbol, result, [self.word(value) for value in values])
+
+    def attribute(self, name: str) -> Any:
+        return self.machine("about_thread", ABOUT.index(name))
+
+    def loaded(self, place: Any, kind: str) -> Any:
+        builder = self.builder
+        if kind in WORDS:
+            words = [builder.load(pointer(builder, builder.add(place, I64(4 * i)), I32)) for i in range(WORDS[kind])]
+            return [builder.zext(word, I64) for word in words]
+        to = F32 if kind == "f32" else ir.IntType(8 * SIZES[kind].size)
+        value = builder.load(pointer(builder, place, to))
+        if kind in ("f32", "s64"):
+            return value
+        return builder.sext(value, I64) if kind == "s32" else builder.zext(value, I64)
+
+    def stored(self, value: Any, kind: str) -> list[Any]:
+        """The 16 bytes that a store writes, of which the kind takes some."""
+        builder = self.builder
+        if kind not in WORDS:
+            return [self.word(value), I64(0)]
+        words = [builder.and_(builder.extract_value(value, i), I64(0xFFFFFFFF)) for i in range(WORDS[kind])]
+        words += [I64(0)] * (4 - len(words))
+        return [builder.or_(words[i], builder.shl(words[i + 1], I64(32))) for i in (0, 2)]
+
+    # The methods of `machine.Thread`.
+
+    def load(self, address, kind, order, scope):
+        return self.loaded(self.machine("load", address, SIZES[kind].size, _how(order)), kind)
+
+    def load_shared(self, address, kind, order):
+        return self.loaded(self.machine("load_shared", address, SIZES[kind].size, _how(order)), kind)
+
+    def store(self, address, kind, value, order, scope):
+        self.machine("store", address, SIZES[kind].size, *self.stored(value, kind))
+
+    def store_shared(self, address, kind, value, order):
+        self.machine("store_shared", address, SIZES[kind].size, *self.stored(value, kind))
+
+    def atomic(self, op, address, kind, operand, order, scope, compare=0):
+        size = SIZES[kind].size
+        return self.machine("atomic", ATOMICS[op], address, size, operand, compare, scope == "sys")
+
+    def atomic_shared(self, op, address, kind, operand, order, compare=0):
+        return self.machine("atomic_shared", ATOMICS[op], address, SIZES[kind].size, operand, compare)
+
+    def fence(self, *_):
+        self.machine("tick")
+
+    fence_proxy_async_global = fence
+
+    def fence_proxy_async(self):
+        self.machine("fence_proxy")
+
+    def collect(self, name, mask, value, operand):
+        return self.machine("collect", name, mask, value, operand, site_of_call(self.spec))
+
+    def syncwarp(self, mask):
+        self.collect(meeting.SYNC, mask, 0, 0)
+
+    def shfl(self, mode, mask, value, lane_or_delta):
+        return self.collect(SHUFFLES[mode], mask, value, lane_or_delta)
+
+    def vote(self, mode, mask, predicate):
+        return self.collect(VOTES[mode], mask, predicate, 0)
+
+    def match_any(self, mask, value):
+        return self.collect(meeting.MATCH, mask, value, 0)
+
+    def barrier(self, number, expected, predicate=True):
+        return self.machine("meet", number, expected, True, predicate)
+
+    def barrier_arrive(self, number, expected):
+        self.machine("meet", number, expected, False, True)
+
+    def mbarrier_init(self, where, count):
+        self.machine("init_mbarrier", where, count)
+
+    def mbarrier_inval(self, where):
+        self.machine("inval_mbarrier", where)
+
+    def mbarrier_arrive(self, where):
+        self.machine("arrive_mbarrier", where, 0)
+
+    def mbarrier_arrive_expect_tx(self, where, nbytes):
+        self.machine("arrive_mbarrier", where, nbytes)
+
+    def mbarrier_try_wait(self, where, parity):
+        return self.machine("try_wait_mbarrier", where, parity)
+
+    def bulk_load(self, *given):
+        self.machine("bulk_load", *given)
+
+    def bulk_store(self, *given):
+        self.machine("bulk_store", *given)
+
+    def bulk_commit_group(self):
+        self.machine("commit_group")
+
+    def bulk_wait_group(self, n):
+        self.machine("wait_group", n, False)
+
+    def bulk_wait_group_read(self, n):
+        self.machine("wait_group", n, True)
+
+    def globaltimer(self):
+        return self.machine("globaltimer")
+
+    def spin(self, deadline):
+        return self.machine("spin", deadline)
+
+    def fault_due(self, deadline, report):
+        self.machine("fault_due", deadline, report)
+
+    def stop(self, reason):
+        self.machine("fault", reason, 0)
+
+    def nothing(self):
+        pass
+
+
+SHUFFLES = {"idx": meeting.SHFL_IDX, "xor": meeting.SHFL_XOR, "up": meeting.SHFL_UP, "down": meeting.SHFL_DOWN}
+VOTES = {"any": meeting.ANY, "all": meeting.ALL, "ballot": meeting.BALLOT}
+ATOMICS = {name: getattr(access, value) for name, value in {
+    "add": "ADD", "exch": "EXCHANGE", "cas": "COMPARE", "max": "MAX", "min": "MIN", "or": "OR", "and": "AND",
+}.items()}  # fmt: skip
+
+
+def _how(order: str) -> int:
+    return access.POLLED if order in POLLED_ORDERS else access.CONSTANT if order == "nc" else access.PLAIN
+
+
+sites: dict[int, str] = {}  # of the object that is compiled now: number of a call -> file and line
+
+
+def site_of_call(spec: PrimitiveSpec) -> int:
+    """A number for the call that Numba lowers now, the same for all types of arguments of the function it stands in."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_name != "lower_inst":
+        assert frame.f_back is not None
+        frame = frame.f_back
+    where, instruction = frame.f_locals["self"].loc, frame.f_locals["inst"]
+    text = f"{where.filename}:{where.line}"
+    number = zlib.crc32(f"{text} {instruction.target.name} {spec.name}".encode())
+    sites[number] = text
+    return number
+
+
+# --- telling Numba -----------------------------------------------------------------------------------------------
+
+
+def _by_machine(spec: PrimitiveSpec, asked: Asked | Attribute) -> None:
+    """Let a primitive be the call that it asks for."""
+    result = KINDS.result_type(spec.returns)
+
+    def generate(context, builder, signature, values):
+        emitter = Emitter(builder, spec, list(values))
+        if isinstance(asked, Attribute):
+            made = emitter.attribute(asked.name)
+        else:
+            made = getattr(emitter, asked.method)(*map(emitter.value, asked.arguments))
+        if spec.returns is None:
+            return context.get_dummy_value()
+        if spec.returns in WORDS:
+            return context.make_tuple(builder, signature.return_type, made)
+        if spec.returns == "pred":
+            return builder.icmp_signed("!=", made, I64(0))
+        if spec.returns == "f32" and made.type != F32:
+            return builder.bitcast(builder.trunc(made, I32), F32)
+        return made
+
+    def typer(*given):
+        kinds = zip(spec.args, given, strict=True)
+        return result(*(KINDS.argument_type(spec, kind, one) for kind, one in kinds)), generate
+
+    source = "def made(context, {0}): return typer({0})" if spec.args else "def made(context): return typer()"
+    _let_be(spec.function, with_parameters(spec.function, source, {"typer": typer}))
+
+
+def _let_be(function: Callable, typer: Callable) -> None:
+    """Let calls of a function be an intrinsic, with no function in between to compile."""
+    handle = intrinsic(typer)
+    template = make_intrinsic_template(handle, typer, function.__name__, prefer_literal=False, kwargs={})
+    infer(template)
+    infer_global(function, types.Function(template))
+
+
+@emitting(types.int64, types.int64)
+def _count_ones(builder, x):
+    return builder.ctpop(x)
+
+
+@emitting(types.int64, types.int64)
+def _leading_zeros(builder, x):
+    return builder.ctlz(x, I1(0))
+
+
+@emitting(types.int64, types.float32)
+def _bits_of(builder, x):
+    return builder.zext(builder.bitcast(x, I32), I64)
+
+
+@emitting(types.float32, types.int64)
+def _float_of(builder, bits):
+    return builder.bitcast(builder.trunc(bits, I32), F32)
+
+
+_fault = schedule.fault
+M32 = 0xFFFFFFFF
+
+
+def _divide(a, b):
+    if (a | b) >> 32 != 0 or b == 0:
+        _fault(DIVIDED, a)
+    return np.int64(np.uint32(a) // np.uint32(b))
+
+
+def _modulo(a, b):
+    if (a | b) >> 32 != 0 or b == 0:
+        _fault(DIVIDED, a)
+    return np.int64(np.uint32(a) % np.uint32(b))
+
+
+# Arithmetic whose bodies are Python that Numba does not compile, or not to what Python makes of them.
+ARITHMETIC: dict[str, Callable] = {
+    "s32": lambda x: ((np.int64(x) + 0x80000000) & M32) - 0x80000000,
+    "u32": lambda x: np.int64(x) & M32,
+    "s64": lambda x: np.int64(x),
+    "u32_div": _divide,
+    "u32_mod": _modulo,
+    "byteswap_u32": lambda x: (x & 255) << 24 | (x >> 8 & 255) << 16 | (x >> 16 & 255) << 8 | (x >> 24 & 255),
+    "popc_u32": lambda x: _count_ones(x & M32),
+    "bfind_u32": lambda x: (63 - _leading_zeros(x & M32)) & M32,
+    "ffs_u32": lambda x: 64 - _leading_zeros((x & M32) & -(x & M32)),
+    "f32_bits_u32": lambda x: _bits_of(x),
+    "u32_bits_f32": lambda bits: _float_of(bits),
+    "bf16x2_to_f32x2": lambda word: (_float_of((word & 0xFFFF) << 16), _float_of(word & 0xFFFF0000)),
+    "has_tma": lambda: True,
+}
+_codes: dict[Any, Any] = {}  # of the functions that Numba knows
+
+
+def _inner(function: Callable) -> None:
+    """Let compiled functions call one, and no one else."""
+    register_jitable(no_cfunc_wrapper=True)(function)
+
+
+def _is_new(function: Any) -> bool:
+    """Whether Numba does not know a function.
+
+    Raises: Stopped if it knows it with another code: Numba compiles a function once
+    """
+    code = getattr(function, "__code__", None)
+    if function not in _codes:
+        _codes[function] = code
+        return True
+    if _codes[function] is not code:
+        raise Stopped(f"{function.__name__} was edited after it was compiled")
+    return False
+
+
+def register() -> None:
+    """Tell Numba about every function recorded since the last call.
+
+    Raises: Stopped if one was edited meanwhile
+    """
+    for function in jit.DEVICE_FUNCTIONS:
+        if _is_new(function):
+            _inner(function)
+    for by_type in jit.FUNCTIONS_BY_TYPE:
+        if _is_new(by_type):
+            first, *others = inspect.signature(by_type).parameters  # Numba matches arguments by these names
+            kind = f"{first}.types[{first}.fields.index({by_type.field!r})]" if by_type.field else first
+            names = {"versions": by_type.versions}
+            exec(f"def made({', '.join((first, *others))}): return versions[{kind}.instance_class]", names)
+            overload(by_type)(names["made"])
+    for spec in jit.PRIMITIVES.values():
+        if not _is_new(spec.function):
+            continue
+        asked = asked_by(spec)
+        if asked is not None:
+            _by_machine(spec, asked)
+            continue
+        body = ARITHMETIC.get(spec.name) or spec.below
+        if body is None:
+            _inner(spec.function)
+        else:
+            source = "def made({0}): return lambda {0}: body({0})"
+            if spec.name in ARITHMETIC:
+                _inner(body)
+            overload(spec.function, strict=False)(with_parameters(spec.function, source, {"body": body}))
+
+
+def entry_of(spec: KernelSpec) -> Callable:
+    """A function without arguments that calls a kernel with those of this thread's launch."""
+    names: dict[str, Any] = {
+        "kernel": spec.base or spec.function,
+        "argument": access.argument,
+        "int32": np.int32,
+        "f32": _float_of,
+    }
+    count = 0
+
+    def build(hint: Any) -> str:
+        nonlocal count
+        leaf = param_type(hint)
+        if leaf is not None:
+            count += 1
+            text = f"argument({count - 1})"
+            return {"q": text, "i": f"int32({text})", "f": f"f32({text})"}[leaf.code]
+        name = f"kind_{hint.__name__}"
+        names[name] = hint
+        fields = get_type_hints(hint, include_extras=True)
+        return f"{name}({', '.join(map(build, fields.values()))})"
+
+    exec(f"def entry(): kernel({', '.join(map(build, spec.hints.values()))})", names)
+    if _is_new(names["kernel"]):
+        _inner(names["kernel"])
+    return names["entry"]

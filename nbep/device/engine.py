@@ -1,0 +1,207 @@
+"""The code that the emulator's engine runs, kept in the cache: the machine, and each kernel.
+
+first process    source --Numba, LLVM--> object --> cache --> memory
+later processes                                     cache --> memory     (numba is not imported)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable
+from functools import cache as once
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import numpy as np
+
+import nbep.emulator.engine
+from nbep.emulator.engine import Stopped, switch
+
+from . import cache
+from .diagnosis import explain
+from .jit import KernelSpec, spec_of
+from .terminal import progress
+
+PACKAGES = "numba", "llvmlite", "numpy"
+
+
+def why_not() -> str | None:
+    """Why kernels cannot be compiled for the CPU here; None if they can."""
+    missing = [name for name in ("numba", "llvmlite") if find_spec(name) is None]
+    if missing:
+        return f"compiled kernels need {' and '.join(missing)}: pip install numba"
+    return switch.why_not()
+
+
+class Code:
+    """The machine and kernels as they are needed; see `nbep.emulator.engine.world`.
+
+    only_kept: what is not in the cache is not compiled, and stops the run
+    """
+
+    def __init__(self, only_kept: bool = False):
+        self.only_kept = only_kept
+        self._names: dict[KernelSpec, str] = {}
+
+    def machine(self) -> Any:
+        if self.only_kept and not _is_kept("machine"):
+            raise Stopped("the machine is not in the cache")
+        return _machine()
+
+    def entry(self, function: Callable) -> int:
+        """Where a kernel begins.
+
+        Raises: Stopped if it is not in the cache and should be, or has no spec; CompileError if Numba refuses it
+        """
+        try:
+            spec = spec_of(function)
+        except TypeError as error:
+            raise Stopped(str(error)) from error
+        if spec not in self._names:
+            self._names[spec] = f"{spec.label}-{code_key(spec)}"
+        name = self._names[spec]
+        if self.only_kept and not _is_kept(name):
+            raise Stopped(f"{spec.label} is not in the cache")
+        return _entry(spec, name)
+
+
+@once
+def _machine() -> Any:
+    from nbep.emulator.engine.build import Library
+
+    return Library(*_object_of("machine", "the emulator", _compile_machine))
+
+
+@once
+def _entry(spec: KernelSpec, name: str) -> int:
+    from nbep.emulator.engine.build import Library
+
+    _machine()
+    library = Library(*_object_of(name, spec.label, lambda: _compile_kernel(spec, f"nbep_kernel_{name}")))
+    (address,) = library.addresses.values()
+    return address
+
+
+def _is_kept(name: str) -> bool:
+    return name in _loaded or (cache.cache_folder() / _file(name)).is_file()
+
+
+def _file(name: str) -> str:
+    return f"{name}-{source_key()}.cpu"
+
+
+_loaded: set[str] = set()
+
+
+def prefill(spec: KernelSpec) -> float:
+    """Have a kernel in the cache, with the machine. The CPU seconds that it took.
+
+    Raises: CompileError if Numba refuses it
+    """
+    start = time.process_time()
+    Code().entry(spec.function)
+    return time.process_time() - start
+
+
+def _compile_machine() -> tuple[bytes, list[str]]:
+    import nbep.emulator.engine.meeting  # noqa: F401 - with all that it is above
+    from nbep.emulator.engine.build import compile_functions
+    from nbep.emulator.engine.words import COMPILED
+
+    functions: dict[str, Any] = {one.symbol: (one.function, one.result, one.arguments) for one in COMPILED.values()}
+    return compile_functions(functions), list(functions)
+
+
+def _compile_kernel(spec: KernelSpec, symbol: str) -> tuple[bytes, list[str]]:
+    from nbep.emulator.engine.build import compile_functions
+
+    from .compilers import cpu
+
+    try:
+        cpu.register()
+        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}), [symbol]
+    except Exception as error:
+        from .compile import CompileError
+
+        raise CompileError(f"{spec.name} for the CPU: {explain(error, spec.function)}") from error
+
+
+def _object_of(name: str, what: str, make: Callable[[], tuple[bytes, list[str]]]) -> tuple[bytes, list[str]]:
+    """An object and its symbols, from the cache if they are there. The first line of a file has the symbols."""
+    file = _file(name)
+    _loaded.add(name)
+    kept = cache.read(file)
+    if kept is None:
+        with progress("compiling for the CPU", 1) as advance:
+            advance(description=what)
+            code, symbols = make()
+            advance()
+        cache.keep(file, json.dumps(symbols).encode() + b"\n" + code)
+        return code, symbols
+    head, _, code = kept.partition(b"\n")
+    return code, json.loads(head)
+
+
+@once
+def source_key() -> str:
+    """A digest of all that an object depends on, besides the source of a kernel that is not nbep's."""
+    import llvmlite.binding as llvm
+
+    digest = hashlib.sha256()
+    for folder in (Path(__file__).parent, Path(nbep.emulator.engine.__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
+    parts = [f"{name} {metadata.version(name)}" for name in PACKAGES if find_spec(name) is not None]
+    parts += [platform.python_version(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
+    digest.update("\n".join(parts).encode())
+    return digest.hexdigest()[:24]
+
+
+def code_key(spec: KernelSpec) -> str:
+    """A digest of the code of a kernel and of all that it calls, as it is in this process: some of it may be edited."""
+    digest = hashlib.sha256(repr([(name, _plain(hint)) for name, hint in spec.hints.items()]).encode())
+    seen: set[int] = set()
+    open_ones: list[Any] = [spec.base or spec.function]
+    while open_ones:
+        one = open_ones.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if hasattr(one, "versions"):  # see `by_type`
+            open_ones += one.versions.values()
+        one = getattr(one, "__wrapped__", one)
+        if not isinstance(one, FunctionType):
+            digest.update(repr(_plain(one)).encode())
+            continue
+        digest.update(f"{one.__module__} {one.__qualname__}".encode())
+        for code in _codes(one.__code__):
+            digest.update(code.co_code + repr((code.co_names, code.co_varnames, _plain(code.co_consts))).encode())
+            found = [one.__globals__[name] for name in code.co_names if name in one.__globals__]
+            inside = [module for module in found if isinstance(module, ModuleType)]
+            open_ones += found
+            open_ones += [vars(module)[name] for module in inside for name in code.co_names if name in vars(module)]
+        open_ones += [cell.cell_contents for cell in one.__closure__ or ()]
+        open_ones += one.__defaults__ or ()
+    return digest.hexdigest()[:16]
+
+
+def _codes(code: CodeType) -> list[CodeType]:
+    """A function's code, and that of those inside it."""
+    return [code, *(inner for one in code.co_consts if isinstance(one, CodeType) for inner in _codes(one))]
+
+
+def _plain(one: Any) -> Any:
+    """What of a value is the same in each process."""
+    if isinstance(one, tuple):
+        return tuple(_plain(part) for part in one)
+    if isinstance(one, np.ndarray):
+        return one.dtype.str, one.shape, one.tobytes()
+    if isinstance(one, int | float | str | bytes | np.generic | None):
+        return one
+    return getattr(one, "__name__", type(one).__name__), [*getattr(one, "__annotations__", ())]

@@ -1,0 +1,36 @@
+"""The engine: kernels compiled by Numba for the CPU, each thread a coroutine with a stack of its own.
+
+ switch     stacks and the switch between them, in module assembly
+ words      what compiled functions do with memory: words, records of a table, calls by symbol
+ state      the tables that a run consists of
+ schedule   who runs next, as `schedule.scheduler` decides it
+ cells      cells that threads poll, and who wakes them
+ access     loads, stores and atomics
+ meeting    collectives of warps, and barriers
+ copies     mbarriers and bulk copies
+ calls      primitives, as calls of these functions
+ build      Numba's code of machine and kernels, as objects in the cache
+ world      a run whose threads are compiled
+
+It runs the model `sc`, and makes the choices that the interpreted emulator makes: a seed gives one run on both. It
+reports nothing: what goes wrong on it is run again interpreted, which explains it. See records/decisions/0009.
+
+All but this file, `switch` and `state` import llvmlite or numba.
+"""
+
+from nbep.emulator.machine.errors import EmulatorError
+
+
+class Stopped(BaseException):
+    """Compiled code has met what it cannot explain, or cannot do. must_fail: the same run fails when it is interpreted
+
+    It is no Exception, so that a host's code does not take it for one of its own.
+    """
+
+    def __init__(self, reason: str, must_fail: bool = False):
+        super().__init__(reason)
+        self.must_fail = must_fail
+
+
+class EngineError(EmulatorError):
+    """Something that compiled kernels have met, and interpreted ones have not. One of the two is wrong."""

@@ -1,0 +1,339 @@
+"""Loads, stores and atomics of a thread, and waiting by polling: `machine.access`, compiled.
+
+Each checks an access and gives the place of its bytes, or has done it. What is wrong stops the run.
+"""
+
+from __future__ import annotations
+
+from numba.extending import register_jitable
+
+from .cells import forget_last_polled, forget_polled, have_changed, note_polled, notify, value_at, watch
+from .schedule import fault, launches, pause, run, step, threads
+from .state import (
+    EMPTY_SPINS,
+    HOST_ATOMIC,
+    MISALIGNED,
+    NO_DEADLINE,
+    NOT_CONSTANT,
+    OUT_OF_BOUNDS,
+    READ_ONLY,
+    UNMAPPED,
+    UNWRITTEN,
+)
+from .words import compiled, declared, get_s32, get_s64, get_u8, put_s32, put_s64, put_u8, rows
+
+segments = rows("segments")
+blocks = rows("blocks")
+is_missed = declared("is_missed", int, int)
+
+PLAIN, POLLED, CONSTANT = 0, 1, 2  # how a load looks
+ADD, EXCHANGE, COMPARE, MAX, MIN, OR, AND = range(7)
+MAX_EMPTY_SPINS = 100_000
+WRITTEN = 0x0101010101010101
+
+
+@register_jitable
+def segment_of(address, t):
+    """The row of the segment that an address lies in."""
+    number = address >> 32
+    if number >> 22 != t.space:
+        fault(UNMAPPED, address)
+    s = get_s32(t.segments + ((number & 0x3FFFFF) << 2))
+    if s == 0:
+        fault(UNMAPPED, address)
+    return s
+
+
+@register_jitable
+def check_place(address, offset, size, lowest, end):
+    if offset & (size - 1):
+        fault(MISALIGNED, address)
+    if offset < lowest or offset + size > end:
+        fault(OUT_OF_BOUNDS, address)
+
+
+@register_jitable
+def is_written(shadow, size):
+    if size == 4:
+        return get_s32(shadow) == 0x01010101
+    if size == 1:
+        return get_u8(shadow) == 1
+    return get_s64(shadow) == WRITTEN and (size == 8 or get_s64(shadow + 8) == WRITTEN)
+
+
+@register_jitable
+def mark_written(shadow, size):
+    if size == 4:
+        put_s32(shadow, 0x01010101)
+    elif size == 1:
+        put_u8(shadow, 1)
+    else:
+        put_s64(shadow, WRITTEN)
+        if size == 16:
+            put_s64(shadow + 8, WRITTEN)
+
+
+@register_jitable
+def write(place, size, low, high):
+    if size == 4:
+        put_s32(place, low)
+    elif size == 1:
+        put_u8(place, low)
+    else:
+        put_s64(place, low)
+        if size == 16:
+            put_s64(place + 8, high)
+
+
+@compiled
+def note_constant(constant: int, offset: int, size: int, launch: int) -> None:
+    """This thread's kernel takes bytes for constant: kernel << 16 | mask, for 16 of them."""
+    cell = constant + ((offset >> 4) << 3)
+    mask = ((1 << size) - 1) << (offset & 15)
+    before = get_s64(cell)
+    put_s64(cell, (before if before >> 16 == launch else launch << 16) | mask)
+
+
+@compiled
+def is_constant(constant: int, offset: int, number: int) -> int:
+    """Whether a kernel that still runs takes one of some bytes for constant."""
+    for granule in range(offset >> 4, (offset + number + 15) >> 4):
+        word = get_s64(constant + (granule << 3))
+        if word != 0:
+            low = max(offset - 16 * granule, 0)
+            if launches(word >> 16).is_done:
+                put_s64(constant + (granule << 3), 0)
+            elif (word >> low) & ((1 << (min(offset + number - 16 * granule, 16) - low)) - 1):
+                return 1
+    return 0
+
+
+@compiled
+def load(address: int, size: int, how: int) -> int:
+    """Where a global load finds its bytes."""
+    step()
+    t = threads(run(0).current)
+    s = segment_of(address, t)
+    segment = segments(s)
+    offset = address & 0xFFFFFFFF
+    check_place(address, offset, size, segment.lowest, segment.end)
+    if segment.shadow != 0 and not is_written(segment.shadow + offset, size):
+        fault(UNWRITTEN, address)
+    place = segment.memory + offset
+    if how == POLLED:
+        note_polled(segment.group << 32 | offset, place, size, s, value_at(place, size), 1)
+    elif how == CONSTANT and segment.constant != 0:
+        note_constant(segment.constant, offset, size, t.launch)
+    return place
+
+
+@register_jitable
+def check_store(address, offset, size, segment):
+    if segment.constant != 0 and is_constant(segment.constant, offset, size):
+        fault(NOT_CONSTANT, address)
+    check_place(address, offset, size, segment.lowest, segment.end)
+    if segment.is_writable == 0:
+        fault(READ_ONLY, address)
+    if segment.shadow != 0:
+        mark_written(segment.shadow + offset, size)
+
+
+@compiled
+def store(address: int, size: int, low: int, high: int) -> None:
+    """Write bytes of global memory; high: those behind the first 8."""
+    step()
+    segment = segments(segment_of(address, threads(run(0).current)))
+    offset = address & 0xFFFFFFFF
+    check_store(address, offset, size, segment)
+    write(segment.memory + offset, size, low, high)
+    run(0).has_changed = 1
+    notify(segment.group << 32 | offset, size)
+
+
+@register_jitable
+def changed_by(op, old, operand, compare):
+    if op == ADD:
+        return old + operand
+    if op == EXCHANGE:
+        return operand
+    if op == COMPARE:
+        return operand if old == compare else old
+    if op == MAX:
+        return max(old, operand)
+    if op == MIN:
+        return min(old, operand)
+    return old | operand if op == OR else old & operand
+
+
+@register_jitable
+def modify(op, place, size, operand, compare, key, segment):
+    """The read, the arithmetic and the write of an atomic; the value before."""
+    old = value_at(place, size)
+    write(place, size, changed_by(op, old, operand, compare), 0)
+    if value_at(place, size) == old:
+        note_polled(key, place, size, segment, old, 0)  # a failed compare-and-swap is a poll
+    else:
+        run(0).has_changed = 1
+        notify(key, size)
+    return old
+
+
+@compiled
+def atomic(op: int, address: int, size: int, operand: int, compare: int, is_sys: int) -> int:
+    step()
+    s = segment_of(address, threads(run(0).current))
+    segment = segments(s)
+    if segment.on_host and is_sys:
+        fault(HOST_ATOMIC, address)
+    offset = address & 0xFFFFFFFF
+    check_place(address, offset, size, segment.lowest, segment.end)
+    if segment.shadow != 0 and not is_written(segment.shadow + offset, size):
+        fault(UNWRITTEN, address)
+    check_store(address, offset, size, segment)
+    return modify(op, segment.memory + offset, size, operand, compare, segment.group << 32 | offset, s)
+
+
+# --- shared memory -----------------------------------------------------------------------------------------------
+# At a block's `side` lies what is noted of it: for each byte whether it is written; for 16 who stored there last, after
+# how many proxy fences, in 8 bytes; for 8 the number of an mbarrier, in 4 bytes.
+
+
+@register_jitable
+def padded(t):
+    """Bytes of shared memory, with those that fill the last 16."""
+    return (t.shared_bytes + 15) & ~15
+
+
+@register_jitable
+def check_shared(address, size, t):
+    if address & (size - 1):
+        fault(MISALIGNED, address)
+    if address < 0 or address + size > t.shared_bytes:
+        fault(OUT_OF_BOUNDS, address)
+
+
+@register_jitable
+def shared_key(t, address):
+    return blocks(t.block).group << 32 | address
+
+
+@compiled
+def load_shared(address: int, size: int, how: int) -> int:
+    """Where a load finds its bytes of the block's shared memory."""
+    step()
+    t = threads(run(0).current)
+    check_shared(address, size, t)
+    if not is_written(t.side + address, size):
+        fault(UNWRITTEN, address)
+    place = t.shared + address
+    if how == POLLED:
+        note_polled(shared_key(t, address), place, size, 0, value_at(place, size), 1)
+    return place
+
+
+@compiled
+def store_shared(address: int, size: int, low: int, high: int) -> None:
+    step()
+    t = threads(run(0).current)
+    check_shared(address, size, t)
+    mark_written(t.side + address, size)
+    write(t.shared + address, size, low, high)
+    run(0).has_changed = 1
+    put_s64(t.side + padded(t) + ((address >> 4) << 3), (blocks(t.block).proxy_fences + 1) << 10 | t.thread_idx)
+    notify(shared_key(t, address), size)
+
+
+@compiled
+def atomic_shared(op: int, address: int, size: int, operand: int, compare: int) -> int:
+    step()
+    t = threads(run(0).current)
+    check_shared(address, size, t)
+    if not is_written(t.side + address, size):
+        fault(UNWRITTEN, address)
+    return modify(op, t.shared + address, size, operand, compare, shared_key(t, address), 0)
+
+
+# --- time and waiting --------------------------------------------------------------------------------------------
+
+
+@compiled
+def now() -> int:
+    """Virtual nanoseconds."""
+    r = run(0)
+    return r.calls + r.granted - r.left + r.skipped
+
+
+@compiled
+def globaltimer() -> int:
+    step()
+    run(0).has_changed = 1
+    return now()
+
+
+@compiled
+def spin(deadline: int) -> int:
+    """One turn of a polling loop; whether the wait times out."""
+    r = run(0)
+    t = threads(r.current)
+    t.may_time_out = deadline != t.fault_deadline
+    r.left -= 1
+    t.waited_once = 0
+    t.has_news = 1
+    if now() > deadline:
+        forget_polled()
+        return 1
+    if t.first_polled == 0:
+        t.empty_spins += 1
+        if t.empty_spins > MAX_EMPTY_SPINS:
+            fault(EMPTY_SPINS, 0)
+        t.has_news = 0
+        pause()
+        return 0
+    t.empty_spins = 0
+    first = t.first_polled
+    if have_changed(first):
+        forget_polled()
+        pause()
+        return 0
+    if is_missed(r.current):
+        forget_polled()
+        t.has_news = 0
+        pause()
+        return 0
+    t.first_polled = t.last_polled = 0
+    return watch(first, deadline)
+
+
+@compiled
+def fault_due(deadline: int, report: int) -> None:
+    """This thread reports a fault if the deadline passes; what it has looked at last it does not wait for."""
+    threads(run(0).current).fault_deadline = deadline if report else NO_DEADLINE
+    forget_last_polled()
+
+
+@compiled
+def tick() -> None:
+    """One primitive call that does nothing else under `sc`: a fence."""
+    step()
+
+
+# --- who a thread is, and what its kernel was given --------------------------------------------------------------
+
+ABOUT = ("thread_idx", "block_idx", "grid_dim", "block_dim", "lane")
+
+
+@compiled
+def about_thread(which: int) -> int:
+    """One of ABOUT, by its place."""
+    t = threads(run(0).current)
+    if which == 0:
+        return t.thread_idx
+    if which == 1:
+        return t.block_idx
+    return t.grid_dim if which == 2 else t.block_dim if which == 3 else t.lane
+
+
+@compiled
+def argument(i: int) -> int:
+    """A leaf of the arguments of this thread's kernel."""
+    return get_s64(launches(threads(run(0).current).launch).arguments + 8 * i)

@@ -1,0 +1,199 @@
+"""From functions to machine code: Numba makes LLVM's text of each, all of an object are optimized together, once.
+
+An object has C functions of integers, and calls those of others by their symbols. It belongs to no process: it is kept
+in the cache, and is loaded without Numba. Importing this imports llvmlite.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import llvmlite.binding as llvm
+
+from .state import DIRECTORY, TABLES_SYMBOL, address_of
+from .switch import SWITCH, switch_module
+
+OPTIMIZATION = 2
+
+
+# --- loading: what needs no Numba --------------------------------------------------------------------------------
+
+
+@cache
+def target_machine() -> Any:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
+    target = llvm.Target.from_default_triple()
+    features = llvm.get_host_cpu_features().flatten()
+    return target.create_target_machine(
+        llvm.get_host_cpu_name(), features, OPTIMIZATION, codemodel="jitdefault", jit=True
+    )
+
+
+@cache
+def _linker() -> Any:
+    """What loads objects. Their symbols are those of the tables, of the switch, of C, and of objects before them."""
+    llvm.add_symbol(TABLES_SYMBOL, address_of(DIRECTORY))
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), target_machine())
+    engine.add_module(
+        llvm.parse_assembly(
+            switch_module() + f"define i64 @nbep_switch_at() {{ ret i64 ptrtoint (ptr @{SWITCH} to i64) }}\n"
+        )
+    )
+    engine.finalize_object()
+    where = ctypes.CFUNCTYPE(ctypes.c_int64)(engine.get_function_address("nbep_switch_at"))
+    llvm.add_symbol(SWITCH, where())
+    return engine
+
+
+class Library:
+    """A loaded object: its functions by symbol."""
+
+    def __init__(self, code: bytes, symbols: list[str]):
+        engine = _linker()
+        engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+        engine.finalize_object()
+        self.addresses = {symbol: engine.get_function_address(symbol) for symbol in symbols}
+        for symbol, address in self.addresses.items():
+            llvm.add_symbol(symbol, address)
+
+    def function(self, symbol: str, result: Any, *arguments: Any) -> Callable:
+        """A function, as Python calls it: while it runs, no other thread of Python's does."""
+        return ctypes.PYFUNCTYPE(result, *arguments)(self.addresses[symbol])
+
+
+# --- compiling ---------------------------------------------------------------------------------------------------
+
+
+def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]]) -> bytes:
+    """The object of some functions. symbol -> the function, Numba's type of its result, and those of its arguments
+
+    Where None is the type, the function that others call gives 0, or another number if it has raised something.
+
+    Raises: numba.core.errors.NumbaError for what Numba does not compile
+    """
+    from numba.core import errors, types
+    from numba.core.compiler import Flags, compile_extra
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.registry import cpu_target
+
+    typing, target = cpu_target.typing_context, cpu_target.target_context
+    flags = Flags()
+    flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
+    flags.error_model = "numpy"
+    with global_compiler_lock, plain_libraries(target.codegen()), warnings.catch_warnings():
+        warnings.simplefilter("ignore", errors.NumbaWarning)
+        typing.refresh()
+        target.refresh()
+        library = target.codegen().create_library("nbep")
+        for symbol, (function, result, arguments) in functions.items():
+            made = compile_extra(typing, target, function, arguments, result or types.none, flags, {})
+            library.add_linking_library(made.library)
+            library.add_llvm_module(llvm.parse_assembly(_as_c(symbol, made.fndesc.llvm_func_name, result, arguments)))
+        module = library._get_module_for_linking()
+        return _emit(module, set(functions))
+
+
+def _as_c(symbol: str, name: str, result: Any, arguments: tuple) -> str:
+    """LLVM's text of a C function that calls one of Numba, which wants places for its result and its error."""
+    kinds = [LLVM_NAMES[kind.name] for kind in arguments]
+    declared, given = ", ".join(["ptr", "ptr", *kinds]), [f"{kind} %a{i}" for i, kind in enumerate(kinds)]
+    values, returned = (
+        ", ".join(["ptr %result", "ptr %error", *given]),
+        "i64" if result is None else LLVM_NAMES[result.name],
+    )
+    value = "" if returned == "void" else f"%value = load {returned}, ptr %result\n"
+    if result is None:
+        value = "%value = zext i32 %status to i64\n"
+    return f"""
+declare i32 @"{name}"({declared})
+define {returned} @{symbol}({", ".join(given)}) {{
+%result = alloca i64
+%error = alloca ptr
+%status = call i32 @"{name}"({values})
+{value}ret {returned}{"" if returned == "void" else " %value"}
+}}
+"""
+
+
+LLVM_NAMES = {"int64": "i64", "float64": "double", "none": "void"}
+
+
+@contextmanager
+def plain_libraries(codegen: Any) -> Iterator[None]:
+    """While this is open, Numba only makes text: it optimizes nothing, and loads nothing."""
+    from numba.core.codegen import JITCodeLibrary
+
+    global _plain
+    if _plain is None:
+
+        class Plain(JITCodeLibrary):
+            _whole: Any = None
+
+            def _optimize_functions(self, module: Any) -> None:
+                module.data_layout = self._codegen._data_layout
+
+            def finalize(self) -> None:
+                self._finalized = True
+
+            def get_pointer_to_function(self, name: str) -> int:
+                return 0
+
+            def _get_module_for_linking(self) -> Any:
+                if self._whole is None:
+                    self._whole = _to_link(self._final_module.clone())
+                    for library in _all_under(self):
+                        is_plain = isinstance(library, Plain)
+                        module = library._final_module if is_plain else library._get_module_for_linking()
+                        self._whole.link_in(_to_link(module), preserve=True)
+                return self._whole
+
+        _plain = Plain
+    usual, codegen._library_class = codegen._library_class, _plain
+    codegen.set_env = lambda name, env: None  # what is not loaded has no globals to set
+    try:
+        yield
+    finally:
+        codegen._library_class = usual
+        del codegen.set_env
+
+
+_plain: Any = None
+
+
+def _to_link(module: Any) -> Any:
+    """A module whose functions others may have, too."""
+    for function in module.functions:
+        if not function.is_declaration and function.linkage == llvm.Linkage.external:
+            function.linkage = "linkonce_odr"
+    return module
+
+
+def _all_under(library: Any) -> list[Any]:
+    """What a library is linked with, in any number of steps, without itself."""
+    found: dict[Any, None] = {}
+    open_ones = [library]
+    while open_ones:
+        for one in open_ones.pop()._linking_libraries:
+            if one not in found and one is not library:
+                found[one] = None
+                open_ones.append(one)
+    return list(found)
+
+
+def _emit(module: Any, kept: set[str]) -> bytes:
+    """The object of a module. kept: the functions that others call"""
+    for function in module.functions:
+        if not function.is_declaration:
+            function.linkage = "external" if function.name in kept else "internal"
+    machine = target_machine()
+    options = llvm.create_pipeline_tuning_options(speed_level=OPTIMIZATION)
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)

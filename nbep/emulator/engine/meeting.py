@@ -1,0 +1,257 @@
+"""Where threads meet: collectives of a warp and barriers of a block, and what happens when a thread leaves.
+
+`machine.warp` and `machine.block`, compiled. The last lane at a collective works out the results of all.
+"""
+
+from __future__ import annotations
+
+from numba.extending import register_jitable
+
+from .cells import forget_polled, unwatch
+from .copies import leave_groups
+from .schedule import fault, make_runnable, park, run, step, threads
+from .state import BLOCK_LEFT, DIVERGED, NEVER_FULL, NUM_BARRIERS, NUM_COLLECTIVES
+from .words import address, compiled, get_s64, put_s64, rows
+
+warps, collectives, blocks, barriers = rows("warps"), rows("collectives"), rows("blocks"), rows("barriers")
+values_at = address("values")
+
+SHFL_IDX, SHFL_XOR, SHFL_UP, SHFL_DOWN, ANY, ALL, BALLOT, MATCH, SYNC = range(9)
+NOT_BROUGHT = -1
+
+
+@register_jitable
+def shfl_source(name, lane, operand):
+    if name == SHFL_IDX:
+        return operand & 31
+    source = lane ^ operand if name == SHFL_XOR else lane - operand if name == SHFL_UP else lane + operand
+    return source if 0 <= source < 32 else lane
+
+
+@register_jitable
+def find_collective(warp, mask, name, site, t):
+    """Where lanes of a mask meet: others wait there, or this one is the first."""
+    w = warps(warp)
+    begin = warp * NUM_COLLECTIVES
+    found = free = begin + w.end
+    for c in range(begin, begin + w.end):
+        if collectives(c).mask == mask:
+            found = c
+            break
+        if collectives(c).mask == 0:
+            free = c
+    here = collectives(found)
+    if found < begin + w.end:
+        if here.name != name or here.site != site:
+            fault(DIVERGED, mask)
+        return found
+    if mask <= 0 or mask >> w.num_lanes or not (mask >> t.lane) & 1 or mask & w.exited:
+        fault(DIVERGED, mask)
+    here = collectives(free)
+    here.mask = here.missing = mask
+    here.name, here.site, here.first, here.last = name, site, 0, 0
+    here.brought = NOT_BROUGHT
+    w.num_pending += 1
+    w.end = max(w.end, free - begin + 1)
+    return free
+
+
+@register_jitable
+def check_others(warp, found, lane):
+    """Does a lane wait for lanes that wait for it?"""
+    w = warps(warp)
+    for c in range(warp * NUM_COLLECTIVES, warp * NUM_COLLECTIVES + w.end):
+        other = collectives(c)
+        if c != found and other.mask != 0 and (other.missing >> lane) & 1:
+            if other.mask & ~other.missing & collectives(found).missing:
+                fault(DIVERGED, other.mask)
+
+
+@register_jitable
+def work_out(c, here, w):
+    """The results of all lanes of a full collective."""
+    name, mask, values = here.name, here.mask, values_at(c * 32)
+    ballot = 0
+    for i in range(32):
+        if (mask >> i) & 1 and get_s64(values + 8 * i) != 0:
+            ballot |= 1 << i
+    for i in range(32):
+        if (mask >> i) & 1:
+            t = threads(w.first + i)
+            if name <= SHFL_DOWN:
+                source = t.result
+                t.lost = (mask >> source) & 1 ^ 1
+                t.result = get_s64(values + 8 * source)
+            elif name == ANY:
+                t.result = ballot != 0
+            elif name == ALL:
+                t.result = ballot == mask
+            elif name == BALLOT:
+                t.result = ballot
+            elif name == MATCH:
+                same = 0
+                for j in range(32):
+                    if (mask >> j) & 1 and get_s64(values + 8 * j) == get_s64(values + 8 * i):
+                        same |= 1 << j
+                t.result = same
+
+
+@compiled
+def bring(c: int, warp: int) -> None:
+    """Wake the lanes that a collective misses and that are parked at a cell."""
+    here = collectives(c)
+    if here.brought == NOT_BROUGHT:
+        here.brought = 0
+    first = warps(warp).first
+    lanes = here.missing & ~here.brought
+    for i in range(32):
+        if (lanes >> i) & 1 and threads(first + i).polling:
+            here.brought |= 1 << i
+            threads(first + i).has_news = 0
+            unwatch(first + i)
+
+
+@compiled
+def is_missed(thread: int) -> int:
+    """Whether a lane that is about to park is to come to a collective first."""
+    t = threads(thread)
+    begin = t.warp * NUM_COLLECTIVES
+    for c in range(begin, begin + warps(t.warp).end):
+        here = collectives(c)
+        if here.mask != 0 and here.brought != NOT_BROUGHT and ((here.missing & ~here.brought) >> t.lane) & 1:
+            here.brought |= 1 << t.lane
+            return 1
+    return 0
+
+
+@compiled
+def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
+    """Wait in a collective for the other lanes of `mask`; this lane's result."""
+    thread = run(0).current
+    t = threads(thread)
+    t.empty_spins = 0
+    step()
+    w = warps(t.warp)
+    c = find_collective(t.warp, mask, name, site, t)
+    here = collectives(c)
+    if w.num_pending > 1:
+        check_others(t.warp, c, t.lane)
+    put_s64(values_at(c * 32 + t.lane), value)
+    if name <= SHFL_DOWN:
+        t.result = shfl_source(name, t.lane, operand)
+    here.missing ^= 1 << t.lane
+    if here.missing != 0:
+        t.next = 0
+        if here.last != 0:
+            threads(here.last).next = thread
+        else:
+            here.first = thread
+        here.last = thread
+        if t.has_news:
+            t.has_news = 0
+            bring(c, t.warp)
+        park()
+    else:
+        work_out(c, here, w)
+        release(here.first)
+        here.mask = 0
+        w.num_pending -= 1
+        begin = t.warp * NUM_COLLECTIVES
+        while w.end > 0 and collectives(begin + w.end - 1).mask == 0:
+            w.end -= 1
+    if t.lost:
+        fault(DIVERGED, mask)
+    return t.result
+
+
+@register_jitable
+def release(first):
+    """Make runnable who has waited, in the order of arrival."""
+    thread = first
+    while thread != 0:
+        after = threads(thread).next
+        make_runnable(thread)
+        thread = after
+
+
+@compiled
+def meet(number: int, expected: int, waits: int, predicate: int) -> int:
+    """Come to a barrier; if this thread waits, whether the predicates of all hold."""
+    thread = run(0).current
+    t = threads(thread)
+    if waits:
+        t.empty_spins = 0
+    step()
+    block = blocks(t.block)
+    if number < 0 or number >= NUM_BARRIERS:
+        fault(NEVER_FULL, number)
+    here = barriers(t.block * NUM_BARRIERS + number)
+    if here.arrived == 0:
+        if expected != t.block_dim and not (expected < t.block_dim and expected % 32 == 0):
+            fault(NEVER_FULL, number)
+        here.expected = expected
+        here.first = here.last = here.waiting = here.passed = 0
+        here.holds = 1
+    elif here.expected != expected or (t.passed >> number) & 1:
+        fault(DIVERGED, number)
+    here.arrived += 1
+    here.holds &= predicate
+    if here.arrived == expected:
+        here.arrived = 0
+        waiting = here.first
+        while waiting != 0:
+            threads(waiting).result = here.holds
+            waiting = threads(waiting).next
+        if here.passed:
+            for i in range(block.num_threads):
+                threads(block.first + i).passed &= ~(1 << number)
+        release(here.first)
+        return here.holds
+    if waits:
+        t.next = 0
+        if here.last != 0:
+            threads(here.last).next = thread
+        else:
+            here.first = thread
+        here.last = thread
+        here.waiting += 1
+    else:
+        t.passed |= 1 << number
+        here.passed += 1
+    if block.live < block.num_threads:
+        check_barrier(t.block, number)
+    if waits:
+        park()
+    return t.result
+
+
+@register_jitable
+def check_barrier(block, number):
+    """Stop the run when the threads still alive cannot fill a barrier."""
+    here = barriers(block * NUM_BARRIERS + number)
+    if here.arrived + blocks(block).live - here.waiting < here.expected:
+        fault(NEVER_FULL, number)
+
+
+@compiled
+def leave() -> None:
+    """A thread has returned from the kernel."""
+    r = run(0)
+    t = threads(r.current)
+    leave_groups(r.current)
+    t.exited = 1
+    forget_polled()
+    r.has_changed = 1
+    block, w = blocks(t.block), warps(t.warp)
+    block.live -= 1
+    for c in range(t.warp * NUM_COLLECTIVES, t.warp * NUM_COLLECTIVES + w.end):
+        if collectives(c).mask != 0 and (collectives(c).missing >> t.lane) & 1:
+            fault(DIVERGED, collectives(c).mask)
+    w.exited |= 1 << t.lane
+    for number in range(NUM_BARRIERS):
+        if barriers(t.block * NUM_BARRIERS + number).arrived != 0:
+            check_barrier(t.block, number)
+    if block.live == 0:
+        r.event = BLOCK_LEFT
+        r.event_arg = t.block
+    park()

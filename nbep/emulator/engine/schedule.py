@@ -1,0 +1,239 @@
+"""Who runs next: the loop of `schedule.scheduler`, compiled. A thread that gives way looks for the next one itself.
+
+ thread --step, park--> advance --> next thread
+                           |
+                           +------> the hub, with `run.event`: what Python has to do before the run goes on
+
+The generator of random numbers is Python's, so a seed makes the same choices: Python draws from it, too. Source:
+Matsumoto, Nishimura, "Mersenne Twister", ACM TOMACS 1998, and CPython's random.Random
+"""
+
+from __future__ import annotations
+
+from numba import types
+from numba.extending import register_jitable
+
+from .state import AFTER, HOST, OPERATION, OVERFLOWED, PICK, RAISED, STOPPED, TICK
+from .switch import FAULT_ADDRESS, GUARD_BYTES, MOST_STACKS, STACK_PITCH
+from .words import (
+    I32,
+    I64,
+    address,
+    call,
+    call_kernel,
+    compiled,
+    declared,
+    emitting,
+    get_s32,
+    get_s64,
+    low_u32,
+    pointer,
+    put_s32,
+    rows,
+    switch_stacks,
+)
+
+run = rows("run")
+threads = rows("threads")
+launches = rows("launches")
+runnable_at, slow_at, hosts_at = address("runnable"), address("slow"), address("hosts")
+quanta_at, generator_at, operations_at = address("quanta"), address("generator"), address("operations")
+threads_at = address("threads")  # whose first field is the stack pointer
+copy, leave = declared("copy", None, int), declared("leave", None)
+HUB = 0
+
+
+# --- random numbers ----------------------------------------------------------------------------------------------
+
+
+@compiled
+def refill() -> None:
+    """Make the next 624 words of the generator."""
+    for i in range(624):
+        upper, lower = get_s32(generator_at(i)), get_s32(generator_at((i + 1) % 624))
+        y = (upper & 0x80000000) | (lower & 0x7FFFFFFF)
+        word = low_u32(get_s32(generator_at((i + 397) % 624))) ^ (y >> 1)
+        put_s32(generator_at(i), word ^ 0x9908B0DF if y & 1 else word)
+
+
+@compiled
+def random_word() -> int:
+    """32 random bits."""
+    r = run(0)
+    if r.generator_at >= 624:
+        refill()
+        r.generator_at = 0
+    y = low_u32(get_s32(generator_at(r.generator_at)))
+    r.generator_at += 1
+    y ^= y >> 11
+    y ^= (y << 7) & 0x9D2C5680
+    y ^= (y << 15) & 0xEFC60000
+    return y ^ (y >> 18)
+
+
+@compiled
+def uniform() -> float:
+    """As random.random()."""
+    a = random_word() >> 5
+    return (a * 67108864.0 + (random_word() >> 6)) / 9007199254740992.0
+
+
+@emitting(types.int64, types.float64)
+def whole(builder, x):
+    """Rounded towards 0."""
+    return builder.fptosi(x, I64)
+
+
+# --- the loop ----------------------------------------------------------------------------------------------------
+
+
+@register_jitable
+def make_runnable(thread):
+    r = run(0)
+    put_s32(runnable_at(r.num_runnable), thread)
+    r.num_runnable += 1
+
+
+@register_jitable
+def is_reluctant(who):
+    return get_s32(hosts_at(-who - 1)) != 0 if who < 0 else threads(who).is_slow != 0
+
+
+@compiled
+def advance() -> int:
+    """Choose who goes on, a thread; or the hub, and say why."""
+    r = run(0)
+    if r.event != 0:
+        return HUB
+    if r.stage == AFTER:
+        r.calls += r.granted - r.left
+        r.granted = 0
+        r.steps += 1
+        r.stage = PICK
+        if r.num_operations > 0 and uniform() < r.operation_rate:
+            operate()
+            if r.event != 0:
+                return HUB
+    while r.tick_left > 0 and r.num_runnable + r.num_slow > 0:
+        quantum = get_s64(quanta_at(r.tick_at))
+        r.tick_at += 1
+        r.tick_left -= 1
+        draw = uniform() * (r.num_runnable + r.num_slow * r.willing)
+        if draw < r.num_runnable:
+            place = runnable_at(whole(draw))
+            who = get_s32(place)
+            r.num_runnable -= 1
+            put_s32(place, get_s32(runnable_at(r.num_runnable)))
+            if is_reluctant(who):
+                put_s32(slow_at(r.num_slow), who)
+                r.num_slow += 1
+                continue
+        else:
+            place = slow_at(min(whole((draw - r.num_runnable) / r.willing), r.num_slow - 1))
+            who = get_s32(place)
+            r.num_slow -= 1
+            put_s32(place, get_s32(slow_at(r.num_slow)))
+        r.granted = r.left = quantum
+        r.current = who
+        r.stage = AFTER
+        if who < 0:
+            r.event = HOST
+            return HUB
+        return who
+    r.event = TICK
+    return HUB
+
+
+@compiled
+def park() -> None:
+    """Let others run until somebody makes this thread runnable."""
+    this = run(0).current
+    new = advance()
+    if new != this:
+        switch_stacks(threads_at(this), get_s64(threads_at(new)))
+
+
+@compiled
+def pause() -> None:
+    """Let another thread go first."""
+    make_runnable(run(0).current)
+    park()
+
+
+@register_jitable
+def step():
+    """One primitive call: maybe others go first."""
+    r = run(0)
+    r.left -= 1
+    if r.left < 0:
+        pause()
+
+
+@compiled
+def proceed() -> int:
+    """The hub: run until Python has something to do, an event."""
+    r = run(0)
+    r.event = 0
+    new = advance()
+    if new != HUB:
+        switch_stacks(threads_at(HUB), get_s64(threads_at(new)))
+    return r.event
+
+
+@compiled
+def operate() -> None:
+    """Let one operation under way happen; Python lets its own happen."""
+    r = run(0)
+    last = r.num_operations - 1
+    place = operations_at(whole(uniform() * r.num_operations))
+    what = get_s32(place)
+    put_s32(place, get_s32(operations_at(last)))
+    r.num_operations = last
+    if what < 0:
+        r.event = OPERATION
+        r.event_arg = what
+    else:
+        copy(what)
+
+
+@compiled
+def stop(reason: int, where: int, thread: int) -> None:
+    """Let the hub stop the run: no thread goes on."""
+    r = run(0)
+    r.fault = reason
+    r.fault_address = where
+    r.fault_thread = thread
+    r.event = STOPPED
+
+
+@compiled
+def fault(reason: int, where: int) -> None:
+    """The running thread stops the run, here."""
+    r = run(0)
+    stop(reason, where, r.current)
+    switch_stacks(threads_at(r.current), get_s64(threads_at(HUB)))
+
+
+@compiled
+def on_fault(number: int, info: int, context: int) -> None:
+    """A signal: the overflow of a stack stops the run. Other faults go to `old_action`, when the access is repeated."""
+    r = run(0)
+    where = get_s64(info + FAULT_ADDRESS)
+    thread = (where - r.stacks) // STACK_PITCH
+    if r.stage == AFTER and 0 <= thread < MOST_STACKS and (where - r.stacks) % STACK_PITCH < GUARD_BYTES:
+        stop(OVERFLOWED, where, thread)
+        switch_stacks(threads_at(r.current), get_s64(threads_at(HUB)))
+    take_back_signal(number, r.old_action)
+
+
+@emitting(types.none, types.int64, types.int64)
+def take_back_signal(builder, number, action):
+    call(builder, "sigaction", I32, [builder.trunc(number, I32), pointer(builder, action), pointer(builder, I64(0))])
+
+
+@compiled
+def live() -> None:
+    """A thread's life."""
+    if call_kernel(launches(threads(run(0).current).launch).entry) != 0:
+        fault(RAISED, 0)
+    leave()

@@ -1,0 +1,169 @@
+"""The tables that a run consists of. All of its state lies there, and in its stacks and the memory of its ranks.
+
+Numbers of threads are those of their stacks; a warp takes 32, a block its warps. 0 is the hub: Python's stack. Pointers
+are addresses in this process. Lists are linked by the numbers of rows, of which 0 is none.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .switch import FLAGS, MOST_STACKS
+
+TABLES_SYMBOL = "nbep_tables"
+MOST_THREADS = MOST_STACKS
+MOST_WARPS = MOST_THREADS // 32
+NUM_QUANTA = 4096
+NUM_BARRIERS = 16
+NUM_COLLECTIVES = 32  # of a warp at once
+MOST_OPERATIONS = 1 << 16
+MOST_CELLS = 1 << 22  # that all threads together have polled
+MOST_SEGMENTS = 1 << 20  # of all ranks, in a run
+MOST_GROUPS = MOST_MBARRIERS = 1 << 18
+BUCKETS = 1 << 14
+GRANULE_SHIFT = 3  # who polls is found by 8 bytes
+NEVER = 1 << 62  # a deadline that does not come
+NO_DEADLINE = -(1 << 62)
+# What cells belong to: a segment's `group`; above these the shared memory of a block, and an mbarrier.
+OF_BLOCKS, OF_MBARRIERS = 1 << 24, 1 << 25
+
+# Why a run is with Python now.
+TICK, HOST, OPERATION, BLOCK_LEFT, COPIES_DONE, STOPPED = range(1, 7)
+# What the hub does next.
+PICK, AFTER = 0, 1
+# Reasons to stop. The interpreted run says it in full.
+REASONS = {
+    1: "an access to an address that is no memory of the rank",
+    2: "an access out of bounds",
+    3: "a misaligned access",
+    4: "a read of memory that was never written",
+    5: "a store to an input of the host",
+    6: "a store to memory that a kernel reads as constant",
+    7: "threads that diverge at a collective or a barrier",
+    8: "a trap",
+    9: "a barrier that cannot fill",
+    10: "a bulk store without a proxy fence",
+    11: "an mbarrier that is none",
+    12: "a thread that leaves while its bulk stores read shared memory",
+    13: "an error that the kernel raised",
+    14: "a division outside the range of u32",
+    15: "an atomic of scope sys on memory of the host",
+    16: "a wait that reports a fault",
+    17: "a loop that waits without polling",
+    18: "a stack that overflows",
+    19: "more than the tables of the engine hold",
+}
+(
+    UNMAPPED, OUT_OF_BOUNDS, MISALIGNED, UNWRITTEN, READ_ONLY, NOT_CONSTANT, DIVERGED, TRAPPED, NEVER_FULL, UNFENCED,
+    NO_MBARRIER, UNREAD, RAISED, DIVIDED, HOST_ATOMIC, FAULT_REPORTED, EMPTY_SPINS, OVERFLOWED, FULL_TABLE,
+) = REASONS  # fmt: skip
+
+NO_FAILURES = FAULT_REPORTED, FULL_TABLE  # after these an interpreted run may end well
+
+
+class Table(NamedTuple):
+    dtype: np.dtype
+    rows: int
+
+
+def _records(count: int, words: str = "", halves: str = "", floats: str = "") -> Table:
+    """A table of records: fields of 64 bits, then those of 32, then floats of 64."""
+    kinds: Sequence[tuple[str, str]] = ((words, "i8"), (floats, "f8"), (halves, "i4"))
+    fields: list[Any] = [(name, code) for names, code in kinds for name in names.split()]
+    return Table(np.dtype(fields, align=True), count)
+
+
+TABLES: dict[str, Table] = {
+    # One row: the run. stacks: where they begin; old_action: what has handled faults of memory before; stage, event,
+    # event_arg: of the hub; left: calls before the running thread gives way;
+    # sequence: of threads that began to wait; fault and what follows: what has stopped it
+    "run": _records(
+        1,
+        "calls left granted skipped parks steps sequence fault fault_address fault_site "
+        "generator_at free_cell num_cells free_group num_groups free_mbarrier num_mbarriers free_copy num_copies "
+        "stacks old_action",
+        "current stage event event_arg tick_at tick_left num_runnable num_slow num_operations num_polling "
+        "has_changed fault_thread",
+        "operation_rate willing",
+    ),
+    "threads": _records(
+        MOST_THREADS,
+        "pointer deadline fault_deadline sequence segments space shared shared_bytes side result",
+        "rank block warp thread_idx block_idx grid_dim block_dim lane launch next "
+        "exited polling may_time_out num_time_outs expired waited_once has_looked_again has_news empty_spins "
+        "fenced is_slow lost passed first_polled last_polled first_watched last_watched "
+        "open_group first_group last_group num_groups wanted wanted_reads",
+    ),
+    "warps": _records(MOST_WARPS, "exited", "num_lanes first num_pending end"),
+    # missing: lanes; first, last: who waits, in the order of arrival; brought: lanes, -1 before a lane with news
+    "collectives": _records(MOST_WARPS * NUM_COLLECTIVES, "mask missing brought site", "name first last"),
+    "values": Table(np.dtype("i8"), MOST_WARPS * NUM_COLLECTIVES * 32),  # that lanes pass
+    "blocks": _records(MOST_WARPS, "shared side", "launch live num_threads first proxy_fences copies mbarriers group"),
+    "barriers": _records(MOST_WARPS * NUM_BARRIERS, "", "expected arrived first last holds passed waiting"),
+    "launches": _records(1 << 16, "arguments entry", "live copies is_done"),
+    "runnable": Table(np.dtype("i4"), 2 * MOST_THREADS),
+    "slow": Table(np.dtype("i4"), 2 * MOST_THREADS),
+    "hosts": Table(np.dtype("i4"), 4096),  # is it slow?
+    "quanta": Table(np.dtype("i8"), NUM_QUANTA),
+    "generator": Table(np.dtype("u4"), 624),
+    # shadow: a byte for each, whether it is written; constant: 8 bytes for 16, which kernel takes them for constant
+    "segments": _records(MOST_SEGMENTS, "memory shadow constant lowest end", "group is_writable on_host is_freed"),
+    # A cell that a thread has polled: of what (`key`), where it lies, and the value seen.
+    "cells": _records(MOST_CELLS, "key place value", "size thread segment next before next_there before_there"),
+    "buckets": _records(BUCKETS, "", "first last"),
+    "woken": Table(np.dtype("i4"), MOST_THREADS),
+    # Operations under way, in the order of Python's list: rows of copies, or less than 0 what Python is to do.
+    "operations": Table(np.dtype("i4"), MOST_OPERATIONS),
+    # where, smem: offsets in a segment and in shared memory; goal: a mbarrier, or a bulk group
+    "copies": _records(MOST_OPERATIONS, "where smem number buffer", "kind thread block launch segment goal next"),
+    "groups": _records(MOST_GROUPS, "", "reads writes next"),
+    "mbarriers": _records(MOST_MBARRIERS, "phase", "count left expected next"),
+    "out": Table(np.dtype("i8"), 4),  # a vector on its way
+}
+
+
+class Tables:
+    """Those of one run: NumPy arrays by name. Zeros that take pages where they are touched."""
+
+    def __init__(self) -> None:
+        self._kept: list[mmap.mmap] = []
+        self.directory = np.zeros(len(TABLES), np.int64)
+        self.rows: dict[str, np.ndarray] = {}
+        for i, (name, table) in enumerate(TABLES.items()):
+            raw = self.zeros(table.dtype.itemsize * table.rows)
+            self.directory[i] = address_of(raw)
+            self.rows[name] = raw[: table.dtype.itemsize * table.rows].view(table.dtype)
+        self.run = self.rows["run"][0]
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        try:
+            return self.rows[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def zeros(self, nbytes: int) -> np.ndarray:
+        """Bytes that last as long as the run."""
+        raw, memory = new_zeros(nbytes)
+        self._kept.append(memory)
+        return raw
+
+    def use(self) -> None:
+        """Let compiled functions find them."""
+        ctypes.memmove(address_of(DIRECTORY), address_of(self.directory), self.directory.nbytes)
+
+
+DIRECTORY = np.zeros(len(TABLES), np.int64)  # at `nbep_tables`
+
+
+def new_zeros(nbytes: int) -> tuple[np.ndarray, mmap.mmap]:
+    memory = mmap.mmap(-1, max(nbytes, 1), FLAGS)
+    return np.frombuffer(memory, np.uint8), memory
+
+
+def address_of(array: np.ndarray) -> int:
+    return array.__array_interface__["data"][0]

@@ -1,0 +1,238 @@
+"""What goes wrong in compiled kernels is run again by Python, and said in its words."""
+
+import ctypes
+import signal
+
+import numpy as np
+import pytest
+
+import nbep
+from nbep.emulator.engine.switch import GUARD_BYTES, STACK_PITCH, Stacks
+from nbep.lab.trace import Trace
+from nbep.lang import (
+    FULL_MASK,
+    I32,
+    In,
+    InOut,
+    bar_sync,
+    kernel,
+    ld_acquire_gpu_s32,
+    ld_nc_s32,
+    ld_shared_s32,
+    ld_weak_s32,
+    mbarrier_arrive_expect_tx,
+    mbarrier_init,
+    shfl_idx_s32,
+    st_release_gpu_s32,
+    st_shared_s32,
+    st_weak_s32,
+    syncthreads,
+    syncwarp,
+    thread_idx,
+    tma_load_1d,
+    tma_store_1d,
+    tma_store_commit,
+    trap,
+    u32_div,
+    wait_expired,
+)
+
+NEVER = 1 << 62
+KINDS = (
+    "nothing", "behind the end", "misaligned", "no memory", "read-only", "never written", "constant", "lanes apart",
+    "left a warp", "left a barrier", "no such lane", "trap", "assert", "division", "deadlock", "no mbarrier",
+    "no proxy fence", "copy behind the end", "left while copying", "polls nothing",
+)  # fmt: skip
+ASKED = {kind: i for i, kind in enumerate(KINDS)}
+
+
+@kernel(max_threads=64)
+def go_wrong(memory: InOut, given: In, kind: I32):
+    """Some threads of a block do one thing wrong."""
+    thread = thread_idx()
+    st_weak_s32(memory + 4 * thread, thread)
+    syncthreads()
+    if kind == 1 and thread == 40:
+        st_weak_s32(memory + 4096, 1)
+    elif kind == 2:
+        ld_weak_s32(memory + 2 * thread)
+    elif kind == 3 and thread == 3:
+        ld_weak_s32(memory + (1 << 40))
+    elif kind == 4:
+        st_weak_s32(given, 1)
+    elif kind == 5:
+        ld_shared_s32(4 * thread)
+    elif kind == 6:
+        ld_nc_s32(memory)
+        syncthreads()
+        st_weak_s32(memory, 5)
+    elif kind == 7:
+        if thread % 32 == 7:
+            syncwarp(FULL_MASK)
+        else:
+            syncwarp(FULL_MASK)
+    elif kind == 8:
+        if thread != 9:
+            syncwarp(FULL_MASK)
+    elif kind == 9:
+        if thread < 32:
+            bar_sync(2, 64)
+    elif kind == 10:
+        if thread < 8:
+            shfl_idx_s32(0xFF, thread, 20)
+    elif kind == 11 and thread == 33:
+        trap()
+    elif kind == 12:
+        if ld_weak_s32(memory + 4 * thread) == 50:
+            raise AssertionError("fifty")
+    elif kind == 13:
+        st_weak_s32(memory, u32_div(7, ld_weak_s32(memory)))
+    elif kind == 14:
+        while ld_acquire_gpu_s32(memory + 512) == 0:
+            if wait_expired(NEVER):
+                return
+    elif kind == 15 and thread == 0:
+        mbarrier_arrive_expect_tx(64, 16)
+    elif kind == 16 and thread == 0:
+        st_shared_s32(0, 1)
+        st_shared_s32(4, 1)
+        st_shared_s32(8, 1)
+        st_shared_s32(12, 1)
+        tma_store_1d(memory, 0, 16)
+    elif kind == 17 and thread == 0:
+        mbarrier_init(64, 1)
+        tma_load_1d(128, memory + 4080, 32, 64)
+    elif kind == 18 and thread < 2:
+        tma_store_1d(memory, 256 * thread, 16)
+        tma_store_commit()
+    elif kind == 19:
+        while not wait_expired(NEVER):
+            pass
+
+
+def error_of(kind, engine, seed=3, **options):
+    """What a run raises, as text, with its notes."""
+
+    def main(comm):
+        stream = comm.runtime.create_stream("own")
+        memory = np.zeros(1024, np.int32)
+        comm.runtime.launch(stream, go_wrong, 1, 64, 1024, memory, np.zeros(4, np.int32), ASKED[kind])
+        stream.synchronize()
+
+    try:
+        nbep.spawn(main, 1, "emulator", seed=seed, engine=engine, **options)
+    except Exception as error:
+        return type(error).__name__, str(error), getattr(error, "__notes__", [])
+    return None
+
+
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_it_is_found_and_said_as_by_python(kind):
+    interpreted = error_of(kind, "python")
+    assert interpreted is not None
+    assert error_of(kind, "compiled") == interpreted
+
+
+def test_what_fails_nowhere_is_not_run_again():
+    assert error_of("nothing", "compiled") is error_of("nothing", "python") is None
+
+
+def test_the_engine_finds_each_of_them_itself(monkeypatch):
+    """What Python would not find is said all the same, with the thread."""
+    monkeypatch.setattr("nbep.host.spawn.World.run", lambda *_: [])
+    for kind in KINDS[1:]:
+        name, text, _ = error_of(kind, "compiled")
+        assert name == "EngineError", kind
+        assert "run by Python, the same seed fails nowhere" in text
+        assert kind == "deadlock" or "kernel `go_wrong`" in text
+
+
+def test_a_listener_sees_threads_that_python_runs():
+    seen = []
+    error_of("trap", "compiled", on_failure=lambda error: seen.append((str(error), nbep.emulator.World.latest())))
+    ((text, world),) = seen
+    assert "trap" in text
+    assert type(world).__name__ == "World"
+
+
+def test_an_overflow_of_a_stack_names_the_thread(monkeypatch):
+    """One thread has hardly any of its stack left when it begins."""
+    whole = Stacks.prepare
+
+    def prepare(self, thread, entry):
+        pointer = whole(self, thread, entry)
+        if thread % 32 != 5:
+            return pointer
+        size, low = 64, self.begin + thread * STACK_PITCH + GUARD_BYTES + 16
+        ctypes.memmove(low, pointer, size)
+        return low
+
+    monkeypatch.setattr(Stacks, "prepare", prepare)
+    name, text, _ = error_of("nothing", "compiled")
+    assert name == "EngineError"
+    assert "warp 0, lane 5 (thread 5): a stack that overflows" in text
+
+
+@kernel(max_threads=64)
+def endless(memory: InOut):
+    """Two warps store in turn, for ever."""
+    turn = 0
+    while True:
+        turn += 1
+        st_release_gpu_s32(memory + 4 * (thread_idx() % 2), turn)
+
+
+def test_an_interrupt_ends_it_within_a_second():
+    def main(comm):
+        stream = comm.runtime.create_stream("own")
+        comm.runtime.launch(stream, endless, 1, 64, 0, np.zeros(64, np.int32))
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        stream.synchronize()
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            nbep.spawn(main, 1, "emulator", engine="compiled")
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memory_model": "checked"}, "memory_model 'checked' is interpreted"),
+        ({"memory_model": "delayed"}, "memory_model 'delayed' is interpreted"),
+        ({"strategy": "few_preemptions"}, "strategy 'few_preemptions' is interpreted"),
+        ({"tracer": Trace()}, "a tracer sees threads that Python runs"),
+    ],
+)
+def test_what_is_not_compiled_is_refused_with_a_sentence(options, said):
+    with pytest.raises(ValueError, match=said):
+        nbep.spawn(lambda comm: 0, 1, "emulator", engine="compiled", **options)
+    assert nbep.spawn(lambda comm: 0, 1, "emulator", engine="auto", **options) == [0]
+
+
+def test_the_environment_chooses_where_no_argument_does(monkeypatch):
+    def kind(comm):
+        return type(comm.runtime.world).__name__
+
+    monkeypatch.setenv("NBEP_ENGINE", "compiled")
+    assert nbep.spawn(kind, 1, "emulator") == ["CompiledWorld"]
+    assert nbep.spawn(kind, 1, "emulator", engine="python") == ["World"]
+    monkeypatch.setenv("NBEP_ENGINE", "fast")
+    with pytest.raises(ValueError, match="NBEP_ENGINE: got 'fast'; must be python, compiled, auto"):
+        nbep.spawn(kind, 1, "emulator")
+
+
+def test_auto_waits_for_no_compiler(monkeypatch, tmp_path):
+    """With an empty cache it takes Python."""
+    from nbep.device import engine
+
+    monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(engine, "_loaded", set())
+    monkeypatch.setattr(engine, "_compile_kernel", None)
+    assert error_of("nothing", "auto") is None
+    assert list(tmp_path.iterdir()) == []
