@@ -110,7 +110,7 @@ def test_hosts_that_run_ahead_of_a_slow_rank_do_not_overwrite_what_it_still_read
     places = [
         (f"{KERNELS}.publish", "lay_out_token"),
         (f"{KERNELS}.dispatch", "store_row"),
-        (f"{KERNELS}.combine", "push_token"),
+        (f"{KERNELS}.combine", "begin_row"),
         (f"{KERNELS}.combine", "sum_token"),
     ]
     slow = SlowRank(monkeypatch, places)
