@@ -28,13 +28,9 @@ class Draw:
     def __init__(self, seed: object, num_threads: int):
         self.random = random.Random(f"oracle {seed}")
         self.steps: list[list[Op]] = [[] for _ in range(num_threads)]
-        self.numbers = dict.fromkeys(CELLS, 0)
+        self.numbers, self.changed = dict.fromkeys(CELLS, 0), 0.12
         self.sizes: tuple[int, ...] = (4,)
         self.scopes: tuple[str, ...] = ("sys",)
-        self.changed = 0.12
-
-    def one(self, *of: object) -> object:
-        return self.random.choice(of)
 
     def cell(self) -> int:
         return self.random.choice(CELLS[:3])
