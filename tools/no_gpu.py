@@ -70,7 +70,7 @@ class HostMemory:
     """Host memory in place of a GPU's."""
 
     handle = SimpleNamespace(bus_id="")
-    span = Memory.span
+    span, writes = Memory.span, Memory.writes
 
     def __init__(self, num_bytes: int, num_ranks: int = 1):
         self.address, self.num_bytes, self._num_ranks = 1 << 30, num_bytes, num_ranks
