@@ -206,7 +206,7 @@ def check_words(name: str, words: set[str], ptx: str) -> None:
         assert found, f"{name}: the ledger names {word}, the PTX has none of {members}"
 
 
-@pytest.mark.parametrize("module", ["entry", "queue_pair", "doorbell", "completion", "transport"])
+@pytest.mark.parametrize("module", ["entry", "queue_pair", "completion", "transport"])
 def test_ptx_holds_what_the_ledgers_of_the_queue_pairs_name(reports, module):
     words = set(LEDGER_WORD.findall(doc_of(f"nbep.device.network.ibgda.{module}")))
     names = [name for name in reports if name.startswith("low_latency_") and name.endswith(IBGDA)]
