@@ -1,10 +1,12 @@
 """Ranks of nbep.spawn that use torch: each has its modes and backward pass for itself, and its tensors are watched."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from processes import run_python  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import nbep  # noqa: E402
@@ -239,3 +241,18 @@ def test_the_modes_of_the_caller_are_those_of_the_ranks():
     with Counts() as mode:
         nbep.spawn(lambda comm: torch.sin(torch.ones(1)), 2, "emulator")
     assert mode.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("none", r"sum 256\.0"),
+        ("unwaited", r"Uninitialized: .* at \S*torch_watch_main\.py:\d+ \(main\) of recv_x.* before the event"),
+        ("written", r"DataRace: .* at \S*torch_watch_main\.py:\d+ \(main\) writes x.* before the event"),
+    ],
+)
+def test_tensors_are_watched_under_torchrun(fault, words):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    program = Path(__file__).parent / "torch_watch_main.py"
+    output = run_python(*launcher, program, fault, must_fail=fault != "none", NBEP_TARGET="emulator")
+    assert re.search(words, output), output

@@ -2,7 +2,7 @@
 
     pip install --no-deps --target FOLDER megatron-core torchtitan deepspeed vllm sglang
 
-fills. Only the files that call deep_ep are run.
+fills; .ci/nightly says which versions the table of faults is of. Only the files that call deep_ep are run.
 """
 
 import os
