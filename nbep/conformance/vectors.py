@@ -1,7 +1,7 @@
 """Vectors of expert parallelism for whoever implements it: inputs of each rank, and what each must get.
 
     python -m nbep.conformance.vectors FILE [RANKS]     writes such a file; ep_vectors.npz beside this has 2 ranks
-    check(adapter, numpy.load(FILE), kind, rank)        called by each rank: on cards under torchrun, or in nbep.spawn
+    check(adapter, numpy.load(FILE), kind, rank, device)   by each rank: on cards under torchrun, or in nbep.spawn
 
 This file needs nothing of nbep. What must come out is made by loops over ranks, tokens and choices. x is small
 integers, weights and experts are powers of two (expert e multiplies by 2 ** (e % 3)): every sum is exact in every
@@ -111,7 +111,7 @@ def vectors(**sizes: int) -> dict[str, Any]:
 
 
 class _Checks:
-    def __init__(self, adapter: Any, vectors: Any, kind: str, rank: int):
+    def __init__(self, adapter: Any, vectors: Any, kind: str, rank: int, device: Any):
         import torch
 
         self.torch, self.adapter, self.rank = torch, adapter, rank
@@ -119,8 +119,10 @@ class _Checks:
         self.local = sizes["experts"] // sizes["ranks"]
         self.wrong: list[str] = []
         self._of = lambda name: torch.from_numpy(np.array(vectors[f"{kind}/r{rank}/{name}"]))
-        self.x, self.grad = self._of("x").bfloat16(), self._of("grad").bfloat16()
-        self.idx, self.weights, self.scales = map(self._of, ("topk_idx", "topk_weights", "scales"))
+        self.x, self.grad = (self._of(name).bfloat16().to(device) for name in ("x", "grad"))
+        self.idx, self.weights, self.scales = (
+            self._of(name).to(device) for name in ("topk_idx", "topk_weights", "scales")
+        )
 
     def same(self, what: str, got: Any, want: Any) -> None:
         want = self._of(f"want/{want}") if isinstance(want, str) else want
@@ -159,7 +161,7 @@ class _Checks:
     def expanded(self) -> None:
         rows, counts, weights, handle = self.adapter.expanded(self.x, self.idx, self.weights)
         self.same("counts, expanded", self.torch.as_tensor(counts), "counts")
-        factors = self.torch.zeros(len(rows))
+        factors = self.torch.zeros(len(rows), device=rows.device)
         begin = 0
         for expert, count in enumerate(int(count) for count in counts):
             self.same(
@@ -186,15 +188,18 @@ class _Checks:
             got = rows[expert, :count]
             wanted = self._of("want/sources")[(self._of("want/choices") == expert).any(1)]
             self.same(f"sources of rows of expert {expert}, low latency", got[self.order(got)][:, :2], wanted)
-        factors = 2.0 ** ((self.torch.arange(self.local) + self.rank * self.local) % 3)
+        factors = 2.0 ** ((self.torch.arange(self.local, device=rows.device) + self.rank * self.local) % 3)
         made = (rows.float() * factors[:, None, None]).bfloat16()
         combined = self.adapter.low_latency_combine(made, self.idx, self.weights, handle)
         self.same("combined, low latency", combined, "combined")
 
 
-def check(adapter: Any, vectors: Any, kind: str, rank: int) -> list[str]:
-    """What an implementation gets wrong on a rank: nothing, or a line for each output. All ranks call it."""
-    checks = _Checks(adapter, vectors, kind, rank)
+def check(adapter: Any, vectors: Any, kind: str, rank: int, device: Any = "cpu") -> list[str]:
+    """What an implementation gets wrong on a rank: nothing, or a line for each output. All ranks call it.
+
+    device: of the tensors that the adapter gets
+    """
+    checks = _Checks(adapter, vectors, kind, rank, device)
     checks.compact()
     for name in ("expanded", "scaled", "low_latency"):
         if getattr(adapter, name, None) is not None:

@@ -1,4 +1,4 @@
-"""What test_torch_ranks.py runs, once per rank of torchrun: a dispatch whose outputs are used, before or behind its event.
+"""What test_torch_ranks.py runs, once per rank of torchrun: outputs are used before or behind their event.
 
 NBEP_TARGET=emulator torchrun --standalone --nproc-per-node 2 tests/host/torch_watch_main.py unwaited
 """
