@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from inspect import isgenerator, isgeneratorfunction
 from itertools import count
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -23,7 +22,7 @@ from nbep.emulator.machine.source import caller_site, describe_site
 from nbep.host.ranks.comm import InProcessComm
 
 Layer = Callable[["Rank"], Any]
-TWO_ALIVE = "two alive"  # of layers that yield between their halves
+TWO_ALIVE = "two alive"
 STRATEGIES = "uniform", "late", "starved", "few_preemptions"
 _copies = count()
 
@@ -122,11 +121,9 @@ def run(
             Rank(comm, Case(int(comm.rank), ranks, each, seed=number, **sizes), edits, kept) for each, number in kinds
         ]
         made.extend(of_this)
-        halves = [layer(rank) for rank in of_this]
-        for _ in range(2):  # first in, first out
-            for half in halves:
-                if isgenerator(half):
-                    next(half, None)
+        for second_half in [layer(rank) for rank in of_this]:  # first in, first out
+            if callable(second_half):
+                second_half()
 
     found, num_threads = [], torch.get_num_threads()
     torch.set_num_threads(1)
@@ -170,7 +167,8 @@ def conforms(
 
     Args:
         layer: called once for each rank, with a Rank: it makes the client's calls and compares with `rank.same`. If it
-            yields between its forward and its backward half, two of it are alive at once in one more run
+            returns a function, its backward half, say, that is called then; in one more case two first halves come
+            before the second ones
         ranks: 2, 4 or 8
         without: of KINDS, those that the layer need not serve
         edits: (file name, old text, new text) of the client's files: does the test find a fault?
@@ -181,10 +179,10 @@ def conforms(
         Failed: with all that the first bad run has found. What found it, and how to replay it, is in each line
         ValueError: for a case that is none of KINDS
     """
-    unknown = sorted(set(without) - set(KINDS))
+    unknown = sorted(set(without) - {*KINDS, TWO_ALIVE})
     if unknown:
         raise ValueError(f"without: got {unknown}; must be of {', '.join(KINDS)}")
-    kinds = [kind for kind in (*KINDS, *[TWO_ALIVE] * isgeneratorfunction(layer)) if kind not in without]
+    kinds = [kind for kind in (*KINDS, TWO_ALIVE) if kind not in without]
     for options in runs(seeds, kinds):
         found = run(layer, ranks, **options, edits=edits, strict=strict, **sizes)
         if found:

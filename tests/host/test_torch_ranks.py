@@ -1,15 +1,17 @@
 """Ranks of nbep.spawn that use torch: each has its modes and backward pass for itself, and its tensors are watched."""
 
 import re
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+from processes import run_python  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import nbep  # noqa: E402
 import nbep.deep_ep as deep_ep  # noqa: E402
-from nbep.emulator import DataRace, DeadlockError, Uninitialized  # noqa: E402
+from nbep.emulator import DataRace, DeadlockError, Uninitialized, UseAfterFree  # noqa: E402
 
 CONFIG = deep_ep.Config(2, 2, 4)
 IDX = torch.tensor([[0], [1], [2]])
@@ -239,3 +241,57 @@ def test_the_modes_of_the_caller_are_those_of_the_ranks():
     with Counts() as mode:
         nbep.spawn(lambda comm: torch.sin(torch.ones(1)), 2, "emulator")
     assert mode.calls == 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("none", r"sum 256\.0"),
+        ("unwaited", r"Uninitialized: .* at \S*torch_watch_main\.py:\d+ \(main\) of recv_x.* before the event"),
+        ("written", r"DataRace: .* at \S*torch_watch_main\.py:\d+ \(main\) writes x.* before the event"),
+    ],
+)
+def test_tensors_are_watched_under_torchrun(fault, words):
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    program = Path(__file__).parent / "torch_watch_main.py"
+    output = run_python(*launcher, program, fault, must_fail=fault != "none", NBEP_TARGET="emulator")
+    assert re.search(words, output), output
+
+
+def test_rows_that_zero_copy_has_taken_are_not_the_callers():
+    def main(comm, use):
+        buffer = deep_ep.Buffer(comm, 1 << 20, num_zero_copy_bytes=1 << 16)
+        x, layout, received = torch.ones(3, 64, dtype=torch.bfloat16), layout_of(buffer), []
+        for _ in range(3):
+            received.append(dispatch(buffer, x, layout, zero_copy=True)[0])
+        result = float(received[use].float().sum())
+        buffer.destroy()
+        return result
+
+    for model in MODELS:
+        assert nbep.spawn(main, 2, "emulator", args=(1,), memory_model=model) == [256.0, 128.0]
+        with pytest.raises(
+            UseAfterFree, match=r"\(main\) of what zero-copy dispatch 0 received after zero-copy dispatch 2"
+        ):
+            nbep.spawn(main, 2, "emulator", args=(0,), memory_model=model)
+
+
+LATE = """
+import nbep
+def main(comm):
+    import torch
+    class Barrier(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+        @staticmethod
+        def backward(ctx, grad):
+            comm.barrier()
+            return grad
+    Barrier.apply(torch.ones(1, requires_grad=True)).backward()
+nbep.spawn(main, 2, "emulator")
+"""
+
+
+def test_torch_that_ranks_import_themselves_has_no_backward_pass_for_each():
+    assert "import torch first: each rank has a thread of its own then" in run_python("-c", LATE, must_fail=True)

@@ -20,7 +20,8 @@ EXHIBITS = [
             "no event of stream `compute`")),
     Exhibit("vllm_43547", "deadlock", ("waits for rank 2", "collective calls, rank 2 has made 4, the last one combine",
             "ranks 0-1, 3 have made 5, the last one dispatch", "Rank 2 runs no kernel"), lines=("buffer.destroy()",)),
-]  # fmt: skip  # fmt: skip
+    Exhibit("deepspeed_8213", "wrong result", ("the gradient of x is [1.0, 4.0, 5.0], and must be [3.0, 12.0, 5.0]",)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -38,8 +39,8 @@ def test_the_first_lines_name_the_cause(exhibit, seed):
 @pytest.mark.parametrize(
     ("exhibit", "seeds"),
     both_parts(
-        [(exhibit, range(2)) for exhibit in EXHIBITS[:4]],
-        thorough=[(EXHIBITS[4], range(2)), *((exhibit, range(2, 12)) for exhibit in EXHIBITS[:4])],
+        [(exhibit, range(2)) for exhibit in EXHIBITS if exhibit.name != "vllm_43547"],
+        thorough=[(exhibit, range(2, 12) if exhibit.name != "vllm_43547" else range(2)) for exhibit in EXHIBITS],
     ),
 )
 def test_the_repaired_form_is_clean(exhibit, seeds, tmp_path):

@@ -103,8 +103,8 @@ class EmulatedEvent(Event):
 
     @property
     def is_past(self) -> bool:
-        """Whether it is done, without the host learning it."""
-        return self.event.mark.done
+        """Whether the host has waited for it, or for a later one of its stream: that it is done is not enough."""
+        return self._stream.waited >= self.event.mark.place
 
     def current_stream_wait(self) -> None:
         self._runtime.wait_until(lambda: self.done, lambda: f"an event of stream {self.event.stream.name}")

@@ -74,7 +74,9 @@ class TensorWatch:
             dispatch._push_mode(mode)
 
     def check_launch(self, stream: Any, kernel: str, name: str, tensor: Any) -> None:
-        """Raises: DataRace if the kernel reads what torch has written behind the event that the stream waits for"""
+        """Raises: UseAfterFree if its lease has ended; DataRace if torch wrote it behind what the stream waits for"""
+        for use in self._uses.get(tensor.untyped_storage()._cdata, ()):
+            use.lease.check()
         if self._written.get(_address(tensor), 0) > stream.seen():
             raise DataRace(
                 f"{name}: the caller's stream has written it behind the previous_event of the call, so {kernel} may "
