@@ -186,10 +186,7 @@ def test_a_program_of_numba_cudas_successor_runs_and_is_judged(tmp_path):
         assert status == 1
         assert "first[31]" in text or "data race on first[" in text
     (tmp_path / "script.py").write_text(SUCCESSOR.replace("4 * 80", "4 * 31"))
-    assert (
-        "takes 128 dynamic bytes; the launch has 124"
-        in called(tmp_path, "nbep", "run", "script.py")[1]
-    )
+    assert "takes 128 dynamic bytes; the launch has 124" in called(tmp_path, "nbep", "run", "script.py")[1]
 
 
 PROJECT = HEAD + (
