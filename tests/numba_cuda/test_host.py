@@ -373,3 +373,22 @@ def test_a_thread_does_not_wait_for_kernels_that_another_one_has_under_way(cuda,
     cuda.synchronize()
     wait()
     assert len(said) == 1
+
+
+def test_fields_of_records_are_read_and_written_by_the_host(cuda):
+    dtype = np.dtype([("x", "i4"), ("y", "f8"), ("v", "f4", (3,))], align=True)
+
+    @cuda.jit
+    def kernel(records, record):
+        records[cuda.grid(1)].x += 1
+        record.y = records[0].y
+
+    host = np.zeros(4, dtype)
+    host["y"] = 1.5
+    records, record = cuda.to_device(host), cuda.to_device(np.zeros(1, dtype)[0])
+    records["x"][3] = 76
+    records[1]["y"] = 9.25
+    kernel[1, 1](records, record)
+    assert (records[0]["x"], records[3]["x"], records["y"][1], record["y"]) == (1, 76, 9.25, 1.5)
+    assert records["v"].copy_to_host().shape == (4, 3)
+    assert record.copy_to_host()["y"] == 1.5

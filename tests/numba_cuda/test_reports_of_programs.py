@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from nbep.emulator.machine.errors import DataRace, OutOfBounds, Uninitialized
+from nbep.emulator.machine.errors import DataRace, EmulatorError, OutOfBounds, Uninitialized
+from nbep.lab.numba_cuda.code import exec_with_source
 
 TABLE = np.arange(4)
 
@@ -91,3 +92,43 @@ def test_a_swap_without_a_barrier_lacks_syncthreads_and_no_atomic(cuda):
 
     first = report(DataRace, lambda: kernel[1, 32](np.zeros(32, np.int32)))[0]
     assert "cuda.syncthreads() is missing" in first
+
+
+# Three programs as a newcomer writes them: what is wrong, where, and what to write stands in each report.
+NEWCOMERS = {
+    "a reduction without a barrier": (
+        ["cache = cuda.shared.array(64, np.float32)", "cache[i] = a[i]", "s = 32", "while s > 0:", "    if i < s:",
+         "        cache[i] += cache[i + s]", "    s //= 2", "if i == 0: out[0] = cache[0]"],
+        ["no thread has written so far, but one does later: cuda.syncthreads() is missing", "5: cache[i] = a[i]  ",
+         "9: cache[i] += cache[i + s]    <- loaded by threadIdx", "  write cuda.syncthreads() after line 5"],
+    ),
+    "a reduction with one barrier": (
+        ["cache = cuda.shared.array(64, np.float32)", "cache[i] = a[i]", "cuda.syncthreads()", "s = 32", "while s > 0:",
+         "    if i < s:", "        cache[i] += cache[i + s]", "    s //= 2", "if i == 0: out[0] = cache[0]"],
+        ["cuda.syncthreads() is missing between these two accesses", "<- stored by thread", "<- loaded by thread",
+         "  write cuda.syncthreads() after line 11, at the end of each turn of the loop"],
+    ),
+    "a histogram of two lines": (
+        ["b = i % 8", "count = out[b]", "out[b] = count + 1"],
+        ["data race on out[", "several threads change it at once: this needs an atomic, such as cuda.atomic.add",
+         "6: out[b] = count + 1    <- stored by", "  write cuda.atomic.add(out, b, 1) in place of lines 5 and 6"],
+    ),
+    "a flag of the grid, and a block that returns": (
+        ["if i >= 12: return", "cuda.atomic.add(out, 0, 1)", "while cuda.atomic.add(out, 0, 0) < 16: pass"],
+        ["endless loop", "out[0] holds 12", "; wanted: 16", "  blockIdx 3 has left by the `return` in line 4",
+         ", before line 5: cuda.atomic.add(out, 0, 1); let them do that before they return, or do not wait for them"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEWCOMERS)
+@pytest.mark.usefixtures("checked")
+def test_a_newcomer_reads_what_is_wrong_where_and_what_to_write(cuda, name):
+    lines, words = NEWCOMERS[name]
+    names = {"cuda": cuda, "np": np}
+    body = "".join(f"    {line}\n" for line in lines)
+    exec_with_source(f"@cuda.jit\ndef kernel(a, out):\n    i = cuda.grid(1)\n{body}", names)
+    blocks, threads = (4, 4) if "grid" in name else (1, 64)
+    with pytest.raises(EmulatorError) as caught:
+        names["kernel"][blocks, threads](np.ones(64, np.float32), np.zeros(8, np.int32))
+    assert all(text in str(caught.value) for text in words), caught.value

@@ -39,7 +39,8 @@ LIMIT_S = 60  # of CPU
 AS_FOR_SIMULATOR = ("test_laplace", "test_matmul")  # modules whose sizes for Numba's simulator are taken
 # Atomics, sync, math, arrays, records, indexing, warps, cooperative groups, random numbers: what kernels mean.
 SEMANTICS = """
-test_alignment test_array test_array_args test_array_methods test_array_reductions test_atomics test_blackscholes
+test_alignment test_array test_array_args test_array_methods test_array_reductions test_atomics test_bfloat16
+test_bfloat16_bindings test_blackscholes
 test_boolean test_cache_hints test_casting test_complex test_complex_kernel test_const_string test_constmem
 test_cooperative_groups test_cuda_array_interface test_cuda_jit_no_types test_datetime test_device_array_capture
 test_device_func test_enums test_exception test_fastmath test_flow_control test_forall test_freevar test_frexp_ldexp
@@ -73,7 +74,6 @@ REASONS = (
     ("test_freevar", "test_freevar", UNWRITTEN),
     ("test_intrinsics", "test_issue_9229", "5.7 billion threads"),
     ("test_localmem", "test_struct_model_type_arr test_type_with_struct_data_model", MODEL),
-    ("test_print", "test_bfloat16", "`bfloat16` is not supported"),
     ("test_sm", "test_issue_2393", UNWRITTEN),
     ("test_sm_creation", "test_global_build_tuple test_global_constant_tuple test_global_constants", UNWRITTEN),
     ("test_sm_creation", "test_type_with_struct_data_model", MODEL),
@@ -249,11 +249,12 @@ class InProcess:
     CalledProcessError = subprocess.CalledProcessError
 
     @staticmethod
-    def run(command: list[str], **_: Any) -> Any:
+    def run(command: list[str], text: bool = False, **_: Any) -> Any:
         with captured("stdout") as out, captured("stderr") as error, warnings.catch_warnings():
             warnings.simplefilter("always")
             exec_with_source(command[2], {"__name__": "__main__"})
-        return subprocess.CompletedProcess(command, 0, out.getvalue().encode(), error.getvalue().encode())
+        said = [one.getvalue() if text else one.getvalue().encode() for one in (out, error)]
+        return subprocess.CompletedProcess(command, 0, *said)
 
 
 def _late(*_: Any) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import math
-from collections.abc import Iterator
+import warnings
 from typing import Any
 
 import numpy as np
@@ -39,131 +38,48 @@ def array_method(c: Any, base: V, name: str, args: list[V], kwargs: dict[str, V]
     if name == "item" and not args:
         return V(Num(t.dtype), build("next({0}.every(_t))", node, base.code))
     if name in REDUCTIONS and not args and not kwargs:
-        result, function = REDUCTIONS[name](t.dtype)
+        result, function = _reduction(name, t.dtype)
         return V(Num(result), build(f"{c.keep(function)}({{0}}, _t)", node, base.code))
     raise c.fail(node, f"an array has no method {name!r} in kernels")
 
 
-def _wide(dtype: np.dtype) -> np.dtype:
-    """The type in which Numba sums up."""
-    if dtype.kind in "ib":
+def _result(name: str, dtype: np.dtype) -> np.dtype:
+    """The type in which Numba has a reduction."""
+    if name in ("argmin", "argmax", "count_nonzero"):
         return np.dtype("i8")
-    return np.dtype("u8") if dtype.kind == "u" else dtype
+    if name in ("all", "any"):
+        return np.dtype("?")
+    if name in ("sum", "prod", "nansum", "nanprod"):
+        return np.dtype({"i": "i8", "b": "i8", "u": "u8"}.get(dtype.kind, dtype))
+    if name in ("mean", "nanmean", "var", "std") and dtype.kind in "iub":
+        return np.dtype("f8")
+    is_real = name in ("var", "std") and dtype.kind == "c"
+    return np.dtype(f"f{dtype.itemsize // 2}") if is_real else dtype
 
 
-def _folded(start: Any, step: Any, result: np.dtype) -> Any:
-    def fold(array: Any, thread: Any) -> Any:
-        total = ops.from_numpy(result.type(start), result)
-        for value in array.every(thread):
-            total = step(total, value)
-        if result.kind in "iu":
-            total = ops.wrap(total, 64, result.kind == "i")
-        return total
+def _reduction(name: str, dtype: np.dtype) -> Any:
+    """Its type, and what computes it: one element after the other, as kernels do."""
+    result = _result(name, dtype)
 
-    return result, fold
+    def reduce(array: Any, thread: Any) -> Any:
+        values = np.array(list(array.every(thread)), dtype)
+        with np.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if name in ("sum", "nansum") and values.size:
+                value = np.add.accumulate(
+                    values if name == "sum" else np.where(np.isnan(values), 0, values), dtype=result
+                )[-1]
+            else:
+                value = getattr(np, name)(values, **({"dtype": result} if "prod" in name else {}))
+        return ops.from_numpy(result.type(value), result)
 
-
-def _chosen(better: Any) -> Any:
-    def reduction(dtype: np.dtype) -> Any:
-        def choose(array: Any, thread: Any) -> Any:
-            best = None
-            for value in array.every(thread):
-                if best is None or better(value, best) or value != value:
-                    best = value
-                if value != value:
-                    break
-            return best
-
-        return dtype, choose
-
-    return reduction
+    return result, reduce
 
 
-def _place(better: Any) -> Any:
-    def reduction(dtype: np.dtype) -> Any:
-        def place(array: Any, thread: Any) -> int:
-            best, where = None, 0
-            for i, value in enumerate(array.every(thread)):
-                if best is None or better(value, best):
-                    best, where = value, i
-            return where
-
-        return np.dtype("i8"), place
-
-    return reduction
-
-
-def _mean(dtype: np.dtype) -> Any:
-    result = dtype if dtype.kind in "fc" else np.dtype("f8")
-
-    def mean(array: Any, thread: Any) -> Any:
-        total = sum(array.every(thread), start=0.0)
-        return ops.from_numpy(result.type(total / max(array.size, 1)), result)
-
-    return result, mean
-
-
-def _spread(root: bool) -> Any:
-    def reduction(dtype: np.dtype) -> Any:
-        result = (
-            np.dtype("f8") if dtype.kind in "iub" else np.dtype(f"f{dtype.itemsize // (2 if dtype.kind == 'c' else 1)}")
-        )
-
-        def spread(array: Any, thread: Any) -> Any:
-            values = list(array.every(thread))
-            mean = sum(values, start=0.0) / len(values)
-            square = sum(abs(value - mean) ** 2 for value in values) / len(values)
-            return ops.from_numpy(result.type(math.sqrt(square) if root else square), result)
-
-        return result, spread
-
-    return reduction
-
-
-class _Some:
-    """Some of the elements of an array."""
-
-    def __init__(self, values: list[Any]):
-        self.values, self.size = values, len(values)
-
-    def every(self, thread: Any) -> Iterator[Any]:
-        return iter(self.values)
-
-
-def _without_nan(name: str, of_none: float) -> Any:
-    """A reduction of the elements that are numbers; of_none: what it is if none is"""
-
-    def reduction(dtype: np.dtype) -> Any:
-        result, function = REDUCTIONS[name](dtype)
-
-        def reduce(array: Any, thread: Any) -> Any:
-            values = [value for value in array.every(thread) if value == value]
-            return function(_Some(values), thread) if values else ops.from_numpy(result.type(of_none), result)
-
-        return result, reduce
-
-    return reduction
-
-
-REDUCTIONS: dict[str, Any] = {
-    "sum": lambda dtype: _folded(0, lambda total, value: total + value, _wide(dtype)),
-    "prod": lambda dtype: _folded(1, lambda total, value: total * value, _wide(dtype)),
-    "min": _chosen(lambda a, b: a < b),
-    "max": _chosen(lambda a, b: a > b),
-    "argmin": _place(lambda a, b: a < b),
-    "argmax": _place(lambda a, b: a > b),
-    "mean": _mean,
-    "var": _spread(False),
-    "std": _spread(True),
-    "nansum": _without_nan("sum", 0),
-    "nanprod": _without_nan("prod", 1),
-    "nanmin": _without_nan("min", math.nan),
-    "nanmax": _without_nan("max", math.nan),
-    "nanmean": _without_nan("mean", math.nan),
-    "count_nonzero": lambda dtype: (np.dtype("i8"), lambda array, thread: sum(map(bool, array.every(thread)))),
-    "all": lambda dtype: (np.dtype("?"), lambda array, thread: all(array.every(thread))),
-    "any": lambda dtype: (np.dtype("?"), lambda array, thread: any(array.every(thread))),
-}
+REDUCTIONS = (
+    "sum", "prod", "min", "max", "argmin", "argmax", "mean", "var", "std", "nansum", "nanprod", "nanmin", "nanmax",
+    "nanmean", "count_nonzero", "all", "any",
+)  # fmt: skip
 
 
 def ufunc_of_arrays(c: Any, function: np.ufunc, args: list[V], node: ast.AST) -> V:

@@ -310,8 +310,6 @@ def _range(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
     small = all(one.t in (I32, Num(np.dtype("i2")), Num(np.dtype("i1"))) for one in args)
     t = I32 if small else U64 if all(one.t == U64 for one in args) else I64
     code = build(f"range({', '.join(f'{{{i}}}' for i in range(len(args)))})", node, *(one.code for one in args))
-    if len(args) == 3 and args[2].const is NOT_CONSTANT:
-        pass
     return V(Iter(t), code, NOT_CONSTANT, max(one.bits for one in args[:2]))
 
 

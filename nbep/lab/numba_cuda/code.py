@@ -129,11 +129,7 @@ def _is_of(node: ast.AST, code: Any) -> bool:
 def _holds(node: Any, place: tuple) -> bool:
     line, end_line, column, end_column = place
     begin, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
-    return (begin <= (line, column) and (end_line, end_column) <= end) or (line == code_line(node) and column == 0)
-
-
-def code_line(node: Any) -> int:
-    return node.lineno
+    return (begin <= (line, column) and (end_line, end_column) <= end) or (line == node.lineno and column == 0)
 
 
 def scope_of(function: FunctionType) -> dict[str, Any]:

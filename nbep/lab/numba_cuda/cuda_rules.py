@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import ops, stubs
-from .calls import cast, helper, need, plain, rule
+from .calls import helper, need, plain, rule
 from .code import build, constant
 from .env import NOT_CONSTANT, V
 from .types import (
@@ -423,6 +423,3 @@ for _name in (*stubs.LOADS, *stubs.STORES):
         if name in stubs.LOADS:
             return c.element(args[0], indices, node)
         return V(Known(None), c.store_element(args[0], indices, args[2], node))
-
-
-__all__ = ["cast", "constant_array", "special"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .types import NONE, Known, Num, Opt, Tup, is_int, unify
 
@@ -144,31 +144,9 @@ def same(a: Env, b: Env) -> bool:
 class Part:
     """What the parts of a compiler use of each other."""
 
-    unit: Any
-    function: Any
-    filename: Any
     env: Any
-    compiled: Any
-    consts: Any
     target_name: str | None = None
     may_be_compiled_again: bool = False  # for the values of its arguments, if it fails for their types
-    loops: Any
-    temporary: Any
-    keep: Any
-    fail: Any
-    look_up: Any
-    known: Any
-    number: Any
-    value: Any
-    tuple_of: Any
-    made_real: Any
-    converted: Any
-    held: Any
-    conversion_to: Any
-    typed_constant: Any
-    truth: Any
-    as_index: Any
-    binary: Any
-    of_Attribute: Any
-    element: Any
-    tuple_item: Any
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...

@@ -16,7 +16,7 @@ from . import ops
 from .arrays import KArray, Space, flag_type, names_of_elements
 from .code import KernelTypeError
 from .device import BlockState, Who
-from .memory import DeviceNDArray, HostArray, as_device
+from .memory import DeviceNDArray, DeviceRecord, HostArray, as_device
 from .session import Session
 from .types import Num, Tup
 from .unit import Unit
@@ -173,7 +173,7 @@ def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
         device = copied(np.array([value], dtype=value.dtype), stream, back, False)
         record = device._like(device._nd[0, ...], None)
         back.append(lambda: _write_record(value, record))
-        return _as_record(record)
+        return DeviceRecord.of(record._memory, record._nd, record._flags)
     if isinstance(value, tuple):
         parts = [prepare(one, stream, back) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
@@ -185,12 +185,6 @@ def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
 def _extended(extension: Any, value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
     """What an extension of a kernel makes of an argument."""
     return extension.prepare_args(None, value, stream=stream, retr=back)[1]
-
-
-def _as_record(device: DeviceNDArray) -> Any:
-    from .memory import DeviceRecord
-
-    return DeviceRecord.of(device._memory, device._nd, device._flags)
 
 
 def _write_record(value: np.void, record: Any) -> None:

@@ -18,7 +18,7 @@ from . import libdevice as device_library
 from .calls import need, plain, rule
 from .code import build
 from .env import V
-from .ops import _gamma, _lgamma, complex_quiet, frexp, ldexp, quiet
+from .ops import _gamma, _lgamma, complex_quiet, ldexp, quiet
 from .types import (
     AS_SCALARS,
     BF16,
@@ -141,7 +141,7 @@ def _modf(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
 @rule(math.frexp)
 def _frexp(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
     value = _float_of(c, args[0], node)
-    name, keep = c.temporary(), c.keep(frexp)
+    name, keep = c.temporary(), c.keep(math.frexp)
     first = _rounded(c, V(F64, build(f"{name}[0]", node)), value.t, node)
     return V(
         Tup((value.t, I32)),
@@ -234,10 +234,6 @@ def _getitem(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
 
 
 # --- NumPy ------------------------------------------------------------------------------------------------------------
-_AS_MATH = {
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh",
-    "arctan2": "atan2", "deg2rad": "radians", "rad2deg": "degrees",
-}  # fmt: skip
 _AS_OPERATOR = {
     "add": "Add", "subtract": "Sub", "multiply": "Mult", "true_divide": "Div", "divide": "Div",
     "floor_divide": "FloorDiv", "remainder": "Mod", "mod": "Mod", "power": "Pow",

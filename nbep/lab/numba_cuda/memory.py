@@ -468,7 +468,9 @@ def as_device(value: Any, sync: bool = True) -> DeviceNDArray:
     stream = Stream.of_number.get(interface.get("stream") or 0, None)
     if stream is not None:
         stream = stream.as_external()
-        if sync and _syncs():
+        from numba.cuda.core import config
+
+        if sync and getattr(config, "CUDA_ARRAY_INTERFACE_SYNC", True):
             stream.synchronize()
     if own is None:
         raise TypeError(f"{type(value).__name__}: its memory is on a GPU, which the emulator cannot reach")
@@ -489,9 +491,3 @@ def as_device(value: Any, sync: bool = True) -> DeviceNDArray:
         None if shadow is None else np.ndarray(shape, flag_type(dtype), shadow, start, strides),
         stream or 0,
     )
-
-
-def _syncs() -> bool:
-    from numba.cuda.core import config
-
-    return bool(getattr(config, "CUDA_ARRAY_INTERFACE_SYNC", True))

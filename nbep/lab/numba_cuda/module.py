@@ -14,7 +14,7 @@ from . import launch
 from . import session as _session
 from .dispatcher import Dispatcher
 from .launch import to_device as _copy
-from .memory import DeviceNDArray, HostArray, PinnedArray, as_device, host_array
+from .memory import DeviceNDArray, DeviceRecord, HostArray, PinnedArray, as_device, host_array
 from .session import Event, Stream
 
 HAS_NUMBA = True
@@ -36,6 +36,9 @@ def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None) -> D
     if isinstance(obj, DeviceNDArray):
         if to is None:
             return obj
+    if isinstance(obj, np.void) and to is None:
+        there = _copy(np.array([obj], obj.dtype))
+        return DeviceRecord.of(there._memory, there._nd[0, ...], None)
     if to is not None:
         to.copy_to_device(obj, stream)
         return to

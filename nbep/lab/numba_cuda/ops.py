@@ -220,21 +220,8 @@ def _lgamma(x: float) -> float:
     return INF
 
 
-def _fmod(a: float, b: float) -> float:
-    return NAN
-
-
-def round_half_even(value: Any) -> Any:
-    return round(value)
-
-
 def round_to(value: float, digits: int) -> float:
     return value if math.isinf(value) or math.isnan(value) else round(value, digits)
-
-
-def frexp(value: float) -> tuple[float, int]:
-    mantissa, exponent = math.frexp(value)
-    return mantissa, exponent
 
 
 def ldexp(value: float, exponent: int) -> float:

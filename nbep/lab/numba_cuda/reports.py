@@ -186,14 +186,10 @@ def host_race(world: Any, fact: HostRace) -> errors.DataRace:
     lines = [
         f"data race on {name}: the host {verb} it {ADVICE['host later']}",
         f"  {line(earlier.site)}    <- {_done(earlier)} by {owner_name(world, earlier.owner)}",
-        f"  {line(_host_site())}    <- the host {verb}",
+        f"  {line(site_of(sys._getframe()))}    <- the host {verb}",
         f"  in {kernel_name(earlier.owner.kernel, earlier.owner.launch)} of {_stream(earlier.owner)}",
     ]
     return errors.DataRace("\n".join(lines), None, None)
-
-
-def _host_site() -> Site | None:
-    return site_of(sys._getframe(1))
 
 
 # --- accesses ---------------------------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ import numpy as np
 
 from . import stubs
 from .code import KernelTypeError, build, constant, placed
-from .env import NOT_CONSTANT, V, Var
-from .types import BOOL, C128, F32, F64, UNKNOWN, Arr, Known, Num, Rec, Tup, Vec, is_complex, type_of_int
+from .env import NOT_CONSTANT, V
+from .types import BOOL, C128, F32, F64, UNKNOWN, Arr, Known, Num, Rec, Tup, is_complex, type_of_int
 
 MAX_DEPTH = 40
 
@@ -271,6 +271,3 @@ def type_of(value: Any) -> Any:
     if hasattr(value, "py_func"):
         return Known(value)
     raise TypeError(f"an argument of type {type(value).__name__} is not supported in kernels")
-
-
-__all__ = ["Unit", "Var", "Vec", "type_of"]
