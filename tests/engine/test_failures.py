@@ -2,6 +2,7 @@
 
 import ctypes
 import signal
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -139,7 +140,8 @@ def test_what_fails_nowhere_is_not_run_again():
 
 def test_the_engine_finds_each_of_them_itself(monkeypatch):
     """What Python would not find is said all the same, with the thread."""
-    monkeypatch.setattr("nbep.host.spawn.World.run", lambda *_: [])
+    harmless = SimpleNamespace(num_ranks=1, run=lambda mains: [None])
+    monkeypatch.setattr("nbep.host.spawn.World", lambda *_, **options: harmless)
     for kind in KINDS[1:]:
         name, text, _ = error_of(kind, "compiled")
         assert name == "EngineError", kind

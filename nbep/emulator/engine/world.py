@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,12 +23,16 @@ from ..schedule.scheduler import Host
 from ..world import World
 from . import Stopped, state
 from .build import Library
-from .state import OF_BLOCKS, PICK, Tables, address_of
+from .state import AT, OF_BLOCKS, PICK, Tables, address_of
 from .switch import Action, Stacks, overflows_caught
 
 NUMBERS = 1 << 22  # of a rank's segments
 ROUND = 16
 COPY_ENGINE = (9, 0)  # the compute capability for which kernels are compiled
+
+
+free_stacks: list[Stacks] = []  # of runs that are over
+_one_thread = threading.RLock()  # compiled functions find the tables of one run; inside of it there may be another one
 
 
 class Code(Protocol):
@@ -69,14 +74,14 @@ class Waiting:
     """Stands for a list of threads and hosts that can run; those that Python sees are hosts."""
 
     def __init__(self, world: CompiledWorld, rows: np.ndarray, count: str):
-        self._world, self._rows, self._count = world, rows, count
+        self._world, self._rows, self._count = world, rows, AT[count]
 
     def __len__(self) -> int:
-        return int(self._world.tables.run[self._count])
+        return self._world.tables.words[self._count]
 
     def append(self, host: Host) -> None:
         self._rows[len(self)] = self._world.number_of_host(host)
-        self._world.tables.run[self._count] += 1
+        self._world.tables.words[self._count] += 1
 
     def extend(self, hosts: Iterable[Host]) -> Waiting:
         for host in hosts:
@@ -86,7 +91,7 @@ class Waiting:
     __iadd__ = extend
 
     def clear(self) -> None:
-        self._world.tables.run[self._count] = 0
+        self._world.tables.words[self._count] = 0
 
 
 class Operations:
@@ -98,7 +103,7 @@ class Operations:
         self._latest = 0
 
     def __len__(self) -> int:
-        return int(self._tables.run["num_operations"])
+        return self._tables.words[AT["num_operations"]]
 
     def append(self, operation: Callable[[], object]) -> None:
         self._latest -= 1
@@ -158,11 +163,13 @@ class CompiledBlock:
 def field(name: str) -> Any:
     """A number of the run, as an attribute of the world."""
 
+    at = AT[name]
+
     def get(world: CompiledWorld) -> int:
-        return int(world.tables.run[name])
+        return world.tables.words[at]
 
     def put(world: CompiledWorld, value: int) -> None:
-        world.tables.run[name] = value
+        world.tables.words[at] = value
 
     return property(get, put)
 
@@ -174,11 +181,14 @@ class CompiledWorld(World):
     has_changed, _granted, _skipped_ns = field("has_changed"), field("granted"), field("skipped")
 
     def __init__(self, num_ranks: int, seed: int = 0, *, code: Code, **options: Any):
-        self.tables = Tables()
+        try:
+            self.tables = Tables()
+            self.stacks = free_stacks.pop() if free_stacks else Stacks()
+        except OSError as error:
+            raise Stopped(f"the system gives no memory for tables and stacks: {error}") from error
         self._code, self._machine = code, code.machine()
         super().__init__(num_ranks, seed, **options)
         tables, run = self.tables, self.tables.run
-        self.stacks = Stacks()
         self.random = self.strategy.draws = SharedRandom(tables, self._machine, self.random.getstate())
         tables.quanta[:] = self._quanta
         run["operation_rate"] = self.strategy.operation_rate
@@ -188,12 +198,13 @@ class CompiledWorld(World):
         self.slow: Any = Waiting(self, tables.slow, "num_slow")
         self.operations: Any = Operations(tables)
         self.cpu = HostMemory(self)
-        self._proceed = self._machine.function("nbep_proceed", ctypes.c_int64)
+        self._proceed = self._machine.function("nbep_proceed", ctypes.c_int64, ctypes.c_int64)
         self._host_numbers: dict[Host, int] = {}
         self._numbered: list[Host] = []
         self.groups: dict[int, tuple[int, Any]] = {}  # by the id of what holds the watchers of an allocation
         self._rows: dict[int, tuple[int, Allocation]] = {}  # by the id of an allocation: its row
         self._unwritten: dict[int, tuple[Allocation, Any]] = {}  # row -> allocations with a shadow
+        self._constants: dict[int, tuple[np.ndarray, Any]] = {}  # by the id of what holds them: who reads as constant
         self._num_rows = 0
         self._free_warps: dict[int, list[int]] = {}  # number of warps -> first warps of blocks that have ended
         self._next_warp = 1
@@ -255,13 +266,8 @@ class CompiledWorld(World):
         key = id(allocation.nc_reads)
         if key not in self._constants:
             size = (len(allocation.memory) // ROUND + 2) * 8
-            raw, memory = state.new_zeros(size)
-            self._constants[key] = address_of(raw), size, (allocation.nc_reads, raw, memory)
-        return self._constants[key][0]
-
-    @property
-    def _constants(self) -> dict[int, Any]:
-        return self.__dict__.setdefault("_constant_tables", {})
+            self._constants[key] = state.new_zeros(size), allocation.nc_reads
+        return address_of(self._constants[key][0])
 
     def _look_around_memory(self) -> None:
         """Python has run: which memory is freed, and which has been written as a whole?"""
@@ -293,7 +299,8 @@ class CompiledWorld(World):
             warp, self._next_warp = self._next_warp, self._next_warp + num_warps
             if self._next_warp * WARP_SIZE > self.stacks.number:
                 raise Stopped(f"more than {self.stacks.number} threads run at once")
-            self.stacks.open(self._next_warp * WARP_SIZE)
+            if not self.stacks.open(self._next_warp * WARP_SIZE):
+                raise Stopped("the system gives no more stacks")
         padded = -(-launch.smem_bytes // ROUND) * ROUND
         pool = self._free_memory.setdefault(padded, [])
         memory = pool.pop() if pool else address_of(tables.zeros(3 * padded + 64))
@@ -365,6 +372,16 @@ class CompiledWorld(World):
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+        if not _one_thread.acquire(blocking=False):
+            raise Stopped("another thread of this process runs compiled kernels")
+        try:
+            return super().run(functions)
+        finally:
+            _one_thread.release()
+            free_stacks.append(self.stacks)
+            self.tables.end()
+
     def number_of_host(self, host: Host) -> int:
         number = self._host_numbers.get(host)
         if number is None:
@@ -385,10 +402,10 @@ class CompiledWorld(World):
         self.tables.use()
         with overflows_caught(self._machine.addresses["nbep_on_fault"], before):
             while not finished():
-                run["tick_at"] = self.random.randrange(state.NUM_QUANTA - 64)
-                run["tick_left"] = 64
-                while (event := proceed()) != state.TICK:
+                event = proceed(1)
+                while event != state.TICK:
                     self._handle(event)
+                    event = proceed(0)
                 self._look_around(finished, describe)
 
     def _handle(self, event: int) -> None:
