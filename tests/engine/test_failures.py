@@ -202,6 +202,21 @@ def test_an_interrupt_ends_it_within_a_second():
         signal.signal(signal.SIGALRM, before)
 
 
+def test_a_wait_of_the_host_that_times_out_is_waited_for_by_python():
+    """Also where its code would catch anything."""
+    worlds = []
+
+    def main(comm):
+        worlds.append(type(comm.runtime.world).__name__)
+        try:
+            return comm.runtime.wait_until(lambda: False, lambda: "what never comes", 1000)
+        except BaseException:
+            return "caught"
+
+    assert nbep.spawn(main, 1, "emulator", engine="compiled", on_deadlock="expire") == [False]
+    assert worlds == ["CompiledWorld", "World"]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

@@ -158,7 +158,11 @@ class Emitter:
         words += [I64(0)] * (4 - len(words))
         return [builder.or_(words[i], builder.shl(words[i + 1], I64(32))) for i in (0, 2)]
 
-    # The methods of `machine.Thread`.
+    # The methods of `machine.Thread`; those that are one call of the machine are in DIRECT.
+
+    def __getattr__(self, method: str) -> Callable:
+        name, *more = DIRECT[method]
+        return lambda *given: self.machine(name, *given, *more)
 
     def load(self, address, kind, order, scope):
         return self.loaded(self.machine("load", address, SIZES[kind].size, _how(order)), kind)
@@ -184,9 +188,6 @@ class Emitter:
 
     fence_proxy_async_global = fence
 
-    def fence_proxy_async(self):
-        self.machine("fence_proxy")
-
     def collect(self, name, mask, value, operand):
         return self.machine("collect", name, mask, value, operand, site_of_call(self.spec))
 
@@ -208,45 +209,6 @@ class Emitter:
     def barrier_arrive(self, number, expected):
         self.machine("meet", number, expected, False, True)
 
-    def mbarrier_init(self, where, count):
-        self.machine("init_mbarrier", where, count)
-
-    def mbarrier_inval(self, where):
-        self.machine("inval_mbarrier", where)
-
-    def mbarrier_arrive(self, where):
-        self.machine("arrive_mbarrier", where, 0)
-
-    def mbarrier_arrive_expect_tx(self, where, nbytes):
-        self.machine("arrive_mbarrier", where, nbytes)
-
-    def mbarrier_try_wait(self, where, parity):
-        return self.machine("try_wait_mbarrier", where, parity)
-
-    def bulk_load(self, *given):
-        self.machine("bulk_load", *given)
-
-    def bulk_store(self, *given):
-        self.machine("bulk_store", *given)
-
-    def bulk_commit_group(self):
-        self.machine("commit_group")
-
-    def bulk_wait_group(self, n):
-        self.machine("wait_group", n, False)
-
-    def bulk_wait_group_read(self, n):
-        self.machine("wait_group", n, True)
-
-    def globaltimer(self):
-        return self.machine("globaltimer")
-
-    def spin(self, deadline):
-        return self.machine("spin", deadline)
-
-    def fault_due(self, deadline, report):
-        self.machine("fault_due", deadline, report)
-
     def stop(self, reason):
         self.machine("fault", reason, 0)
 
@@ -254,6 +216,23 @@ class Emitter:
         pass
 
 
+# method -> the function of the machine, and arguments behind those that are given
+DIRECT: dict[str, tuple[Any, ...]] = {
+    "fence_proxy_async": ("fence_proxy",),
+    "mbarrier_init": ("init_mbarrier",),
+    "mbarrier_inval": ("inval_mbarrier",),
+    "mbarrier_arrive": ("arrive_mbarrier", 0),
+    "mbarrier_arrive_expect_tx": ("arrive_mbarrier",),
+    "mbarrier_try_wait": ("try_wait_mbarrier",),
+    "bulk_load": ("bulk_load",),
+    "bulk_store": ("bulk_store",),
+    "bulk_commit_group": ("commit_group",),
+    "bulk_wait_group": ("wait_group", False),
+    "bulk_wait_group_read": ("wait_group", True),
+    "globaltimer": ("globaltimer",),
+    "spin": ("spin",),
+    "fault_due": ("fault_due",),
+}
 SHUFFLES = {"idx": meeting.SHFL_IDX, "xor": meeting.SHFL_XOR, "up": meeting.SHFL_UP, "down": meeting.SHFL_DOWN}
 VOTES = {"any": meeting.ANY, "all": meeting.ALL, "ballot": meeting.BALLOT}
 ATOMICS = {name: getattr(access, value) for name, value in {

@@ -8,8 +8,8 @@
  access     loads, stores and atomics
  meeting    collectives of warps, and barriers
  copies     mbarriers and bulk copies
- calls      primitives, as calls of these functions
- build      Numba's code of machine and kernels, as objects in the cache
+ build      Numba's code of functions, as objects that need no Numba
+ stand_ins  what Python sees of the tables in place of the scheduler's lists
  world      a run whose threads are compiled
 
 It runs the model `sc`, and makes the choices that the interpreted emulator makes: a seed gives one run on both. It

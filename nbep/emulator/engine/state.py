@@ -143,7 +143,8 @@ class Tables:
             self.directory[i] = address_of(raw)
             self.rows[name] = raw.view(table.dtype)
         self.run = self.rows["run"][0]
-        self.words = memoryview(self.rows["run"].view(np.int64))  # the same; AT says where a field lies
+        words: Any = self.rows["run"].view(np.int64)
+        self.words = memoryview(words)  # the same; AT says where a field lies
 
     def __getattr__(self, name: str) -> np.ndarray:
         try:

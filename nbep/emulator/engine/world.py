@@ -7,9 +7,8 @@ sees stand-ins; what Python changes in memory, it says to the tables before comp
 from __future__ import annotations
 
 import ctypes
-import random
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,10 +18,11 @@ from ..machine.arrays import History
 from ..machine.block import WARP_SIZE
 from ..machine.cpu import Cpu
 from ..machine.memory import Allocation
-from ..schedule.scheduler import Host
+from ..schedule.scheduler import Host, running_host
 from ..world import World
 from . import Stopped, state
 from .build import Library
+from .stand_ins import Operations, SharedRandom, Waiting
 from .state import AT, OF_BLOCKS, PICK, Tables, address_of
 from .switch import Action, Stacks, overflows_caught
 
@@ -45,78 +45,6 @@ class Code(Protocol):
     def entry(self, function: Callable) -> int:
         """Where a kernel begins, for threads that find its arguments by themselves."""
         ...
-
-
-class SharedRandom(random.Random):
-    """Python's generator, whose state compiled code shares."""
-
-    def __init__(self, tables: Tables, machine: Library, state_of: tuple[Any, ...]):
-        super().__init__(0)
-        *words, at = state_of[1]
-        tables.generator[:] = words
-        tables.run["generator_at"] = at
-        self._uniform = machine.function("nbep_uniform", ctypes.c_double)
-        self._word = machine.function("nbep_random_word", ctypes.c_int64)
-        self._use = tables.use
-
-    def random(self) -> float:
-        self._use()
-        return self._uniform()
-
-    def getrandbits(self, k: int) -> int:
-        self._use()
-        if k > 32:
-            raise NotImplementedError(f"k: {k}; at most 32")
-        return self._word() >> (32 - k)
-
-
-class Waiting:
-    """Stands for a list of threads and hosts that can run; those that Python sees are hosts."""
-
-    def __init__(self, world: CompiledWorld, rows: np.ndarray, count: str):
-        self._world, self._rows, self._count = world, rows, AT[count]
-
-    def __len__(self) -> int:
-        return self._world.tables.words[self._count]
-
-    def append(self, host: Host) -> None:
-        self._rows[len(self)] = self._world.number_of_host(host)
-        self._world.tables.words[self._count] += 1
-
-    def extend(self, hosts: Iterable[Host]) -> Waiting:
-        for host in hosts:
-            self.append(host)
-        return self
-
-    __iadd__ = extend
-
-    def clear(self) -> None:
-        self._world.tables.words[self._count] = 0
-
-
-class Operations:
-    """Stands for the list of operations under way; those that Python sees are Python's."""
-
-    def __init__(self, tables: Tables):
-        self._tables = tables
-        self._calls: dict[int, Callable[[], object]] = {}
-        self._latest = 0
-
-    def __len__(self) -> int:
-        return self._tables.words[AT["num_operations"]]
-
-    def append(self, operation: Callable[[], object]) -> None:
-        self._latest -= 1
-        self._calls[self._latest] = operation
-        self._tables.operations[len(self)] = self._latest
-        self._tables.run["num_operations"] += 1
-
-    def take(self, number: int) -> Callable[[], object]:
-        return self._calls.pop(number)
-
-    def clear(self) -> None:
-        self._calls.clear()
-        self._tables.run["num_operations"] = 0
 
 
 class Segments(dict):
@@ -194,8 +122,8 @@ class CompiledWorld(World):
         run["operation_rate"] = self.strategy.operation_rate
         run["willing"] = 1 - self.strategy.slow_reluctance
         run["stage"] = PICK
-        self.runnable: Any = Waiting(self, tables.runnable, "num_runnable")
-        self.slow: Any = Waiting(self, tables.slow, "num_slow")
+        self.runnable: Any = Waiting(tables, tables.runnable, "num_runnable", self._number_of)
+        self.slow: Any = Waiting(tables, tables.slow, "num_slow", self._number_of)
         self.operations: Any = Operations(tables)
         self.cpu = HostMemory(self)
         self._proceed = self._machine.function("nbep_proceed", ctypes.c_int64, ctypes.c_int64)
@@ -236,7 +164,7 @@ class CompiledWorld(World):
             return known[0]
         self._num_rows += 1
         if self._num_rows >= state.MOST_SEGMENTS:
-            raise Stopped("more memory was mapped than the engine counts")
+            self._give_up("more memory was mapped than the engine counts")
         row = self._num_rows
         self._rows[id(allocation)] = row, allocation
         group = self.groups.setdefault(id(allocation.watchers), (len(self.groups) + 1, allocation.watchers))
@@ -382,7 +310,7 @@ class CompiledWorld(World):
             free_stacks.append(self.stacks)
             self.tables.end()
 
-    def number_of_host(self, host: Host) -> int:
+    def _number_of(self, host: Host) -> int:
         number = self._host_numbers.get(host)
         if number is None:
             self._numbered.append(host)
@@ -456,8 +384,15 @@ class CompiledWorld(World):
         self, predicate: Callable[[], bool], describe: Any, timeout_ns: int | None = None, told: Any = None
     ) -> bool:
         if not super().host_wait(predicate, describe, timeout_ns, told):
-            raise Stopped("a host's wait times out")
+            self._give_up("a host's wait times out")
         return True
+
+    def _give_up(self, reason: str) -> None:
+        """Stop the run, whoever has met what it cannot do: a host's code does not get to catch it."""
+        stopped = Stopped(reason)
+        if running_host() is None:
+            raise stopped
+        self.hub.throw(stopped)
 
     def _launch_done(self, launch: Any) -> None:
         number = self._launches.pop(launch)
