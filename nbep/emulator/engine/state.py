@@ -23,6 +23,7 @@ TICK_STEPS = 64
 NUM_BARRIERS = 16
 NUM_COLLECTIVES = 32  # of a warp at once
 MOST_OPERATIONS = 1 << 16
+MOST_LAUNCHES = 1 << 20  # in a run
 MOST_CELLS = 1 << 22  # that all threads together have polled
 MOST_SEGMENTS = 1 << 20  # of all ranks, in a run
 MOST_GROUPS = MOST_MBARRIERS = 1 << 18
@@ -105,7 +106,7 @@ TABLES: dict[str, Table] = {
     "values": Table(np.dtype("i8"), MOST_WARPS * NUM_COLLECTIVES * 32),  # that lanes pass
     "blocks": _records(MOST_WARPS, "shared side", "launch live num_threads first proxy_fences copies mbarriers group"),
     "barriers": _records(MOST_WARPS * NUM_BARRIERS, "", "expected arrived first last holds passed waiting"),
-    "launches": _records(1 << 16, "arguments entry", "live copies is_done"),
+    "launches": _records(MOST_LAUNCHES, "arguments entry", "live copies is_done"),
     "runnable": Table(np.dtype("i4"), 2 * MOST_THREADS),
     "slow": Table(np.dtype("i4"), 2 * MOST_THREADS),
     "hosts": Table(np.dtype("i4"), 4096),  # is it slow?

@@ -210,6 +210,8 @@ class CompiledWorld(World):
             if allocation.freed:
                 segments["is_freed"][row] = 1
                 del self._rows[key]
+                if not (isinstance(allocation.identity, History) and allocation.identity.mapped):
+                    self._constants.pop(id(allocation.nc_reads), None)
 
     # --- blocks -------------------------------------------------------------------------------------------------
 
@@ -269,6 +271,8 @@ class CompiledWorld(World):
         number = self._launches.get(launch)
         if number is None:
             number = self._num_launches = self._num_launches + 1
+            if number >= state.MOST_LAUNCHES:
+                raise Stopped("more kernels were launched than the engine counts")
             self._launches[launch] = number
             self._launch_of[number] = launch
             leaves = [leaf for one in launch.args for leaf in (one if isinstance(one, tuple) else (one,))]
