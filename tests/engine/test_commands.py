@@ -1,5 +1,8 @@
 """`nbep check --engine` and `nbep compile --emulator`."""
 
+import subprocess
+import sys
+
 import pytest
 
 from nbep.device import compile as compile_command
@@ -34,6 +37,23 @@ def test_what_is_not_compiled_is_a_wrong_argument(more, capsys):
     with pytest.raises(SystemExit):
         check(["intranode.layout", "--engine", "compiled", *more])
     assert "--engine compiled: takes --memory-model sc" in capsys.readouterr().err
+
+
+def test_one_process_compiles_for_the_cpu_and_for_a_gpu():
+    """What one compiler is told of a function is nothing to the other one."""
+    pytest.importorskip("numba.cuda.extending")
+    code = """if True:
+        from nbep.device import engine
+        from nbep.device.compile import compile_to_ptx
+        from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout
+        from nbep.device.jit import spec_of
+        spec = spec_of(get_dispatch_layout)
+        engine._compile_kernel(spec, "nbep_one")
+        print(".entry" in compile_to_ptx(spec, (9, 0)))
+        engine._compile_kernel(spec, "nbep_two")
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "True\n", done.stderr
 
 
 def test_compile_fills_the_cache(monkeypatch, tmp_path, capsys):

@@ -17,8 +17,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
-from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
-from numba.extending import intrinsic, overload, register_jitable
+from numba.core.registry import cpu_target
+from numba.core.typing.templates import Registry, make_intrinsic_template, make_overload_template
+from numba.extending import intrinsic
 
 from nbep.emulator.engine import Stopped, access, meeting, schedule
 from nbep.emulator.engine.access import ABOUT
@@ -294,9 +295,7 @@ def _by_machine(spec: PrimitiveSpec, asked: Asked | Attribute) -> None:
 def _let_be(function: Callable, typer: Callable) -> None:
     """Let calls of a function be an intrinsic, with no function in between to compile."""
     handle = intrinsic(typer)
-    template = make_intrinsic_template(handle, typer, function.__name__, prefer_literal=False, kwargs={})
-    infer(template)
-    infer_global(function, types.Function(template))
+    _tell(function, make_intrinsic_template(handle, typer, function.__name__, prefer_literal=False, kwargs={}))
 
 
 @emitting(types.int64, types.int64)
@@ -354,9 +353,25 @@ ARITHMETIC: dict[str, Callable] = {
 _codes: dict[Any, Any] = {}  # of the functions that Numba knows
 
 
+# What the CPU knows of nbep's functions. Numba's own registry is read by numba-cuda, too.
+_registry = Registry()
+
+
+def _tell(function: Callable, template: Any) -> None:
+    _registry.register(template)
+    _registry.register_global(function, types.Function(template))
+    cpu_target.typing_context.install_registry(_registry)
+
+
+def _overload(function: Callable, choose: Callable, strict: bool = True) -> None:
+    """As numba.extending.overload, for the CPU alone."""
+    options = {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    _tell(function, make_overload_template(function, choose, options, strict, "never"))
+
+
 def _inner(function: Callable) -> None:
-    """Let compiled functions call one, and no one else."""
-    register_jitable(no_cfunc_wrapper=True)(function)
+    """Let compiled functions call one."""
+    _overload(function, lambda *args, **kwargs: function, strict=False)
 
 
 def _is_new(function: Any) -> bool:
@@ -387,7 +402,7 @@ def register() -> None:
             kind = f"{first}.types[{first}.fields.index({by_type.field!r})]" if by_type.field else first
             names = {"versions": by_type.versions}
             exec(f"def made({', '.join((first, *others))}): return versions[{kind}.instance_class]", names)
-            overload(by_type)(names["made"])
+            _overload(by_type, names["made"])
     for spec in jit.PRIMITIVES.values():
         if not _is_new(spec.function):
             continue
@@ -402,7 +417,7 @@ def register() -> None:
             source = "def made({0}): return lambda {0}: body({0})"
             if spec.name in ARITHMETIC:
                 _inner(body)
-            overload(spec.function, strict=False)(with_parameters(spec.function, source, {"body": body}))
+            _overload(spec.function, with_parameters(spec.function, source, {"body": body}), strict=False)
 
 
 def entry_of(spec: KernelSpec) -> Callable:
