@@ -7,6 +7,7 @@ barriers count one call for each thread that takes part.  Each row takes the bes
 
 The line below the table is of `nbep check --all`: two threads that take tickets, each order of which is a schedule.
 Two more tables have whole runs under each memory model, and small programs of `--all`: CPU time, the best of N runs.
+With --engines there is one of low-latency calls by Python and by compiled kernels, in turn.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
+
+import ml_dtypes
+import numpy as np
 
 import nbep
 from nbep.bench.harness.command import Parser
@@ -148,6 +152,42 @@ def run_all(main: Main) -> tuple[int, float]:
     return tree.schedules + tree.redundant, time.process_time() - start
 
 
+SIZES = (8, 1024), (128, 7168)  # tokens of a rank, columns
+EXPERTS, CHOICES = 8, 4
+
+
+def call_time(tokens: int, hidden: int, engine: str) -> tuple[float, int]:
+    """CPU seconds of a dispatch and a combine between two ranks, behind a first one of each; and their calls."""
+    marks: list[tuple[float, int]] = []
+
+    def main(comm: Any) -> None:
+        rng = np.random.default_rng(comm.rank)
+        num_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(tokens, hidden, 2, EXPERTS)
+        buffer = nbep.Buffer(comm, num_rdma_bytes=num_bytes, low_latency_mode=True, num_qps_per_rank=EXPERTS // 2)
+        x = rng.standard_normal((tokens, hidden), dtype=np.float32).astype(ml_dtypes.bfloat16)
+        topk_idx = np.stack([rng.permutation(EXPERTS)[:CHOICES] for _ in range(tokens)])
+        weights = rng.random((tokens, CHOICES), dtype=np.float32)
+        for _ in range(2):
+            comm.barrier()
+            marks.append((time.process_time(), comm.runtime.world.calls))
+            rows, _, handle, _, _ = buffer.low_latency_dispatch(x, topk_idx, tokens, EXPERTS, use_fp8=False)
+            buffer.low_latency_combine(rows, topk_idx, weights, handle)
+        comm.barrier()
+        marks.append((time.process_time(), comm.runtime.world.calls))
+
+    nbep.spawn(main, 2, "emulator", seed=0, engine=engine)
+    (start, calls_before), (end, calls) = marks[3], marks[5]  # of the rank that came last
+    return end - start, calls - calls_before
+
+
+def engines_of(tokens: int, hidden: int) -> Row:
+    """Compiled, by Python, compiled: the better one of the two compiled runs."""
+    (first, _), (python, calls), (last, _) = (call_time(tokens, hidden, e) for e in ("compiled", "python", "compiled"))
+    compiled = min(first, last)
+    size = f"{tokens} x {hidden}"
+    return {"name": size, "calls": calls, "python": python, "compiled": compiled, "ratio": python / compiled}
+
+
 REPEATS = 3
 COARSE, FINE = 0, 4  # seeds with the longest and the shortest quanta
 
@@ -158,6 +198,13 @@ COLUMNS = {
     "us/call": "us:.2f",
 }
 RUN_COLUMNS = {"run": "name", "sc, s": "sc:.3f", "delayed, s": "delayed:.3f", "checked, s": "checked:.3f"}
+ENGINE_COLUMNS = {
+    "low latency": "name",
+    "calls": "calls:,",
+    "Python, s": "python:.3f",
+    "compiled, s": "compiled:.3f",
+    "times as fast": "ratio:.0f",
+}
 RATE_COLUMNS = {"program": "name", "runs": "runs", "runs/s": "runs_per_second:.1f"}
 
 
@@ -270,8 +317,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser("emulator", __doc__)
     parser.add_argument("--seconds", type=float, default=0.1, help="length of one run (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each program as a whole (default: %(default)s)")
+    parser.add_argument("--engines", action="store_true", help="compare Python with compiled kernels, and no more")
     parser.add("json")
     options = parser.parse_args(argv)
+    if options.engines:
+        report = Report(options)
+        with progress("engines", len(SIZES)) as advance:
+            for tokens, hidden in SIZES:
+                report.table([engines_of(tokens, hidden)], ENGINE_COLUMNS, "Emulator: CPU seconds of a call")
+                advance()
+        report.close()
+        return 0
     with progress("primitives", len(CASES) + 1) as advance:
         rows = measure(options.seconds, advance)
         every = measure_every(10 * options.seconds)

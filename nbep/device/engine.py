@@ -165,7 +165,7 @@ def source_key() -> str:
 
 def code_key(spec: KernelSpec) -> str:
     """A digest of the code of a kernel and of all that it calls, as it is in this process: some of it may be edited."""
-    digest = hashlib.sha256(repr([(name, _plain(hint)) for name, hint in spec.hints.items()]).encode())
+    digest = hashlib.sha256(repr((spec.params, [repr(hint) for hint in spec.hints.values()])).encode())
     seen: set[int] = set()
     open_ones: list[Any] = [spec.base or spec.function]
     while open_ones:

@@ -124,6 +124,7 @@ VARIANTS = [
     for variant in scenario.variants
     if {**scenario.parameters, **variant}.get("tma", 1)
 ]
+WITH_FAULTS = {name for name in SCENARIOS if name.endswith((".differ", ".alone", ".masked"))}
 SHORT = [one for one in VARIANTS if one[0] == "intranode.layout"][:1]
 THOROUGH = [one for one in VARIANTS if one[0].startswith("network")]
 
@@ -136,7 +137,7 @@ def test_all_modes(name, parameters):
     """With an empty cache it compiles each kernel; later runs take them from there."""
     scenario = SCENARIOS[name]
     main = partial(scenario.main, **accepted(scenario.main, parameters))
-    options = {"on_deadlock": "expire"} if scenario.lets_time_pass else {}
+    options = {"on_deadlock": "expire" if scenario.lets_time_pass else "raise", "may_repeat": name in WITH_FAULTS}
     for seed in range(3):
         compiled, interpreted = (
             run(main, parameters["ranks"], engine, seed, **options) for engine in ("compiled", "python")

@@ -104,7 +104,7 @@ def test_tables_begin_as_zeros_and_belong_to_one_run():
 
 
 def test_random_numbers_are_those_of_python():
-    from nbep.emulator.engine.world import SharedRandom
+    from nbep.emulator.engine.stand_ins import SharedRandom
 
     theirs = random.Random(7)
     tables = Tables()

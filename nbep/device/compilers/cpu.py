@@ -17,8 +17,9 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
-from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
-from numba.extending import intrinsic, overload, register_jitable
+from numba.core.registry import cpu_target
+from numba.core.typing.templates import Registry, make_intrinsic_template, make_overload_template
+from numba.extending import intrinsic
 
 from nbep.emulator.engine import Stopped, access, meeting, schedule
 from nbep.emulator.engine.access import ABOUT
@@ -158,7 +159,11 @@ class Emitter:
         words += [I64(0)] * (4 - len(words))
         return [builder.or_(words[i], builder.shl(words[i + 1], I64(32))) for i in (0, 2)]
 
-    # The methods of `machine.Thread`.
+    # The methods of `machine.Thread`; those that are one call of the machine are in DIRECT.
+
+    def __getattr__(self, method: str) -> Callable:
+        name, *more = DIRECT[method]
+        return lambda *given: self.machine(name, *given, *more)
 
     def load(self, address, kind, order, scope):
         return self.loaded(self.machine("load", address, SIZES[kind].size, _how(order)), kind)
@@ -184,9 +189,6 @@ class Emitter:
 
     fence_proxy_async_global = fence
 
-    def fence_proxy_async(self):
-        self.machine("fence_proxy")
-
     def collect(self, name, mask, value, operand):
         return self.machine("collect", name, mask, value, operand, site_of_call(self.spec))
 
@@ -208,45 +210,6 @@ class Emitter:
     def barrier_arrive(self, number, expected):
         self.machine("meet", number, expected, False, True)
 
-    def mbarrier_init(self, where, count):
-        self.machine("init_mbarrier", where, count)
-
-    def mbarrier_inval(self, where):
-        self.machine("inval_mbarrier", where)
-
-    def mbarrier_arrive(self, where):
-        self.machine("arrive_mbarrier", where, 0)
-
-    def mbarrier_arrive_expect_tx(self, where, nbytes):
-        self.machine("arrive_mbarrier", where, nbytes)
-
-    def mbarrier_try_wait(self, where, parity):
-        return self.machine("try_wait_mbarrier", where, parity)
-
-    def bulk_load(self, *given):
-        self.machine("bulk_load", *given)
-
-    def bulk_store(self, *given):
-        self.machine("bulk_store", *given)
-
-    def bulk_commit_group(self):
-        self.machine("commit_group")
-
-    def bulk_wait_group(self, n):
-        self.machine("wait_group", n, False)
-
-    def bulk_wait_group_read(self, n):
-        self.machine("wait_group", n, True)
-
-    def globaltimer(self):
-        return self.machine("globaltimer")
-
-    def spin(self, deadline):
-        return self.machine("spin", deadline)
-
-    def fault_due(self, deadline, report):
-        self.machine("fault_due", deadline, report)
-
     def stop(self, reason):
         self.machine("fault", reason, 0)
 
@@ -254,6 +217,23 @@ class Emitter:
         pass
 
 
+# method -> the function of the machine, and arguments behind those that are given
+DIRECT: dict[str, tuple[Any, ...]] = {
+    "fence_proxy_async": ("fence_proxy",),
+    "mbarrier_init": ("init_mbarrier",),
+    "mbarrier_inval": ("inval_mbarrier",),
+    "mbarrier_arrive": ("arrive_mbarrier", 0),
+    "mbarrier_arrive_expect_tx": ("arrive_mbarrier",),
+    "mbarrier_try_wait": ("try_wait_mbarrier",),
+    "bulk_load": ("bulk_load",),
+    "bulk_store": ("bulk_store",),
+    "bulk_commit_group": ("commit_group",),
+    "bulk_wait_group": ("wait_group", False),
+    "bulk_wait_group_read": ("wait_group", True),
+    "globaltimer": ("globaltimer",),
+    "spin": ("spin",),
+    "fault_due": ("fault_due",),
+}
 SHUFFLES = {"idx": meeting.SHFL_IDX, "xor": meeting.SHFL_XOR, "up": meeting.SHFL_UP, "down": meeting.SHFL_DOWN}
 VOTES = {"any": meeting.ANY, "all": meeting.ALL, "ballot": meeting.BALLOT}
 ATOMICS = {name: getattr(access, value) for name, value in {
@@ -315,9 +295,7 @@ def _by_machine(spec: PrimitiveSpec, asked: Asked | Attribute) -> None:
 def _let_be(function: Callable, typer: Callable) -> None:
     """Let calls of a function be an intrinsic, with no function in between to compile."""
     handle = intrinsic(typer)
-    template = make_intrinsic_template(handle, typer, function.__name__, prefer_literal=False, kwargs={})
-    infer(template)
-    infer_global(function, types.Function(template))
+    _tell(function, make_intrinsic_template(handle, typer, function.__name__, prefer_literal=False, kwargs={}))
 
 
 @emitting(types.int64, types.int64)
@@ -375,9 +353,25 @@ ARITHMETIC: dict[str, Callable] = {
 _codes: dict[Any, Any] = {}  # of the functions that Numba knows
 
 
+# What the CPU knows of nbep's functions. Numba's own registry is read by numba-cuda, too.
+_registry = Registry()
+
+
+def _tell(function: Callable, template: Any) -> None:
+    _registry.register(template)
+    _registry.register_global(function, types.Function(template))
+    cpu_target.typing_context.install_registry(_registry)
+
+
+def _overload(function: Callable, choose: Callable, strict: bool = True) -> None:
+    """As numba.extending.overload, for the CPU alone."""
+    options = {"nopython": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    _tell(function, make_overload_template(function, choose, options, strict, "never"))
+
+
 def _inner(function: Callable) -> None:
-    """Let compiled functions call one, and no one else."""
-    register_jitable(no_cfunc_wrapper=True)(function)
+    """Let compiled functions call one."""
+    _overload(function, lambda *args, **kwargs: function, strict=False)
 
 
 def _is_new(function: Any) -> bool:
@@ -408,7 +402,7 @@ def register() -> None:
             kind = f"{first}.types[{first}.fields.index({by_type.field!r})]" if by_type.field else first
             names = {"versions": by_type.versions}
             exec(f"def made({', '.join((first, *others))}): return versions[{kind}.instance_class]", names)
-            overload(by_type)(names["made"])
+            _overload(by_type, names["made"])
     for spec in jit.PRIMITIVES.values():
         if not _is_new(spec.function):
             continue
@@ -423,7 +417,7 @@ def register() -> None:
             source = "def made({0}): return lambda {0}: body({0})"
             if spec.name in ARITHMETIC:
                 _inner(body)
-            overload(spec.function, strict=False)(with_parameters(spec.function, source, {"body": body}))
+            _overload(spec.function, with_parameters(spec.function, source, {"body": body}), strict=False)
 
 
 def entry_of(spec: KernelSpec) -> Callable:

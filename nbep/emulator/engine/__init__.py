@@ -8,12 +8,12 @@
  access     loads, stores and atomics
  meeting    collectives of warps, and barriers
  copies     mbarriers and bulk copies
- calls      primitives, as calls of these functions
- build      Numba's code of machine and kernels, as objects in the cache
+ build      Numba's code of functions, as objects that need no Numba
+ stand_ins  what Python sees of the tables in place of the scheduler's lists
  world      a run whose threads are compiled
 
 It runs the model `sc`, and makes the choices that the interpreted emulator makes: a seed gives one run on both. It
-reports nothing: what goes wrong on it is run again interpreted, which explains it. See records/decisions/0009.
+reports nothing: what goes wrong on it is run again interpreted, which explains it. See records/decisions/0016.
 
 All but this file, `switch` and `state` import llvmlite or numba.
 """

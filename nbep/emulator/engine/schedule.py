@@ -13,7 +13,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import register_jitable
 
-from .state import AFTER, HOST, OPERATION, OVERFLOWED, PICK, RAISED, STOPPED, TICK
+from .state import AFTER, HOST, NUM_QUANTA, OPERATION, OVERFLOWED, PICK, RAISED, STOPPED, TICK, TICK_STEPS
 from .switch import FAULT_ADDRESS, GUARD_BYTES, MOST_STACKS, STACK_PITCH
 from .words import (
     I32,
@@ -170,9 +170,14 @@ def step():
 
 
 @compiled
-def proceed() -> int:
-    """The hub: run until Python has something to do, an event."""
+def proceed(begins: int) -> int:
+    """The hub: run until Python has something to do, an event. begins: a batch of steps, whose quanta are drawn"""
     r = run(0)
+    if begins:
+        r.tick_left = TICK_STEPS
+        r.tick_at = NUM_QUANTA
+        while r.tick_at >= NUM_QUANTA - TICK_STEPS:  # as random.randrange
+            r.tick_at = random_word() >> 20
     r.event = 0
     new = advance()
     if new != HUB:

@@ -18,10 +18,12 @@ from .switch import FLAGS, MOST_STACKS
 TABLES_SYMBOL = "nbep_tables"
 MOST_THREADS = MOST_STACKS
 MOST_WARPS = MOST_THREADS // 32
-NUM_QUANTA = 4096
+NUM_QUANTA = 4096  # as long as a word of the generator is 12 bits: see `schedule.proceed`
+TICK_STEPS = 64
 NUM_BARRIERS = 16
 NUM_COLLECTIVES = 32  # of a warp at once
 MOST_OPERATIONS = 1 << 16
+MOST_LAUNCHES = 1 << 20  # in a run
 MOST_CELLS = 1 << 22  # that all threads together have polled
 MOST_SEGMENTS = 1 << 20  # of all ranks, in a run
 MOST_GROUPS = MOST_MBARRIERS = 1 << 18
@@ -84,12 +86,11 @@ TABLES: dict[str, Table] = {
     # sequence: of threads that began to wait; fault and what follows: what has stopped it
     "run": _records(
         1,
-        "calls left granted skipped parks steps sequence fault fault_address fault_site "
+        "calls left granted skipped parks steps sequence fault fault_address "
         "generator_at free_cell num_cells free_group num_groups free_mbarrier num_mbarriers free_copy num_copies "
-        "stacks old_action",
-        "current stage event event_arg tick_at tick_left num_runnable num_slow num_operations num_polling "
-        "has_changed fault_thread",
-        "operation_rate willing",
+        "stacks old_action current stage event event_arg tick_at tick_left num_runnable num_slow num_operations "
+        "num_polling has_changed fault_thread",
+        floats="operation_rate willing",
     ),
     "threads": _records(
         MOST_THREADS,
@@ -105,7 +106,7 @@ TABLES: dict[str, Table] = {
     "values": Table(np.dtype("i8"), MOST_WARPS * NUM_COLLECTIVES * 32),  # that lanes pass
     "blocks": _records(MOST_WARPS, "shared side", "launch live num_threads first proxy_fences copies mbarriers group"),
     "barriers": _records(MOST_WARPS * NUM_BARRIERS, "", "expected arrived first last holds passed waiting"),
-    "launches": _records(1 << 16, "arguments entry", "live copies is_done"),
+    "launches": _records(MOST_LAUNCHES, "arguments entry", "live copies is_done"),
     "runnable": Table(np.dtype("i4"), 2 * MOST_THREADS),
     "slow": Table(np.dtype("i4"), 2 * MOST_THREADS),
     "hosts": Table(np.dtype("i4"), 4096),  # is it slow?
@@ -127,18 +128,24 @@ TABLES: dict[str, Table] = {
 }
 
 
+AT: dict[str, int] = {name: field[1] // 8 for name, field in (TABLES["run"].dtype.fields or {}).items()}
+
+
 class Tables:
     """Those of one run: NumPy arrays by name. Zeros that take pages where they are touched."""
 
     def __init__(self) -> None:
-        self._kept: list[mmap.mmap] = []
+        self._kept: list[np.ndarray] = []
         self.directory = np.zeros(len(TABLES), np.int64)
         self.rows: dict[str, np.ndarray] = {}
         for i, (name, table) in enumerate(TABLES.items()):
-            raw = self.zeros(table.dtype.itemsize * table.rows)
+            size = table.dtype.itemsize * table.rows
+            raw = new_zeros(size)
             self.directory[i] = address_of(raw)
-            self.rows[name] = raw[: table.dtype.itemsize * table.rows].view(table.dtype)
+            self.rows[name] = raw.view(table.dtype)
         self.run = self.rows["run"][0]
+        words: Any = self.rows["run"].view(np.int64)
+        self.words = memoryview(words)  # the same; AT says where a field lies
 
     def __getattr__(self, name: str) -> np.ndarray:
         try:
@@ -148,9 +155,13 @@ class Tables:
 
     def zeros(self, nbytes: int) -> np.ndarray:
         """Bytes that last as long as the run."""
-        raw, memory = new_zeros(nbytes)
-        self._kept.append(memory)
-        return raw
+        self._kept.append(new_zeros(nbytes))
+        return self._kept[-1]
+
+    def end(self) -> None:
+        """The run is over: only its counts and its generator are still asked for."""
+        self.rows = {name: self.rows[name] for name in ("run", "generator")}
+        self._kept.clear()
 
     def use(self) -> None:
         """Let compiled functions find them."""
@@ -160,9 +171,8 @@ class Tables:
 DIRECTORY = np.zeros(len(TABLES), np.int64)  # at `nbep_tables`
 
 
-def new_zeros(nbytes: int) -> tuple[np.ndarray, mmap.mmap]:
-    memory = mmap.mmap(-1, max(nbytes, 1), FLAGS)
-    return np.frombuffer(memory, np.uint8), memory
+def new_zeros(nbytes: int) -> np.ndarray:
+    return np.frombuffer(mmap.mmap(-1, max(nbytes, 1), FLAGS), np.uint8)[:nbytes]
 
 
 def address_of(array: np.ndarray) -> int:

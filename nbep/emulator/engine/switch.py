@@ -86,13 +86,14 @@ class Stacks:
         self.begin = _address(self._memory)
         self._num_open = 0
 
-    def open(self, up_to: int) -> None:
-        """Let the stacks of all threads below a number be used."""
+    def open(self, up_to: int) -> bool:
+        """Let the stacks of all threads below a number be used; whether the system does."""
         for i in range(self._num_open, up_to):
             begin = self.begin + i * STACK_PITCH + GUARD_BYTES
             if _libc().mprotect(ctypes.c_void_p(begin), STACK_BYTES, mmap.PROT_READ | mmap.PROT_WRITE):
-                raise MemoryError(f"the system gives no stack for thread {i} of a run: {ctypes.get_errno()}")
-        self._num_open = max(self._num_open, up_to)
+                return False
+            self._num_open = i + 1
+        return True
 
     def prepare(self, thread: int, entry: int) -> int:
         """The stack pointer of a thread that begins with a function of no arguments, which never returns."""

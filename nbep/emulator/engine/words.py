@@ -95,12 +95,6 @@ def low_u32(builder, x):
     return builder.and_(x, I64(0xFFFFFFFF))
 
 
-@emitting(types.int64, types.int64, types.int64)
-def shift_right(builder, x, by):
-    """Of 64 bits without a sign."""
-    return builder.lshr(x, by)
-
-
 @emitting(types.none, types.int64, types.int64, types.int64)
 def copy_bytes(builder, target, source, number):
     cgutils.raw_memmove(builder, pointer(builder, target), pointer(builder, source), number, 1)

@@ -7,8 +7,8 @@ sees stand-ins; what Python changes in memory, it says to the tables before comp
 from __future__ import annotations
 
 import ctypes
-import random
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,16 +18,21 @@ from ..machine.arrays import History
 from ..machine.block import WARP_SIZE
 from ..machine.cpu import Cpu
 from ..machine.memory import Allocation
-from ..schedule.scheduler import Host
+from ..schedule.scheduler import Host, running_host
 from ..world import World
 from . import Stopped, state
 from .build import Library
-from .state import OF_BLOCKS, PICK, Tables, address_of
+from .stand_ins import Operations, SharedRandom, Waiting
+from .state import AT, OF_BLOCKS, PICK, Tables, address_of
 from .switch import Action, Stacks, overflows_caught
 
 NUMBERS = 1 << 22  # of a rank's segments
 ROUND = 16
 COPY_ENGINE = (9, 0)  # the compute capability for which kernels are compiled
+
+
+free_stacks: list[Stacks] = []  # of runs that are over
+_one_thread = threading.RLock()  # compiled functions find the tables of one run; inside of it there may be another one
 
 
 class Code(Protocol):
@@ -40,78 +45,6 @@ class Code(Protocol):
     def entry(self, function: Callable) -> int:
         """Where a kernel begins, for threads that find its arguments by themselves."""
         ...
-
-
-class SharedRandom(random.Random):
-    """Python's generator, whose state compiled code shares."""
-
-    def __init__(self, tables: Tables, machine: Library, state_of: tuple[Any, ...]):
-        super().__init__(0)
-        *words, at = state_of[1]
-        tables.generator[:] = words
-        tables.run["generator_at"] = at
-        self._uniform = machine.function("nbep_uniform", ctypes.c_double)
-        self._word = machine.function("nbep_random_word", ctypes.c_int64)
-        self._use = tables.use
-
-    def random(self) -> float:
-        self._use()
-        return self._uniform()
-
-    def getrandbits(self, k: int) -> int:
-        self._use()
-        if k > 32:
-            raise NotImplementedError(f"k: {k}; at most 32")
-        return self._word() >> (32 - k)
-
-
-class Waiting:
-    """Stands for a list of threads and hosts that can run; those that Python sees are hosts."""
-
-    def __init__(self, world: CompiledWorld, rows: np.ndarray, count: str):
-        self._world, self._rows, self._count = world, rows, count
-
-    def __len__(self) -> int:
-        return int(self._world.tables.run[self._count])
-
-    def append(self, host: Host) -> None:
-        self._rows[len(self)] = self._world.number_of_host(host)
-        self._world.tables.run[self._count] += 1
-
-    def extend(self, hosts: Iterable[Host]) -> Waiting:
-        for host in hosts:
-            self.append(host)
-        return self
-
-    __iadd__ = extend
-
-    def clear(self) -> None:
-        self._world.tables.run[self._count] = 0
-
-
-class Operations:
-    """Stands for the list of operations under way; those that Python sees are Python's."""
-
-    def __init__(self, tables: Tables):
-        self._tables = tables
-        self._calls: dict[int, Callable[[], object]] = {}
-        self._latest = 0
-
-    def __len__(self) -> int:
-        return int(self._tables.run["num_operations"])
-
-    def append(self, operation: Callable[[], object]) -> None:
-        self._latest -= 1
-        self._calls[self._latest] = operation
-        self._tables.operations[len(self)] = self._latest
-        self._tables.run["num_operations"] += 1
-
-    def take(self, number: int) -> Callable[[], object]:
-        return self._calls.pop(number)
-
-    def clear(self) -> None:
-        self._calls.clear()
-        self._tables.run["num_operations"] = 0
 
 
 class Segments(dict):
@@ -158,11 +91,13 @@ class CompiledBlock:
 def field(name: str) -> Any:
     """A number of the run, as an attribute of the world."""
 
+    at = AT[name]
+
     def get(world: CompiledWorld) -> int:
-        return int(world.tables.run[name])
+        return world.tables.words[at]
 
     def put(world: CompiledWorld, value: int) -> None:
-        world.tables.run[name] = value
+        world.tables.words[at] = value
 
     return property(get, put)
 
@@ -174,26 +109,30 @@ class CompiledWorld(World):
     has_changed, _granted, _skipped_ns = field("has_changed"), field("granted"), field("skipped")
 
     def __init__(self, num_ranks: int, seed: int = 0, *, code: Code, **options: Any):
-        self.tables = Tables()
+        try:
+            self.tables = Tables()
+            self.stacks = free_stacks.pop() if free_stacks else Stacks()
+        except OSError as error:
+            raise Stopped(f"the system gives no memory for tables and stacks: {error}") from error
         self._code, self._machine = code, code.machine()
         super().__init__(num_ranks, seed, **options)
         tables, run = self.tables, self.tables.run
-        self.stacks = Stacks()
         self.random = self.strategy.draws = SharedRandom(tables, self._machine, self.random.getstate())
         tables.quanta[:] = self._quanta
         run["operation_rate"] = self.strategy.operation_rate
         run["willing"] = 1 - self.strategy.slow_reluctance
         run["stage"] = PICK
-        self.runnable: Any = Waiting(self, tables.runnable, "num_runnable")
-        self.slow: Any = Waiting(self, tables.slow, "num_slow")
+        self.runnable: Any = Waiting(tables, tables.runnable, "num_runnable", self._number_of)
+        self.slow: Any = Waiting(tables, tables.slow, "num_slow", self._number_of)
         self.operations: Any = Operations(tables)
         self.cpu = HostMemory(self)
-        self._proceed = self._machine.function("nbep_proceed", ctypes.c_int64)
+        self._proceed = self._machine.function("nbep_proceed", ctypes.c_int64, ctypes.c_int64)
         self._host_numbers: dict[Host, int] = {}
         self._numbered: list[Host] = []
         self.groups: dict[int, tuple[int, Any]] = {}  # by the id of what holds the watchers of an allocation
         self._rows: dict[int, tuple[int, Allocation]] = {}  # by the id of an allocation: its row
         self._unwritten: dict[int, tuple[Allocation, Any]] = {}  # row -> allocations with a shadow
+        self._constants: dict[int, tuple[np.ndarray, Any]] = {}  # by the id of what holds them: who reads as constant
         self._num_rows = 0
         self._free_warps: dict[int, list[int]] = {}  # number of warps -> first warps of blocks that have ended
         self._next_warp = 1
@@ -225,7 +164,7 @@ class CompiledWorld(World):
             return known[0]
         self._num_rows += 1
         if self._num_rows >= state.MOST_SEGMENTS:
-            raise Stopped("more memory was mapped than the engine counts")
+            self._give_up("more memory was mapped than the engine counts")
         row = self._num_rows
         self._rows[id(allocation)] = row, allocation
         group = self.groups.setdefault(id(allocation.watchers), (len(self.groups) + 1, allocation.watchers))
@@ -255,13 +194,8 @@ class CompiledWorld(World):
         key = id(allocation.nc_reads)
         if key not in self._constants:
             size = (len(allocation.memory) // ROUND + 2) * 8
-            raw, memory = state.new_zeros(size)
-            self._constants[key] = address_of(raw), size, (allocation.nc_reads, raw, memory)
-        return self._constants[key][0]
-
-    @property
-    def _constants(self) -> dict[int, Any]:
-        return self.__dict__.setdefault("_constant_tables", {})
+            self._constants[key] = state.new_zeros(size), allocation.nc_reads
+        return address_of(self._constants[key][0])
 
     def _look_around_memory(self) -> None:
         """Python has run: which memory is freed, and which has been written as a whole?"""
@@ -276,6 +210,8 @@ class CompiledWorld(World):
             if allocation.freed:
                 segments["is_freed"][row] = 1
                 del self._rows[key]
+                if not (isinstance(allocation.identity, History) and allocation.identity.mapped):
+                    self._constants.pop(id(allocation.nc_reads), None)
 
     # --- blocks -------------------------------------------------------------------------------------------------
 
@@ -293,7 +229,8 @@ class CompiledWorld(World):
             warp, self._next_warp = self._next_warp, self._next_warp + num_warps
             if self._next_warp * WARP_SIZE > self.stacks.number:
                 raise Stopped(f"more than {self.stacks.number} threads run at once")
-            self.stacks.open(self._next_warp * WARP_SIZE)
+            if not self.stacks.open(self._next_warp * WARP_SIZE):
+                raise Stopped("the system gives no more stacks")
         padded = -(-launch.smem_bytes // ROUND) * ROUND
         pool = self._free_memory.setdefault(padded, [])
         memory = pool.pop() if pool else address_of(tables.zeros(3 * padded + 64))
@@ -334,6 +271,8 @@ class CompiledWorld(World):
         number = self._launches.get(launch)
         if number is None:
             number = self._num_launches = self._num_launches + 1
+            if number >= state.MOST_LAUNCHES:
+                raise Stopped("more kernels were launched than the engine counts")
             self._launches[launch] = number
             self._launch_of[number] = launch
             leaves = [leaf for one in launch.args for leaf in (one if isinstance(one, tuple) else (one,))]
@@ -365,7 +304,17 @@ class CompiledWorld(World):
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
-    def number_of_host(self, host: Host) -> int:
+    def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
+        if not _one_thread.acquire(blocking=False):
+            raise Stopped("another thread of this process runs compiled kernels")
+        try:
+            return super().run(functions)
+        finally:
+            _one_thread.release()
+            free_stacks.append(self.stacks)
+            self.tables.end()
+
+    def _number_of(self, host: Host) -> int:
         number = self._host_numbers.get(host)
         if number is None:
             self._numbered.append(host)
@@ -385,10 +334,10 @@ class CompiledWorld(World):
         self.tables.use()
         with overflows_caught(self._machine.addresses["nbep_on_fault"], before):
             while not finished():
-                run["tick_at"] = self.random.randrange(state.NUM_QUANTA - 64)
-                run["tick_left"] = 64
-                while (event := proceed()) != state.TICK:
+                event = proceed(1)
+                while event != state.TICK:
                     self._handle(event)
+                    event = proceed(0)
                 self._look_around(finished, describe)
 
     def _handle(self, event: int) -> None:
@@ -439,8 +388,15 @@ class CompiledWorld(World):
         self, predicate: Callable[[], bool], describe: Any, timeout_ns: int | None = None, told: Any = None
     ) -> bool:
         if not super().host_wait(predicate, describe, timeout_ns, told):
-            raise Stopped("a host's wait times out")
+            self._give_up("a host's wait times out")
         return True
+
+    def _give_up(self, reason: str) -> None:
+        """Stop the run, whoever has met what it cannot do: a host's code does not get to catch it."""
+        stopped = Stopped(reason)
+        if running_host() is None:
+            raise stopped
+        self.hub.throw(stopped)
 
     def _launch_done(self, launch: Any) -> None:
         number = self._launches.pop(launch)
