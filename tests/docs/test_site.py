@@ -18,12 +18,14 @@ DOCS = ROOT / "docs"
 spec = importlib.util.spec_from_file_location("docs_conf", DOCS / "conf.py")
 conf = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(conf)
-TREES = conf.toctrees((DOCS / "index.md").read_text())
-SECTIONS = {caption: pages for (page, caption), pages in TREES.items() if page == "index.md"}
+SECTIONS = conf.toctrees((DOCS / "index.md").read_text())
 
 
 def test_every_page_and_every_notebook_is_in_one_place_of_the_navigation():
-    listed = Counter((DOCS / page).resolve() for pages in TREES.values() for page in pages)
+    listed = Counter((DOCS / page).resolve() for pages in SECTIONS.values() for page in pages)
+    for page, pattern in conf.BELOW.items():
+        folder = (ROOT / page).parent
+        listed.update(path.resolve() for path in folder.glob(f"{pattern}.*") if path.suffix in (".md", ".ipynb"))
     there = {path for pattern in conf.include_patterns for path in ROOT.glob(pattern)}
     besides = {DOCS / "index.md", *ROOT.glob("*.md"), *ROOT.glob("notebooks/answers/*.md")}
     assert listed == Counter(there - besides)
@@ -47,30 +49,6 @@ def test_the_navigation_has_four_groups_and_at_most_28_pages():
     assert list(SECTIONS) == ["Learn", "Use", "Understand", "Look up"]
     assert sum(map(len, SECTIONS.values())) <= 28
     assert sum(len((DOCS / page).read_text().split()) for pages in SECTIONS.values() for page in pages) <= 70_000
-
-
-def test_notebooks_are_listed_in_order():
-    pages = TREES["course.md", ""]
-    assert pages == sorted(pages)
-    assert {Path(page).suffix for page in pages} == {".ipynb"}
-
-
-def test_the_index_gives_every_notebook_its_title():
-    index = (DOCS / "index.md").read_text()
-    for notebook in TREES["course.md", ""]:
-        cells = json.loads((DOCS / notebook).read_text())["cells"]
-        title = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
-        name, colon, subject = title.replace(". ", " ", 1).partition(": ")
-        assert f"  - [{name}]({notebook}){colon}{subject}\n" in index
-
-
-def test_a_page_listed_below_another_stands_there_in_the_navigation():
-    index = "# t\n\n## A\n\n- [a](a.md): [x](x.md)\n  - [b](../b.ipynb)\n- [c](c.md)\n\n## B\n\n- [d](d.md)\n"
-    assert conf.toctrees(index) == {
-        ("index.md", "A"): ["a.md", "c.md"],
-        ("a.md", ""): ["../b.ipynb"],
-        ("index.md", "B"): ["d.md"],
-    }
 
 
 def test_the_api_reference_has_every_public_name_once():
@@ -107,6 +85,17 @@ def test_a_search_for_a_primitive_has_the_page_of_primitives_first(tmp_path):
     names = json.loads(re.search(r"new Set\((.*)\);", text)[1])
     assert {"syncwarp", "ld_acquire_sys_s32"} <= set(names)
     assert 'docname === "docs/primitives" ? score + 100 : score' in text
+
+
+def test_a_search_for_a_missing_syncthreads_has_the_numba_page_first():
+    """Both words are in a heading of that page alone, and a heading counts more than text; see SCORER."""
+    pages = [DOCS / page for pages in SECTIONS.values() for page in pages if page.endswith(".md")]
+    headings = {page.name: re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE) for page in pages}
+    assert [name for name, of in headings.items() if any("syncthreads" in h and "missing" in h for h in of)] == [
+        "numba_cuda.md"
+    ]
+    weights = dict(re.findall(r"\b(title|term): (\d+)", conf.SCORER))
+    assert int(weights["title"]) > 2 * int(weights["term"])
 
 
 def test_no_block_of_code_goes_on_out_of_sight():
