@@ -120,8 +120,8 @@ const PRIMITIVES = new Set(%s);
 var Scorer = {
     score: ([docname, , , , score]) => {
         const words = (new URLSearchParams(window.location.search).get("q") ?? "").trim().split(/\\s+/);
-        const isOfOne = words.length === 1 && PRIMITIVES.has(words[0]);
-        return isOfOne && docname === "docs/primitives" ? score + 100 : score;
+        const first = words.length === 1 ? "docs/primitives" : "docs/numba_cuda";
+        return words.some((word) => PRIMITIVES.has(word)) && docname === first ? score + 100 : score;
     },
     objNameMatch: 11, objPartialMatch: 6, objPrio: {0: 15, 1: 5, 2: -5}, objPrioDefault: 0,
     title: 15, partialTitle: 7, term: 5, partialTerm: 2,
@@ -130,7 +130,10 @@ var Scorer = {
 
 
 def rank_primitives(app, config) -> None:
-    """A search for a primitive has the page of primitives first. The other numbers are Sphinx's own."""
+    """A search for a primitive has the page of primitives first; one for "syncthreads missing" the page for Numba.
+
+    The other numbers are Sphinx's own.
+    """
     import json
 
     from nbep.device import primitives

@@ -5,6 +5,8 @@ import importlib.util
 import inspect
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -56,6 +58,23 @@ def test_the_api_reference_has_every_public_name_once():
     assert Counter(names) == Counter(nbep.__all__)
 
 
+def test_the_page_of_elastic_has_every_argument_with_its_default():
+    table = (DOCS / "elastic.md").read_text().partition("| of | argument | default |")[2].partition("\n\n")[0]
+    listed, of = {}, ""
+    for row in table.splitlines()[2:]:
+        name, arguments, defaults = (cell.strip() for cell in row.split("|")[1:4])
+        of, names = name.strip("`") or of, re.findall(r"`(\w+)`", arguments)
+        values = re.split(", ", defaults) * (len(names) if ", " not in defaults else 1)
+        listed.setdefault(of, {}).update(zip(names, values, strict=True))
+    both = listed.pop("both")
+    called = {"ElasticBuffer": nbep.ElasticBuffer.__init__}
+    called |= {name: getattr(nbep.ElasticBuffer, name) for name in ("dispatch", "combine")}
+    for name, function in called.items():
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        there = {p.name: "" if p.default is p.empty else str(p.default) for p in parameters}
+        assert {**listed[name], **(both if name in ("dispatch", "combine") else {})} == there
+
+
 def test_the_command_line_page_has_every_command():
     commands = re.findall(r"^<!-- options: (\S+) -->$", (DOCS / "command_line.md").read_text(), re.MULTILINE)
     groups = next(action.choices for action in cli._parser()._actions if action.dest == "command")
@@ -77,25 +96,27 @@ def test_a_docstring_stays_plain_text(docstring, shown):
     assert lines == shown
 
 
-def test_a_search_for_a_primitive_has_the_page_of_primitives_first(tmp_path):
-    app = type("App", (), {"doctreedir": str(tmp_path)})
+@pytest.mark.skipif(shutil.which("node") is None, reason="the order of what a search finds is JavaScript")
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("ld_acquire_sys_s32", "primitives"),
+        ("syncthreads", "primitives"),
+        ("syncthreads missing", "numba_cuda"),
+        ("memory order", ""),
+    ],
+)
+def test_a_search_has_the_page_first_that_answers_it(tmp_path, query, first):
+    """Of pages that have all its words: Sphinx finds no others."""
     config = type("Config", (), {})()
-    conf.rank_primitives(app, config)
-    text = Path(config.html_search_scorer).read_text()
-    names = json.loads(re.search(r"new Set\((.*)\);", text)[1])
-    assert {"syncwarp", "ld_acquire_sys_s32"} <= set(names)
-    assert 'docname === "docs/primitives" ? score + 100 : score' in text
-
-
-def test_a_search_for_a_missing_syncthreads_has_the_numba_page_first():
-    """Both words are in a heading of that page alone, and a heading counts more than text; see SCORER."""
-    pages = [DOCS / page for pages in SECTIONS.values() for page in pages if page.endswith(".md")]
-    headings = {page.name: re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE) for page in pages}
-    assert [name for name, of in headings.items() if any("syncthreads" in h and "missing" in h for h in of)] == [
-        "numba_cuda.md"
-    ]
-    weights = dict(re.findall(r"\b(title|term): (\d+)", conf.SCORER))
-    assert int(weights["title"]) > 2 * int(weights["term"])
+    conf.rank_primitives(type("App", (), {"doctreedir": str(tmp_path)}), config)
+    pages = [page.stem for page in DOCS.glob("*.md") if all(word in page.read_text() for word in query.split())]
+    found = f"""
+        const window = {{location: {{search: "?q=" + encodeURIComponent("{query}")}}}};
+        {Path(config.html_search_scorer).read_text()}
+        console.log({json.dumps(pages)}.filter((page) => Scorer.score(["docs/" + page, "", "", "", 5]) > 5).join());
+    """
+    assert subprocess.run(["node", "-e", found], capture_output=True, text=True, check=True).stdout == f"{first}\n"
 
 
 def test_no_block_of_code_goes_on_out_of_sight():
