@@ -3,8 +3,9 @@
     sphinx-build -W --keep-going -b html -c docs . SITE
 
 The source folder is the repository's root: so links between docs/, notebooks/ and nbep/ mean the same on the site as
-in the repository. docs/index.md is the table of contents: each of its sections is a part of the navigation,
-and indented pages stand below the page above them. Answers and the pages of the root stand in no navigation.
+in the repository. docs/index.md is the table of contents: each of its sections is a part of the navigation. Notebooks
+stand below the course, exhibits below the museum, in the order of their names. Answers and the pages of the root stand
+in no navigation.
 records/ is no part of the site: a link to it leads to a page that shows the file.
 """
 
@@ -44,28 +45,24 @@ autodoc_typehints = "none"  # docstrings say types and shapes
 autodoc_member_order = "bysource"
 maximum_signature_line_length = 100
 
-ENTRY = re.compile(r"^(?P<indent> *)- \[[^\]]+\]\((?P<page>[^)#\s]+)\)", re.MULTILINE)
+ENTRY = re.compile(r"^- \[[^\]]+\]\((?P<page>[^)#\s]+)\)", re.MULTILINE)
+BELOW = {"docs/course": "../notebooks/*", "examples/museum/README": "*/README"}  # what stands below which page
 
 
-def toctrees(index: str) -> dict[tuple[str, str], list[str]]:
-    """What docs/index.md lists, by (page, caption). Indented pages belong to the page above, others to the index."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:]:
-        pages = found["index.md", section.partition("\n")[0]] = []
-        for entry in ENTRY.finditer(section):
-            (found.setdefault((pages[-1], ""), []) if entry["indent"] else pages).append(entry["page"])
-    return found
+def toctrees(index: str) -> dict[str, list[str]]:
+    """What docs/index.md lists, by section."""
+    sections = (section.partition("\n") for section in re.split(r"^## ", index, flags=re.MULTILINE)[1:])
+    return {caption: ENTRY.findall(entries) for caption, _, entries in sections}
 
 
 def add_toctrees(app, docname, source) -> None:
-    """What docs/index.md lists becomes the navigation; the museum's exhibits stand below the museum."""
-    if docname == "examples/museum/README":
-        source[0] += "\n```{toctree}\n:hidden:\n:glob:\n\n*/README\n```\n"
-    for (page, caption), pages in toctrees((ROOT / "docs" / "index.md").read_text()).items():
-        if docname == f"docs/{page.removesuffix('.md')}":
-            options = ":hidden:\n" + (f":caption: {caption}\n" if caption else "")
-            entries = "\n".join(entry.rpartition(".")[0] for entry in pages)
-            source[0] += f"\n```{{toctree}}\n{options}\n{entries}\n```\n"
+    """What docs/index.md lists becomes the navigation."""
+    trees = {":glob:\n": [BELOW[docname]]} if docname in BELOW else {}
+    if docname == root_doc:
+        sections = toctrees(source[0]).items()
+        trees = {f":caption: {caption}\n": [page.rpartition(".")[0] for page in pages] for caption, pages in sections}
+    for option, entries in trees.items():
+        source[0] += "\n```{toctree}\n:hidden:\n" + option + "\n" + "\n".join(entries) + "\n```\n"
     if docname.startswith("notebooks/answers/") or "/" not in docname:
         source[0] = f"---\norphan: true\n---\n\n{source[0]}"
 
@@ -123,8 +120,8 @@ const PRIMITIVES = new Set(%s);
 var Scorer = {
     score: ([docname, , , , score]) => {
         const words = (new URLSearchParams(window.location.search).get("q") ?? "").trim().split(/\\s+/);
-        const isOfOne = words.length === 1 && PRIMITIVES.has(words[0]);
-        return isOfOne && docname === "docs/primitives" ? score + 100 : score;
+        const first = words.length === 1 ? "docs/primitives" : "docs/numba_cuda";
+        return words.some((word) => PRIMITIVES.has(word)) && docname === first ? score + 100 : score;
     },
     objNameMatch: 11, objPartialMatch: 6, objPrio: {0: 15, 1: 5, 2: -5}, objPrioDefault: 0,
     title: 15, partialTitle: 7, term: 5, partialTerm: 2,
@@ -133,7 +130,10 @@ var Scorer = {
 
 
 def rank_primitives(app, config) -> None:
-    """A search for a primitive has the page of primitives first. The other numbers are Sphinx's own."""
+    """A search for a primitive has the page of primitives first; one for "syncthreads missing" the page for Numba.
+
+    The other numbers are Sphinx's own.
+    """
     import json
 
     from nbep.device import primitives

@@ -54,7 +54,6 @@ OF_NO_RUN = (
     "The check runs your kernel under some seeds",
     "Here rank 0 raises the flag with a relaxed store",
     "What is wrong in one order of many",
-    "The report has two parts",
     "The list behind it says where",
     "Two buffers whose calls are on two streams",
     "So where one lane waits for room",

@@ -5,6 +5,8 @@ import importlib.util
 import inspect
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from pathlib import Path
 
@@ -18,12 +20,14 @@ DOCS = ROOT / "docs"
 spec = importlib.util.spec_from_file_location("docs_conf", DOCS / "conf.py")
 conf = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(conf)
-TREES = conf.toctrees((DOCS / "index.md").read_text())
-SECTIONS = {caption: pages for (page, caption), pages in TREES.items() if page == "index.md"}
+SECTIONS = conf.toctrees((DOCS / "index.md").read_text())
 
 
 def test_every_page_and_every_notebook_is_in_one_place_of_the_navigation():
-    listed = Counter((DOCS / page).resolve() for pages in TREES.values() for page in pages)
+    listed = Counter((DOCS / page).resolve() for pages in SECTIONS.values() for page in pages)
+    for page, pattern in conf.BELOW.items():
+        folder = (ROOT / page).parent
+        listed.update(path.resolve() for path in folder.glob(f"{pattern}.*") if path.suffix in (".md", ".ipynb"))
     there = {path for pattern in conf.include_patterns for path in ROOT.glob(pattern)}
     besides = {DOCS / "index.md", *ROOT.glob("*.md"), *ROOT.glob("notebooks/answers/*.md")}
     assert listed == Counter(there - besides)
@@ -49,33 +53,26 @@ def test_the_navigation_has_four_groups_and_at_most_28_pages():
     assert sum(len((DOCS / page).read_text().split()) for pages in SECTIONS.values() for page in pages) <= 70_000
 
 
-def test_notebooks_are_listed_in_order():
-    pages = TREES["course.md", ""]
-    assert pages == sorted(pages)
-    assert {Path(page).suffix for page in pages} == {".ipynb"}
-
-
-def test_the_index_gives_every_notebook_its_title():
-    index = (DOCS / "index.md").read_text()
-    for notebook in TREES["course.md", ""]:
-        cells = json.loads((DOCS / notebook).read_text())["cells"]
-        title = "".join(cells[0]["source"]).partition("\n")[0].removeprefix("# ")
-        name, colon, subject = title.replace(". ", " ", 1).partition(": ")
-        assert f"  - [{name}]({notebook}){colon}{subject}\n" in index
-
-
-def test_a_page_listed_below_another_stands_there_in_the_navigation():
-    index = "# t\n\n## A\n\n- [a](a.md): [x](x.md)\n  - [b](../b.ipynb)\n- [c](c.md)\n\n## B\n\n- [d](d.md)\n"
-    assert conf.toctrees(index) == {
-        ("index.md", "A"): ["a.md", "c.md"],
-        ("a.md", ""): ["../b.ipynb"],
-        ("index.md", "B"): ["d.md"],
-    }
-
-
 def test_the_api_reference_has_every_public_name_once():
     names = re.findall(r"^\.\. auto\w+:: nbep\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
     assert Counter(names) == Counter(nbep.__all__)
+
+
+def test_the_page_of_elastic_has_every_argument_with_its_default():
+    table = (DOCS / "elastic.md").read_text().partition("| of | argument | default |")[2].partition("\n\n")[0]
+    listed, of = {}, ""
+    for row in table.splitlines()[2:]:
+        name, arguments, defaults = (cell.strip() for cell in row.split("|")[1:4])
+        of, names = name.strip("`") or of, re.findall(r"`(\w+)`", arguments)
+        values = re.split(", ", defaults) * (len(names) if ", " not in defaults else 1)
+        listed.setdefault(of, {}).update(zip(names, values, strict=True))
+    both = listed.pop("both")
+    called = {"ElasticBuffer": nbep.ElasticBuffer.__init__}
+    called |= {name: getattr(nbep.ElasticBuffer, name) for name in ("dispatch", "combine")}
+    for name, function in called.items():
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        there = {p.name: "" if p.default is p.empty else str(p.default) for p in parameters}
+        assert {**listed[name], **(both if name in ("dispatch", "combine") else {})} == there
 
 
 def test_the_command_line_page_has_every_command():
@@ -99,14 +96,27 @@ def test_a_docstring_stays_plain_text(docstring, shown):
     assert lines == shown
 
 
-def test_a_search_for_a_primitive_has_the_page_of_primitives_first(tmp_path):
-    app = type("App", (), {"doctreedir": str(tmp_path)})
+@pytest.mark.skipif(shutil.which("node") is None, reason="the order of what a search finds is JavaScript")
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("ld_acquire_sys_s32", "primitives"),
+        ("syncthreads", "primitives"),
+        ("syncthreads missing", "numba_cuda"),
+        ("memory order", ""),
+    ],
+)
+def test_a_search_has_the_page_first_that_answers_it(tmp_path, query, first):
+    """Of pages that have all its words: Sphinx finds no others."""
     config = type("Config", (), {})()
-    conf.rank_primitives(app, config)
-    text = Path(config.html_search_scorer).read_text()
-    names = json.loads(re.search(r"new Set\((.*)\);", text)[1])
-    assert {"syncwarp", "ld_acquire_sys_s32"} <= set(names)
-    assert 'docname === "docs/primitives" ? score + 100 : score' in text
+    conf.rank_primitives(type("App", (), {"doctreedir": str(tmp_path)}), config)
+    pages = [page.stem for page in DOCS.glob("*.md") if all(word in page.read_text() for word in query.split())]
+    found = f"""
+        const window = {{location: {{search: "?q=" + encodeURIComponent("{query}")}}}};
+        {Path(config.html_search_scorer).read_text()}
+        console.log({json.dumps(pages)}.filter((page) => Scorer.score(["docs/" + page, "", "", "", 5]) > 5).join());
+    """
+    assert subprocess.run(["node", "-e", found], capture_output=True, text=True, check=True).stdout == f"{first}\n"
 
 
 def test_no_block_of_code_goes_on_out_of_sight():
