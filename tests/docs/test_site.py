@@ -47,9 +47,9 @@ def test_links_between_pages_lead_to_pages_of_the_site():
     assert lost == []
 
 
-def test_the_navigation_has_four_groups_and_at_most_28_pages():
+def test_the_navigation_has_four_groups_and_at_most_29_pages():
     assert list(SECTIONS) == ["Learn", "Use", "Understand", "Look up"]
-    assert sum(map(len, SECTIONS.values())) <= 28
+    assert sum(map(len, SECTIONS.values())) <= 29  # 28, and the one for maintainers of frameworks
     assert sum(len((DOCS / page).read_text().split()) for pages in SECTIONS.values() for page in pages) <= 70_000
 
 
