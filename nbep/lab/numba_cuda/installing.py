@@ -176,6 +176,12 @@ def _bf16() -> ModuleType:
     )
 
 
+def _no_machine_code(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    raise NotImplementedError("the emulator makes no machine code")
+
+
 def _errors(path: str) -> ModuleType:
     """Numba's module of errors, where a TypingError is what the emulator's compiler raises."""
     made = _submodule("core.errors", TypingError=KernelTypeError)
@@ -213,11 +219,12 @@ def install() -> None:
         "decorators": _submodule("decorators", jit=dispatcher.jit, declare_device=dispatcher.declare_device),
         "stubs": stubs,
         "bf16": _bf16(),
-        "_internal.cuda_bf16": _bf16(),
+        "_internal.cuda_bf16": _bf16(),  # what the compiler takes of it besides makes machine code
         "core.errors": _errors(f"{here.__path__[0]}/core/errors.py" if here.__path__ else ""),
         "vectorizers": _vectorizers(f"{here.__path__[0]}/vectorizers.py" if here.__path__ else ""),
         **_cudadrv(here.__path__),
     }
+    parts["_internal.cuda_bf16"].__getattr__ = _no_machine_code  # type: ignore[method-assign]
     for name, made in parts.items():
         sys.modules[f"numba.cuda.{name}"] = made
         if "." not in name and name not in ("cg", "stubs"):
