@@ -32,8 +32,6 @@ def words(rank):
 def advice(clue):
     if clue.about("OutOfBounds"):
         return "81 is not a multiple of 32: in the last turn only 17 lanes have a vector. Ask before you load."
-    if clue.about("Misaligned"):
-        return "Vector i begins 16 * i bytes behind the first one."
     if clue.kind == "wrong result":
         missing = int((clue.got == -1).sum())
         if missing:

@@ -57,8 +57,6 @@ def answer(rank):
 
 
 def advice(clue):
-    if clue.kind == "memory" and clue.about("Misaligned"):
-        return "A row has ROW_BYTES bytes, and lane i has 4 of them, its word: from 4 * i on."
     if clue.kind == "memory":
         return "Row -1 lies in front of the first one: an expert that the token did not have adds nothing."
     if clue.kind == "wrong result":
