@@ -83,24 +83,26 @@ def spawn(
         "num_sms": None if num_sms is None else integer("num_sms", num_sms, 1),
     }
 
-    def interpret() -> list[Any]:
-        return _run(fn, args, World(num_ranks, seed, tracer=tracer, on_failure=on_failure, **options))
-
-    if not _is_compiled(engine, memory_model, strategy, tracer):
-        return interpret()
+    name = _engine_name(engine)
+    why_not = None if name == "python" else _why_not_compiled(memory_model, strategy, tracer)
+    world = World(num_ranks, seed, tracer=tracer, on_failure=on_failure, **options)
+    if name == "compiled" and why_not is not None:
+        raise ValueError(f"engine: got 'compiled'; {why_not}; 'auto' takes Python then")
+    if name == "python" or why_not is not None:
+        return _run(fn, args, world)
     from nbep.emulator.engine.world import CompiledWorld
 
-    code = compiled.Code(only_kept=_engine_name(engine) == "auto")
+    code = compiled.Code(only_kept=name == "auto")
     try:
         return _run(fn, args, CompiledWorld(num_ranks, seed, code=code, **options))
     except Stopped as stopped:
         reason = stopped
-    except Exception:
-        if on_failure is None:
+    except Exception as error:
+        if on_failure is None or type(error).__name__ == "CompileError":
             raise
         reason = None  # a host's own error: on_failure looks at threads that Python runs
     with progress("running again with Python", None):
-        results = interpret()
+        results = _run(fn, args, World(num_ranks, seed, on_failure=on_failure, **options))
     if reason is not None and reason.must_fail:
         raise EngineError(f"compiled kernels, seed {seed}: {reason}; run by Python, the same seed fails nowhere")
     return results
@@ -119,24 +121,15 @@ def _engine_name(engine: str | None) -> str:
     return name
 
 
-def _is_compiled(engine: str | None, memory_model: str, strategy: Any, tracer: Any) -> bool:
-    """Whether kernels are compiled.
-
-    Raises: ValueError if they cannot be, and "auto" does not leave it to this function
-    """
-    name = _engine_name(engine)
-    if name == "python":
-        return False
-    why_not = compiled.why_not()
+def _why_not_compiled(memory_model: str, strategy: Any, tracer: Any) -> str | None:
+    """Why kernels of such a run cannot be compiled; None if they can."""
     if memory_model != "sc":
-        why_not = f"memory_model {memory_model!r} is interpreted: it checks what compiled kernels do not"
-    elif tracer is not None:
-        why_not = "a tracer sees threads that Python runs"
-    elif strategy not in COMPILED_STRATEGIES:
-        why_not = f"strategy {strategy!r} is interpreted"
-    if why_not is not None and name == "compiled":
-        raise ValueError(f"engine: got 'compiled'; {why_not}; 'auto' takes Python then")
-    return why_not is None
+        return f"memory_model {memory_model!r} is interpreted: it checks what compiled kernels do not"
+    if tracer is not None:
+        return "a tracer sees threads that Python runs"
+    if strategy not in COMPILED_STRATEGIES:
+        return f"strategy {strategy!r} is interpreted"
+    return compiled.why_not()
 
 
 def _run(fn: Callable[..., Any], args: Sequence[Any], world: Any) -> list[Any]:
