@@ -13,7 +13,7 @@
  world      a run whose threads are compiled
 
 It runs the model `sc`, and makes the choices that the interpreted emulator makes: a seed gives one run on both. It
-reports nothing: what goes wrong on it is run again interpreted, which explains it. See records/decisions/0016.
+reports nothing: what goes wrong on it is run again interpreted, which explains it. See records/decisions/0018.
 
 All but this file, `switch` and `state` import llvmlite or numba.
 """
