@@ -324,7 +324,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = Report(options)
         with progress("engines", len(SIZES)) as advance:
             for tokens, hidden in SIZES:
-                report.table([engines_of(tokens, hidden)], ENGINE_COLUMNS, "Emulator: CPU seconds of a call")
+                rows = [engines_of(tokens, hidden)]
+                report.table(rows, ENGINE_COLUMNS, "Emulator: CPU seconds of a call")
+                report.add(engines=rows)
                 advance()
         report.close()
         return 0

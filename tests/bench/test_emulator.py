@@ -4,6 +4,7 @@ import json
 from functools import partial
 
 import bench_emulator as emulator
+import pytest
 from bench_emulator import launched, ring
 
 
@@ -33,3 +34,15 @@ def test_bench_prints_a_rate_for_every_case(capsys, monkeypatch, tmp_path):
     assert "Every schedule: " in out
     assert "call inside a node" in out
     assert "low-latency token" in out
+
+
+@pytest.mark.thorough
+def test_engines_are_compared_at_each_size(capsys, monkeypatch):
+    """It compiles two kernels if the cache has not got them."""
+    pytest.importorskip("numba")
+    monkeypatch.setattr(emulator, "SIZES", ((1, 128), (2, 256)))
+    assert emulator.main(["--engines", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["engines"]
+    assert [row["name"] for row in rows] == ["1 x 128", "2 x 256"]
+    assert rows[0]["calls"] < rows[1]["calls"]
+    assert all(row["ratio"] == row["python"] / row["compiled"] for row in rows)
