@@ -20,7 +20,7 @@ for name in ("cuda", "mpi4py", "numba_cuda", "nvshmem", "torch"):
 """
 LINE = "pip install '.[cuda]' in a copy of nbep's repository, or '.[cuda12]' for a driver of CUDA 12"
 ROOT = Path(__file__).parents[2]
-ON_AN_INDEX = "build", "nvidia-cuda-nvdisasm", "pytest-cov", "pytest-xdist", "torch", "triton"
+ON_AN_INDEX = "build", "numba", "nvidia-cuda-nvdisasm", "pytest-cov", "pytest-xdist", "torch", "triton"
 
 
 def run(program: str, returncode: int = 0) -> subprocess.CompletedProcess:
