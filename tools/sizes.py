@@ -16,19 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS = "lines", "code", "files"
 # Of each kind, at most.
 BUDGETS = {
-    "nbep": (76_207, 46_531, 462),
-    "nbep/emulator": (15_139, 9_705, 71),
-    "nbep/device": (18_240, 10_023, 135),
-    "nbep/host": (17_385, 10_075, 118),
-    "nbep/lab/check": (2_118, 1_343, 7),
-    "nbep/specimens/scenarios": (1_168, 845, 7),
+    "nbep": (81_278, 49_964, 480),
+    "nbep/emulator": (18_204, 11_811, 84),
+    "nbep/device": (18_975, 10_523, 139),
+    "nbep/host": (17_679, 10_328, 107),
+    "nbep/lab/check": (2_131, 1_355, 7),
+    "nbep/specimens/scenarios": (1_173, 849, 7),
     # a compiler of Numba's language, and its host: ufuncs, errors, streams
-    "nbep/lab/numba_cuda": (8_454, 5_842, 35),
-    "nbep/lab/trace": (2_233, 1_350, 13),
-    "nbep/specimens/views": (1_920, 1_318, 8),
-    "tests": (64_917, 45_551, 425),
+    "nbep/lab/numba_cuda": (8_968, 6_185, 38),
+    "nbep/lab/trace": (1_994, 1_207, 12),
+    "nbep/specimens/views": (1_634, 1_104, 8),
+    "tests": (64_914, 45_100, 438),
     "research": (1_427, 829, 11),
-    "tools": (2_595, 1_667, 15),
+    "tools": (2_531, 1_644, 15),
 }
 
 

@@ -32,6 +32,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nbep.emulator.engine.switch import why_not
+
 from . import compilers, engine
 from .by_type import NETWORKS, HostNetwork, HostPeers
 from .cards import LOWEST_CC
@@ -309,7 +311,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if not options.emulator:
             check_arch(options.arch)
-        elif (reason := engine.why_not()) is not None:
+        elif (reason := why_not()) is not None:
             parser.error(f"--emulator: {reason}")
     except ValueError as error:
         parser.error(f"argument --arch: {error}")

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from functools import cache as once
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 import nbep.emulator.engine
-from nbep.emulator.engine import Stopped, switch
+from nbep.emulator.engine import Stopped
 
 from . import cache
 from .diagnosis import explain
@@ -29,14 +28,6 @@ from .jit import KernelSpec, spec_of
 from .terminal import progress
 
 PACKAGES = "numba", "llvmlite", "numpy"
-
-
-def why_not() -> str | None:
-    """Why kernels cannot be compiled for the CPU here; None if they can."""
-    missing = [name for name in ("numba", "llvmlite") if find_spec(name) is None]
-    if missing:
-        return f"compiled kernels need {' and '.join(missing)}: pip install numba"
-    return switch.why_not()
 
 
 class Code:
@@ -157,7 +148,7 @@ def source_key() -> str:
     for folder in (Path(__file__).parent, Path(nbep.emulator.engine.__file__).parent):
         for path in sorted(folder.rglob("*.py")):
             digest.update(str(path.relative_to(folder)).encode() + b"\0" + path.read_bytes())
-    parts = [f"{name} {metadata.version(name)}" for name in PACKAGES if find_spec(name) is not None]
+    parts = [f"{name} {metadata.version(name)}" for name in PACKAGES]
     parts += [platform.python_version(), llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()]
     digest.update("\n".join(parts).encode())
     return digest.hexdigest()[:24]

@@ -10,6 +10,7 @@ from nbep.device import engine as compiled
 from nbep.device.terminal import progress
 from nbep.emulator import World
 from nbep.emulator.engine import EngineError, Stopped
+from nbep.emulator.engine.switch import why_not
 from nbep.emulator.run import MEMORY_MODELS
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.arguments import integer
@@ -129,7 +130,7 @@ def _why_not_compiled(memory_model: str, strategy: Any, tracer: Any) -> str | No
         return "a tracer sees threads that Python runs"
     if strategy not in COMPILED_STRATEGIES:
         return f"strategy {strategy!r} is interpreted"
-    return compiled.why_not()
+    return why_not()
 
 
 def _run(fn: Callable[..., Any], args: Sequence[Any], world: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbep.device.engine import why_not
+from nbep.emulator.engine.switch import why_not
 
 collect_ignore_glob = [] if why_not() is None else ["test_*.py"]
 

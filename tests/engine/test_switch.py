@@ -11,10 +11,10 @@ pytest.importorskip("numba")
 
 import llvmlite.binding as llvm
 
-from nbep.device.engine import Code, why_not
+from nbep.device.engine import Code
 from nbep.emulator.engine import state, switch
 from nbep.emulator.engine.state import DIRECTORY, TABLES, Tables
-from nbep.emulator.engine.switch import GUARD_BYTES, STACK_BYTES, STACK_PITCH, Stacks
+from nbep.emulator.engine.switch import GUARD_BYTES, STACK_BYTES, STACK_PITCH, Stacks, why_not
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 PING_PONG = """

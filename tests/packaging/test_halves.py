@@ -100,22 +100,6 @@ def test_no_text_of_the_emulator_names_a_protocol():
     assert named == []
 
 
-@pytest.mark.parametrize(
-    ("module", "half"),
-    [
-        ("nbep.emulator.machine.warp", LOWER),
-        ("nbep.device.protocols.waits", LOWER),
-        ("nbep.device.kernels.intranode.dispatch", UPPER),
-        ("nbep.host.target.cuda.runtime", LOWER),
-        ("nbep.host.symmetric", UPPER),
-        ("nbep.host.shared_memory", LOWER),
-        ("nbep", UPPER),
-    ],
-)
-def test_the_longest_path_of_the_table_counts(module, half):
-    assert half_of(module) == half
-
-
 @pytest.mark.parametrize("short", sorted(MOVED))
 def test_a_short_name_is_a_door_to_the_same_module(short):
     """With what stands in it, as an attribute, and by its old name, as programs of save_call import it."""

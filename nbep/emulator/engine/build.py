@@ -24,8 +24,8 @@ OPTIMIZATION = 2
 # --- loading: what needs no Numba --------------------------------------------------------------------------------
 
 
-@cache
 def target_machine() -> Any:
+    """A new one: an execution engine frees the one that it is given."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
     llvm.initialize_native_asmparser()

@@ -149,7 +149,7 @@ class DelayedThread(BufferedThread):
         if op == "cas" and allocation is not None and self.is_there(allocation, offset, kind):
             for is_early in (True, False):
                 data, _, versions = self.look(allocation, offset, KINDS[kind].size, is_early)
-                old = decode(data, kind)
+                old = decode(data, kind) if versions else allocation.read(offset, kind)
                 if old != compare:
                     self.left -= 1
                     self.note_polled(allocation, offset, kind, old)
