@@ -24,7 +24,7 @@ from nbep.lab.check import Fault, broken, faults_of
 pytestmark = pytest.mark.emulator_only("the device code is broken in Python")
 
 MODULES = [
-    *(f"nbep.device.network.ibgda.{name}" for name in ("transport", "queue_pair", "doorbell", "completion", "entry")),
+    *(f"nbep.device.network.ibgda.{name}" for name in ("transport", "queue_pair", "completion", "entry")),
     "nbep.device.network.nic",
 ]
 NUM_ADDS = 3

@@ -10,14 +10,20 @@ pytest.importorskip("numba")
 import nbep.numba_cuda
 
 
+@pytest.fixture(scope="module", autouse=True)
+def real_numba() -> Iterator[None]:
+    """Other files compile: what a script has installed goes, too."""
+    yield
+    nbep.numba_cuda.uninstall()
+
+
 @pytest.fixture(scope="module")
-def cuda() -> Iterator[Any]:
+def cuda() -> Any:
     """`numba.cuda`, the emulator's."""
     nbep.numba_cuda.install()
     from numba import cuda
 
-    yield cuda
-    nbep.numba_cuda.uninstall()
+    return cuda
 
 
 @pytest.fixture(params=["sc", "checked", "delayed"])

@@ -108,8 +108,3 @@ def test_a_short_name_is_a_door_to_the_same_module(short):
     assert module.__name__ == module.__spec__.name == MOVED[short]
     for inner in pkgutil.iter_modules(getattr(module, "__path__", ())):
         assert import_module(f"{short}.{inner.name}") is import_module(f"{MOVED[short]}.{inner.name}")
-
-
-def test_a_door_to_nothing_says_so():
-    with pytest.raises(ModuleNotFoundError, match=r"nbep\.lab\.trace\.nothing"):
-        import_module("nbep.trace.nothing")

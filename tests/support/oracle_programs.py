@@ -444,7 +444,7 @@ def words(program: Program) -> str:
     def step(op: Op) -> str:
         parts = [op.what + "".join(f".{part}" for part in (op.order, op.scope if op.scope != "sys" else "") if part)]
         if op.what in ORDERS and op.what != "fence":
-            parts += [f"{'xyzw'[op.cell // 8]}{'+4' * (op.cell % 8 > 0)}{':8' * (op.size == 8)}"]
+            parts += [f"{'xyzwuvst'[op.cell // 8]}{'+4' * (op.cell % 8 > 0)}{':8' * (op.size == 8)}"]
             parts += [] if op.what == "ld" else [str(op.value)]
             parts += (
                 [f">={op.other} {op.asks}"] if op.asks in ("least", "late") else [op.asks] if op.asks != "all" else []

@@ -114,7 +114,7 @@ class Finder:
     """Finds `cuda.core`, installed or not, and puts these names into it."""
 
     HOMES = ("cuda", "cuda.core", "cuda.core.experimental")
-    overridden: ClassVar[dict[str, dict[str, Any]]] = {}
+    overridden: ClassVar[dict[int, tuple[ModuleType, dict[str, Any]]]] = {}
 
     @staticmethod
     def find_spec(name: str, path: Any = None, *_: Any) -> Any:
@@ -138,12 +138,15 @@ class Finder:
 
     @staticmethod
     def put_into(there: ModuleType) -> None:
-        Finder.overridden[there.__name__] = {name: vars(there).get(name) for name in NAMES}
-        there.__dict__.update(NAMES)
+        """nbep compiles with the real ones, so what makes machine code stays; `launch` refuses it."""
+        names = {name: one for name, one in NAMES.items() if one is not _no_machine_code or not hasattr(there, name)}
+        Finder.overridden.setdefault(id(there), (there, {name: vars(there).get(name) for name in names}))
+        there.__dict__.update(names)
 
 
 def install() -> None:
-    sys.meta_path.insert(0, Finder)
+    if Finder not in sys.meta_path:
+        sys.meta_path.insert(0, Finder)
     for name in Finder.HOMES[1:]:
         if name in sys.modules:
             Finder.put_into(sys.modules[name])
@@ -152,6 +155,6 @@ def install() -> None:
 def uninstall() -> None:
     if Finder in sys.meta_path:
         sys.meta_path.remove(Finder)
-    for name, before in Finder.overridden.items():
-        sys.modules[name].__dict__.update(before)
+    for there, before in Finder.overridden.values():
+        there.__dict__.update(before)
     Finder.overridden.clear()

@@ -237,9 +237,11 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`."""
+    """Undo `install`, if it is done."""
     import numba
 
+    if not isinstance(sys.modules.get("numba.cuda"), Cuda):
+        return
     children.leave_alone()
     core.uninstall()
     if Successor in sys.meta_path:
