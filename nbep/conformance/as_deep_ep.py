@@ -24,9 +24,9 @@ Verb = Callable[..., Any]
 def as_deep_ep() -> Iterator[None]:
     """For all buffers of nbep.deep_ep."""
     changes: list[tuple[type, str, Callable[[Verb], Verb]]] = [(ElasticBuffer, "dispatch", _elastic_dispatch)]
-    changes += [(Buffer, verb, _normal) for verb in ("dispatch", "combine")]
+    changes += [(Buffer, verb, _marking(True)) for verb in ("dispatch", "combine")]
     changes += [(Buffer, verb, _low_latency) for verb in ("low_latency_dispatch", "low_latency_combine")]
-    changes += [(Buffer, "clean_low_latency_buffer", _clean)]
+    changes += [(Buffer, "clean_low_latency_buffer", _marking(False))]
     before = [(cls, verb, getattr(cls, verb)) for cls, verb, _ in changes]
     for cls, verb, change in changes:
         setattr(cls, verb, change(getattr(cls, verb)))
@@ -56,13 +56,16 @@ def _elastic_dispatch(original: Verb) -> Verb:
     return dispatch
 
 
-def _normal(original: Verb) -> Verb:
-    @wraps(original)
-    def verb(buffer: Any, *args: Any, **kwargs: Any) -> Any:
-        buffer.is_dirty = True
-        return original(buffer, *args, **kwargs)
+def _marking(is_dirty: bool) -> Callable[[Verb], Verb]:
+    def change(original: Verb) -> Verb:
+        @wraps(original)
+        def verb(buffer: Any, *args: Any, **kwargs: Any) -> Any:
+            buffer.is_dirty = is_dirty
+            return original(buffer, *args, **kwargs)
 
-    return verb
+        return verb
+
+    return change
 
 
 def _low_latency(original: Verb) -> Verb:
@@ -75,12 +78,3 @@ def _low_latency(original: Verb) -> Verb:
         return original(buffer, *args, **kwargs)
 
     return verb
-
-
-def _clean(original: Verb) -> Verb:
-    @wraps(original)
-    def clean_low_latency_buffer(buffer: Any, *args: Any, **kwargs: Any) -> Any:
-        buffer.is_dirty = False
-        return original(buffer, *args, **kwargs)
-
-    return clean_low_latency_buffer

@@ -6,11 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from nbep.device import engine as compiled
-from nbep.device.terminal import progress
 from nbep.emulator import World
 from nbep.emulator.engine import EngineError, Stopped
-from nbep.emulator.engine.switch import why_not
 from nbep.emulator.run import MEMORY_MODELS
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.arguments import integer
@@ -83,7 +80,6 @@ def spawn(
         "strategy": strategy,
         "num_sms": None if num_sms is None else integer("num_sms", num_sms, 1),
     }
-
     name = _engine_name(engine)
     why_not = None if name == "python" else _why_not_compiled(memory_model, strategy, tracer)
     world = World(num_ranks, seed, tracer=tracer, on_failure=on_failure, **options)
@@ -91,9 +87,11 @@ def spawn(
         raise ValueError(f"engine: got 'compiled'; {why_not}; 'auto' takes Python then")
     if name == "python" or why_not is not None:
         return _run(fn, args, world)
+    from nbep.device.engine import Code
+    from nbep.device.terminal import progress
     from nbep.emulator.engine.world import CompiledWorld
 
-    code = compiled.Code(only_kept=name == "auto")
+    code = Code(only_kept=name == "auto")
     try:
         return _run(fn, args, CompiledWorld(num_ranks, seed, code=code, **options))
     except Stopped as stopped:
@@ -130,6 +128,8 @@ def _why_not_compiled(memory_model: str, strategy: Any, tracer: Any) -> str | No
         return "a tracer sees threads that Python runs"
     if strategy not in COMPILED_STRATEGIES:
         return f"strategy {strategy!r} is interpreted"
+    from nbep.emulator.engine.switch import why_not
+
     return why_not()
 
 

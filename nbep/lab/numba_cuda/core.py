@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import namedtuple
 from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 from . import module, session
@@ -59,8 +59,7 @@ class Device:
 
     @property
     def properties(self) -> Any:
-        made = ModuleType("properties")
-        made.__dict__.update({name.lower(): value for name, value in vars(module.Device).items() if name.isupper()})
+        made = SimpleNamespace(**{name.lower(): value for name, value in vars(module.Device).items() if name.isupper()})
         made.__dict__.update(
             max_shared_memory_per_block_optin=OPT_IN_BYTES, max_shared_memory_per_block=SHARED_BYTES,
             max_shared_memory_per_multiprocessor=SM_SHARED_BYTES, compute_capability_major=9,
@@ -81,8 +80,6 @@ class Device:
 
 
 class LaunchConfig(NamedTuple):
-    """How a kernel is launched."""
-
     grid: Any = 1
     block: Any = 1
     cluster: Any = None
@@ -140,13 +137,14 @@ class Finder:
     def put_into(there: ModuleType) -> None:
         """nbep compiles with the real ones, so what makes machine code stays; `launch` refuses it."""
         names = {name: one for name, one in NAMES.items() if one is not _no_machine_code or not hasattr(there, name)}
-        Finder.overridden.setdefault(id(there), (there, {name: vars(there).get(name) for name in names}))
+        Finder.overridden.setdefault(
+            id(there), (there, {name: one for name, one in vars(there).items() if name in NAMES})
+        )
         there.__dict__.update(names)
 
 
 def install() -> None:
-    if Finder not in sys.meta_path:
-        sys.meta_path.insert(0, Finder)
+    sys.meta_path.insert(0, Finder)
     for name in Finder.HOMES[1:]:
         if name in sys.modules:
             Finder.put_into(sys.modules[name])
@@ -156,5 +154,7 @@ def uninstall() -> None:
     if Finder in sys.meta_path:
         sys.meta_path.remove(Finder)
     for there, before in Finder.overridden.values():
+        for name in NAMES:
+            vars(there).pop(name, None)
         there.__dict__.update(before)
     Finder.overridden.clear()

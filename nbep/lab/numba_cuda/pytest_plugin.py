@@ -6,6 +6,7 @@ Options stand in pyproject.toml under [tool.nbep], those of the command line com
 from __future__ import annotations
 
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ MODELS = ("checked", "sc", "delayed")
 DEFAULTS: dict[str, Any] = {"memory_model": "checked", "seeds": 1, "num_sms": None, "max_calls": None}
 OPTIONS = pytest.StashKey[dict[str, Any]]()
 SEED = pytest.StashKey[int]()
-LAUNCHES: dict[str, int] = {}  # of each kernel, in xdist's workers
+LAUNCHES: Counter[str] = Counter()  # of each kernel, in xdist's workers
 
 
 def pytest_addoption(parser: Any) -> None:
@@ -38,6 +39,8 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
 
 
 def pytest_configure(config: Any) -> None:
+    if not config.getoption("--nbep-cuda"):
+        return
     file = config.rootpath / "pyproject.toml"
     table = tomllib.loads(file.read_text()).get("tool", {}).get("nbep", {}) if file.is_file() else {}
     for name in set(table) - set(DEFAULTS):
@@ -51,8 +54,8 @@ def pytest_configure(config: Any) -> None:
 
 def pytest_runtest_protocol(item: Any, nextitem: Any) -> bool | None:
     """A test under several schedules: it passes if it passes under each."""
-    seeds = item.config.stash[OPTIONS]["seeds"]
-    if not item.config.getoption("--nbep-cuda") or len(seeds) == 1:
+    seeds = item.config.stash[OPTIONS]["seeds"] if item.config.getoption("--nbep-cuda") else ()
+    if len(seeds) <= 1:
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for seed in seeds:
@@ -120,28 +123,22 @@ def _device(config: Any, seed: int | None = None) -> Any:
     return session.options(**chosen, seed=config.stash[OPTIONS]["seeds"][0] if seed is None else seed)
 
 
-def _count(launches: dict[str, int]) -> None:
-    for name, count in launches.items():
-        LAUNCHES[name] = LAUNCHES.get(name, 0) + count
-
-
 def pytest_sessionfinish(session: Any) -> None:
     if session.config.getoption("--nbep-cuda"):
         from .session import launched
 
-        _count(launched)
-        getattr(session.config, "workeroutput", {})["nbep"] = LAUNCHES
+        LAUNCHES.update(launched)
+        getattr(session.config, "workeroutput", {})["nbep"] = dict(LAUNCHES)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    _count(getattr(node, "workeroutput", {}).get("nbep", {}))
+    LAUNCHES.update(getattr(node, "workeroutput", {}).get("nbep", {}))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: Any) -> None:
     if config.getoption("--nbep-cuda"):
-        options, count = config.stash[OPTIONS], sum(LAUNCHES.values())
-        seeds = options["seeds"]
+        options, seeds = config.stash[OPTIONS], config.stash[OPTIONS]["seeds"]
         each = f"{len(seeds)} seeds" if len(seeds) > 1 else f"seed {seeds[0]}"
-        ran = f"{count} launches of {len(LAUNCHES)} kernels" if count else "no kernel was launched"
+        ran = f"{LAUNCHES.total()} launches of {len(LAUNCHES)} kernels" if LAUNCHES else "no kernel was launched"
         terminalreporter.write_line(f"nbep: {ran}, memory model {options['memory_model']}, {each}")

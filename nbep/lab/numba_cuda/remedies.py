@@ -20,10 +20,10 @@ def atomic_of(store: Site | None, load: Site | None = None) -> str | None:
     Args: load: the load that it must be; None for any
     """
     found = None if store is None else _statement(store)
-    if store is None or found is None:
+    if found is None:
         return None
     function, statement = found
-    target = ast.unparse(statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0])
+    target = ast.unparse(_target(statement))
     if load is not None and target not in _loaded(load, function):
         return None
     if isinstance(statement, ast.AugAssign):
@@ -31,7 +31,7 @@ def atomic_of(store: Site | None, load: Site | None = None) -> str | None:
     made: dict[str, list[ast.expr]] = {}
     for one in ast.walk(function):
         if isinstance(one, (ast.Assign, ast.AugAssign)):
-            for name in ast.walk(one.target if isinstance(one, ast.AugAssign) else one.targets[0]):
+            for name in ast.walk(_target(one)):
                 if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store):
                     made.setdefault(name.id, []).append(one.value)
     tests = [one.test for one in ast.walk(function) if isinstance(one, ast.If) and statement in ast.walk(one)]
@@ -68,11 +68,7 @@ def _tree(site: Site) -> ast.AST | None:
     except SyntaxError:
         return None
     number = line_number(site)
-    around = [
-        one
-        for one in ast.walk(tree)
-        if isinstance(one, ast.FunctionDef) and one.lineno <= number <= (one.end_lineno or 0)
-    ]
+    around = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and _spans(one, number)]
     return max(around, key=lambda one: one.lineno, default=None)
 
 
@@ -80,11 +76,18 @@ def _statement(site: Site) -> Any:
     """The store at a site, to one element, and its function."""
     function, number = _tree(site), line_number(site)
     for one in ast.walk(function) if function is not None else ():
-        if isinstance(one, (ast.Assign, ast.AugAssign)) and one.lineno <= number <= (one.end_lineno or 0):
-            target = one.target if isinstance(one, ast.AugAssign) else one.targets[0]
-            if isinstance(target, ast.Subscript):
+        if isinstance(one, (ast.Assign, ast.AugAssign)) and _spans(one, number):
+            if isinstance(_target(one), ast.Subscript):
                 return function, one
     return None
+
+
+def _spans(one: Any, number: int) -> bool:
+    return one.lineno <= number <= one.end_lineno
+
+
+def _target(statement: Any) -> Any:
+    return statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0]
 
 
 def _loaded(site: Site, function: ast.AST) -> Iterator[str]:
@@ -103,7 +106,7 @@ def barrier(first_one: Site | None, there: str) -> str | None:
         return None
     lines, body, loop = (line_number(first_one), int(number)), function.body, None  # type: ignore[attr-defined]
     while True:
-        places = [next((i for i, one in enumerate(body) if one.lineno <= n <= one.end_lineno), -1) for n in lines]
+        places = [next((i for i, one in enumerate(body) if _spans(one, n)), -1) for n in lines]
         first, last = sorted(places)
         if first < 0:
             return None
@@ -137,7 +140,7 @@ def atomic_call(store: Site | None) -> str | None:
     if found is None:
         return None
     function, statement = found
-    target: Any = statement.target if isinstance(statement, ast.AugAssign) else statement.targets[0]
+    target: Any = _target(statement)
     chain: list[Any] = [statement]  # what goes: the store, and the names by which its value comes from the element
     change = _change(statement, ast.unparse(target), function, chain)
     lines = sorted({one.lineno for one in chain})
