@@ -147,10 +147,10 @@ class DelayedThread(BufferedThread):
         allocation = self.segments.get(address >> 32)
         offset = address & 0xFFFFFFFF
         if op == "cas" and allocation is not None and self.is_there(allocation, offset, kind):
+            is_bare = not any(offset // GRANULE in of for of in (allocation.pending, allocation.versions))
             for is_early in (True, False):
                 data, _, versions = self.look(allocation, offset, KINDS[kind].size, is_early)
-                now = allocation.read(offset, kind)  # of a class of its own where reports note what it is compared with
-                old = now if isinstance(now, int) and type(now) is not int else decode(data, kind)
+                old = allocation.read(offset, kind) if is_bare else decode(data, kind)
                 if old != compare:
                     self.left -= 1
                     self.note_polled(allocation, offset, kind, old)
