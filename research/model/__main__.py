@@ -6,7 +6,7 @@
     python -m research.model --fit          find the fitted parameters of the links again
 
 Bytes, messages and flags come from runs on the emulator. Read in this order: work, traffic, runs; features, counts,
-times; published, fit; predictions, plots. docs/scaling.md explains it.
+times; published, fit; predictions, plots. records/scaling.md explains it.
 """
 
 from __future__ import annotations
