@@ -12,7 +12,7 @@ import numpy as np
 import nbep
 
 NUM_EXPERTS, HIDDEN = 4, 64
-CONFIG = nbep.Config(2, 2, 4)  # 2 SMs are one channel; chunks of 2 tokens; rings of 4 slots
+CONFIG = nbep.Config(2, 2, 4)  # few SMs, small chunks, small rings: the emulator has little to do
 
 
 def main(comm):
@@ -22,7 +22,7 @@ def main(comm):
     topk_idx = np.stack([tokens % NUM_EXPERTS, (tokens + 1) % NUM_EXPERTS], axis=1)
     topk_weights = np.full(topk_idx.shape, 0.5, np.float32)
 
-    buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 16)
+    buffer = nbep.Buffer(comm, CONFIG.get_nvl_buffer_size_hint(2 * HIDDEN, comm.size))  # bytes of a token, ranks
     layout = buffer.get_dispatch_layout(topk_idx, NUM_EXPERTS)
     num_tokens_per_rank, _, num_tokens_per_expert, is_token_in_rank, _ = layout
     recv_x, _, recv_topk_weights, num_recv_tokens_per_expert_list, handle, _ = buffer.dispatch(
@@ -35,7 +35,7 @@ def main(comm):
         config=CONFIG,
     )
 
-    # Both experts of this rank double what they get. Weights are applied here: combine only adds up.
+    # Both experts of this rank double what they get. You apply the weights: combine only adds up.
     weights = recv_topk_weights.sum(axis=1, keepdims=True)
     y = (2 * weights * recv_x.astype(np.float32)).astype(ml_dtypes.bfloat16)
 

@@ -1,4 +1,4 @@
-"""A program as it is written for DeepEP, with a child process that multiprocessing spawns and one of its own."""
+"""A program for docs/examples/run.py, with a child process that multiprocessing spawns and one of its own."""
 
 import multiprocessing
 import subprocess
@@ -24,8 +24,7 @@ def names(queue):
 if __name__ == "__main__":
     import nbep.deep_ep
 
-    nbep.deep_ep.install()
-    nbep.deep_ep.install()
+    nbep.deep_ep.install()  # once more: run.py has done so
     context = multiprocessing.get_context("spawn")
     queue = context.Queue()
     names(queue)
