@@ -49,8 +49,6 @@ GENERAL = re.compile(
 OF_NO_RUN = (
     "Before it, a rank comes through the barrier of call",
     "`--sms 8` is another number",
-    "After one the search goes on for 60 runs",
-    "`NOTHING` is right here",
     "The check runs your kernel under some seeds",
     "Here rank 0 raises the flag with a relaxed store",
     "What is wrong in one order of many",

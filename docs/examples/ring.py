@@ -61,6 +61,7 @@ def slot_of(peers, i):
 
 @device_function
 def send_row(x, peers, bounds, i):
+    # Row i takes the slot of row i - 4, which must have been read; for the first four rows that is true at once.
     if not has_come(buffer_of(peers, 0) + HEAD, i + 1 - NUM_SLOTS, bounds, RING_HEAD, 1):
         return False
     lane = thread_idx()
