@@ -10,13 +10,13 @@
  memory      buffer_of(peers, rank): where a rank's SharedMemory begins; all primitives: see docs/primitives.md
  waits       wait_at_least, or start_wait and give_up in a loop of one's own; own_site names a wait in reports
  barriers    barrier_block(peers, bounds): of the ranks of a node; barrier_grid(arrivals, bounds): of a launch's blocks
- network     put_nbi_warp, amo_add, quiet, peer_ptr: also to ranks whose memory is not mapped
+ network     keep_message, put_nbi_warp, amo_add, quiet, own_ptr, peer_ptr: also to ranks whose memory is not mapped
 
 With nbep.spawn and nbep.SharedMemory that is all that such a kernel needs.
 """
 
 from nbep.device.jit import device_function, kernel, over
-from nbep.device.network.seam import Network, Place, amo_add, peer_ptr, put_nbi_warp, quiet
+from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, peer_ptr, put_nbi_warp, quiet
 from nbep.device.primitives import *  # noqa: F403
 from nbep.device.primitives import __all__ as _primitives
 from nbep.device.primitives import ld_acquire_sys_s32, wait_expired
@@ -58,8 +58,10 @@ __all__ = [
     "give_up",
     "is_at_least",
     "is_set",
+    "keep_message",
     "kernel",
     "over",
+    "own_ptr",
     "own_site",
     "peer_ptr",
     "put_nbi_warp",

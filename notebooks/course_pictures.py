@@ -248,10 +248,10 @@ def counted_picture(
 def _moves(trace: Recorder, counter: tuple[int, str]) -> list[tuple[int, int]]:
     """When a counter got a value, and which, in this order."""
     owner, name = counter
-    return [(event.step, event.value) for event in trace.events(("store", "atomic")) if _is(event, owner, name)]
+    return [(event.step, event.value) for event in trace.events(("store", "atomic")) if _is_cell(event, owner, name)]
 
 
-def _is(event: Event, owner: int, name: str) -> bool:
+def _is_cell(event: Event, owner: int, name: str) -> bool:
     return event.cell.owner == owner and event.cell.text == name
 
 
@@ -321,11 +321,11 @@ def plot_call(
 # The picture of both hops between nodes: the roles on the way from one rank to another, on one timeline.
 #
 #  dispatch   RDMA sender --RDMA ring--> forwarder --NVL ring--> NVL receiver; two coordinators tell tails and heads on
-#             RDMA sender --RDMA ring--> deliverer                             between ranks of the same place
+#             RDMA sender --RDMA ring--> deliverer                             between ranks with the same local rank
 #  combine    NVL sender --NVL ring--> forwarder --RDMA ring--> RDMA receiver; three coordinators
-#             its own x --> forwarder --RDMA ring--> RDMA receiver             between ranks of the same place
+#             its own x --> forwarder --RDMA ring--> RDMA receiver             between ranks with the same local rank
 #
-# The forwarder is on the rank that has the place of the one end and the node of the other.
+# The forwarder is on the rank that has the local rank of the one end and the node of the other.
 
 
 TOKEN_COLOR = RANK_COLORS[5]
@@ -407,11 +407,11 @@ def plot_hops(
 
 
 def _way(launch: Launch, src: int, dst: int) -> Way:
-    places = notes_of(launch).num_nvl_ranks
-    (src_node, src_place), (dst_node, dst_place) = divmod(src, places), divmod(dst, places)
-    is_straight = src_place == dst_place  # then there is no second hop, or no first one
+    num_nvl_ranks = notes_of(launch).num_nvl_ranks
+    (src_node, src_local), (dst_node, dst_local) = divmod(src, num_nvl_ranks), divmod(dst, num_nvl_ranks)
+    is_straight = src_local == dst_local  # then there is no second hop, or no first one
     if launch.kernel == DISPATCH:
-        via = dst_node * places + src_place
+        via = dst_node * num_nvl_ranks + src_local
         columns: tuple[str, ...] = (f"node {dst_node}", f"node {src_node}")
         if is_straight:
             lanes = [
@@ -424,13 +424,13 @@ def _way(launch: Launch, src: int, dst: int) -> Way:
         lanes = [
             Lane("RDMA sender", src),
             Lane("sender coordinator", src),
-            Lane("forwarder", via, dst_place),
+            Lane("forwarder", via, dst_local),
             Lane("forwarder coordinator", via),
-            Lane("NVL receiver", dst, src_place),
+            Lane("NVL receiver", dst, src_local),
         ]
-        slots = [(via, -1, src_node), (dst, src_place, -1)]
+        slots = [(via, -1, src_node), (dst, src_local, -1)]
         return Way(lanes, via, slots, (src, dst_node), columns, [("RDMA", via, src, -1), ("NVL", dst, via, -1)])
-    via = src_node * places + dst_place
+    via = src_node * num_nvl_ranks + dst_local
     lanes = [
         Lane("NVL sender", src),
         Lane("NVL coordinator", via),
@@ -439,8 +439,8 @@ def _way(launch: Launch, src: int, dst: int) -> Way:
         Lane("RDMA receiver", dst),
         Lane("receiver coordinator", dst),
     ]
-    slots = [(via, dst_node * places + src_place, -1), (dst, -1, src_node)]
-    columns = f"place {src_place}", "sums", f"node {src_node}"
+    slots = [(via, dst_node * num_nvl_ranks + src_local, -1), (dst, -1, src_node)]
+    columns = f"local rank {src_local}", "sums", f"node {src_node}"
     if is_straight:
         return Way(lanes[2:], via, slots[1:], (via, dst_node), columns, [("RDMA", dst, via, -1)])
     return Way(lanes, via, slots, (via, dst_node), columns, [("NVL", via, src, dst_node), ("RDMA", dst, via, -1)])
@@ -472,7 +472,7 @@ def _events(trace: Recorder, way: Way, channel: int, kernel: str, call: int, lan
 
 
 def _is_of_way(event: Event, way: Way) -> bool:
-    """Whether a cell of the board is about one of the way's rings: each role counts for one node, or place."""
+    """Whether a cell of the board is about one of the way's rings: each role counts for one node, or local rank."""
     sides = {lane.rank: lane.role for lane in way.lanes}
     column = event.cell.text.rpartition(", ")[2].removesuffix("]")
     if len(way.columns) == 2:

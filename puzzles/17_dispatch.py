@@ -93,12 +93,12 @@ def answer(rank):
 def wrong_slot(clue):
     """What is wrong with a call of slot_of, if that can be seen; "" if not."""
     own = ("me", "peers.rank")
-    for where, sources, goals in (("send_tokens", own, ("dst",)), ("receive_tokens", ("src",), own)):
+    for where, sources, destinations in (("send_tokens", own, ("dst",)), ("receive_tokens", ("src",), own)):
         for _, src, dst, n in arguments_of(clue, "slot_of", where):
-            if src not in sources or dst not in goals:
+            if src not in sources or dst not in destinations:
                 return (
-                    f"In `{where}` a row goes from rank `{sources[0]}` to rank `{goals[0]}`, so its slot is "
-                    f"slot_of(peers, {sources[0]}, {goals[0]}, n), and not slot_of(peers, {src}, {dst}, {n})."
+                    f"In `{where}` a row goes from rank `{sources[0]}` to rank `{destinations[0]}`, so its slot is "
+                    f"slot_of(peers, {sources[0]}, {destinations[0]}, n), and not slot_of(peers, {src}, {dst}, {n})."
                 )
             if n == "token" or not n.isidentifier():
                 return (

@@ -69,7 +69,7 @@ OF_NO_RUN = (
     "In colour are the adds",
     "In colour: the counts",
     "Lane `n` of the first warp tells",
-    "What the one before did is in the *journal*",
+    "What the one before did is in the *launch state*",
     "A coordinator empties the counts",
     "Rank 1 is slow there",
     "The first lanes of four warps post here",

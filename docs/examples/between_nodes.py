@@ -36,7 +36,7 @@ def new_buffer(comm):
 
 
 def one_token(comm):
-    """Rank 0 has a token for rank 3, which is on the other node and has another place there."""
+    """Rank 0 has a token for rank 3, which is on the other node and has another local rank there."""
     num_tokens = 1 if comm.rank == 0 else 0
     x = np.full((num_tokens, HIDDEN), 7, ml_dtypes.bfloat16)
     topk_idx = np.full((num_tokens, 1), 3)  # four ranks have an expert each

@@ -84,14 +84,14 @@ class Routes(NamedTuple):
     def carried(self, token_bytes: int) -> Carried:
         """Bytes of a call; a combine takes the same ways back."""
         num_ranks, size = self.num_ranks, self.num_nvl_peers
-        to_rank = self.is_token_in_rank.sum(axis=1)  # [source, goal]
+        to_rank = self.is_token_in_rank.sum(axis=1)  # [source, destination]
         in_node = self.is_token_in_rank.reshape(num_ranks, -1, num_ranks // size, size).any(axis=3)
         to_node = in_node.sum(axis=1)  # [source, node]
-        sources, goals = np.indices(to_rank.shape)
+        sources, destinations = np.indices(to_rank.shape)
         own_node = np.arange(num_ranks)[:, None] // size == np.arange(num_ranks // size)
         rdma, nvl = int(to_node.sum()), int(to_rank.sum())
-        # A forwarder has the place of the source, so a rank forwards to itself what comes from its own place.
-        link = int(to_node[~own_node].sum() + to_rank[sources % size != goals % size].sum())
+        # A forwarder has the local rank of the source, so it forwards to itself what comes from its own local rank.
+        link = int(to_node[~own_node].sum() + to_rank[sources % size != destinations % size].sum())
         of_rank = token_bytes / num_ranks
         return Carried(rdma * of_rank, nvl * of_rank, (rdma + nvl) * of_rank, link * of_rank)
 
@@ -128,9 +128,9 @@ def expected_rows(routes: Routes, rank: int, hidden: int) -> np.ndarray:
 
 def expected_sums(routes: Routes, rank: int, hidden: int) -> np.ndarray:
     """What combine makes of unchanged rows: each token as often as it went to a rank."""
-    goals = routes.is_token_in_rank[rank].sum(axis=1)
-    rows = make_tokens(rank, np.arange(len(goals)), hidden)
-    return (rows.astype(np.float32) * goals[:, None]).astype(ml_dtypes.bfloat16)
+    destinations = routes.is_token_in_rank[rank].sum(axis=1)
+    rows = make_tokens(rank, np.arange(len(destinations)), hidden)
+    return (rows.astype(np.float32) * destinations[:, None]).astype(ml_dtypes.bfloat16)
 
 
 def num_wrong_rows(got: Any, wanted: Any) -> int:

@@ -258,8 +258,8 @@ def _messages(case: Case, deduplicate: bool) -> list[list[int]]:
     counts = []
     for topk_idx in case.topk_idx:
         of_tokens = (topk_idx // (case.num_experts // case.num_ranks)).tolist()
-        goals = [goal for ranks in of_tokens for goal in (set(ranks) if deduplicate else ranks)]
-        counts.append([goals.count(rank) for rank in range(case.num_ranks)])
+        dsts = [dst for ranks in of_tokens for dst in (set(ranks) if deduplicate else ranks)]
+        counts.append([dsts.count(rank) for rank in range(case.num_ranks)])
     return counts
 
 

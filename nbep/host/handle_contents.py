@@ -132,8 +132,8 @@ def _passed_on(handle: InternodeHandle, rank: int, num_nvl_peers: int, firsts: n
         from_rank = source * num_nvl_peers + place
         meta = handle.recv_src_meta[last_rows[from_rank] : last_rows[from_rank + 1]]
         bits = meta[:, bits_word(node)] >> bits_shift(node)
-        goals = bits[:, None] >> np.arange(num_nvl_peers) & 1 != 0
-        _same(name, of_source[here], goals, f"for what came from rank {from_rank}, as handle.recv_src_meta says")
+        destinations = bits[:, None] >> np.arange(num_nvl_peers) & 1 != 0
+        _same(name, of_source[here], destinations, f"for what came from rank {from_rank}, as handle.recv_src_meta says")
         before = np.concatenate([[0], handle.recv_rdma_channel_prefix_matrix[source, :-1]])
         counts = np.concatenate([[0], np.cumsum(here)])[before]
         wanted = starts[from_rank] - last_rows[from_rank]
@@ -162,7 +162,7 @@ def _channels(num_tokens: int, num_channels: int) -> list[tuple[int, int]]:
 
 
 def _channel_prefixes(goes: np.ndarray, num_channels: int) -> np.ndarray:
-    """[goals, num_channels]: tokens of channels 0 to c that go to each goal; goes [num_tokens, goals]"""
+    """[destinations, num_channels]: tokens of channels 0 to c that go to each; goes [num_tokens, destinations]"""
     counts = [goes[begin:end].sum(axis=0) for begin, end in _channels(len(goes), num_channels)]
     return np.cumsum(counts, axis=0).T
 
@@ -173,9 +173,9 @@ def _heads(name: str, heads: np.ndarray, goes: np.ndarray, ranges: list[tuple[in
         here = goes[begin:end]
         wrong = np.where(here, heads[begin:end] != np.cumsum(here, axis=0) - 1, heads[begin:end] >= 0)
         if wrong.any():
-            token, goal = (int(i[0]) for i in wrong.nonzero())
-            got = heads[begin + token, goal]
-            refuse(f"{name}[{begin + token}, {goal}]", got, "as dispatch made it: its token's place in the ring, or -1")
+            token, dst = (int(i[0]) for i in wrong.nonzero())
+            got = heads[begin + token, dst]
+            refuse(f"{name}[{begin + token}, {dst}]", got, "as dispatch made it: its token's place in the ring, or -1")
 
 
 def _same(name: str, got: np.ndarray, wanted: np.ndarray, why: str) -> None:

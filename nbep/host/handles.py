@@ -226,11 +226,11 @@ class InternodeHandle(ArraysHandle):
     recv_gbl_channel_prefix_matrix   [num_ranks, num_channels] int32; [r, c]: first row of channel c of rank r
     recv_gbl_rank_prefix_sum         [num_ranks] int32; [r]: tokens of ranks 0 to r to this rank
     recv_src_meta                    [num_recv_tokens, words] int32: each received token's index on its source rank, the
-                                     rdma_rank of that, then the bits of its goals; see layout.internode
+                                     rdma_rank of that, then the bits of its destinations; see layout.internode
     send_rdma_head                   [num_tokens, num_rdma_ranks] int32; [t, d]: index of token t among those of its
                                      channel to node d, or -1
     send_nvl_head                    [num_rdma_recv_tokens, num_nvl_ranks] int32; [i, k]: of what passed through this
-                                     rank, by node and channel: the index among those of them for place k, or -1
+                                     rank, by node and channel: the index among those of them for local rank k, or -1
 
     Combine rewrites both heads in place.
     """

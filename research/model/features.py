@@ -22,9 +22,9 @@ from __future__ import annotations
 import numpy as np
 
 from nbep.device.layout.internode import num_meta_words
-from nbep.device.layout.intranode import RingShape, note_bytes
-from nbep.device.layout.low_latency import note_bytes as low_latency_note_bytes
-from nbep.device.layout.low_latency import note_offset as low_latency_note_offset
+from nbep.device.layout.intranode import RingShape, header_bytes
+from nbep.device.layout.low_latency import header_bytes as low_latency_note_bytes
+from nbep.device.layout.low_latency import header_offset as low_latency_note_offset
 from nbep.device.layout.low_latency import row_stride
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.protocols.staging import STAGE_BYTES
@@ -120,7 +120,7 @@ def row_bytes(work: Work, verb: str) -> int:
     num_scales = work.hidden // 128 if verb == DISPATCH and work.use_fp8 else 0
     num_src_idx = num_meta_words(work.num_nodes) if verb == DISPATCH and work.mode == INTERNODE else 0
     values = value_bytes(work, verb)
-    return values + note_bytes(RingShape(work.num_ranks, 1, 1, values, 0, num_scales, num_src_idx))
+    return values + header_bytes(RingShape(work.num_ranks, 1, 1, values, 0, num_scales, num_src_idx))
 
 
 def value_bytes(work: Work, verb: str) -> int:

@@ -51,7 +51,7 @@ def measured(monkeypatch, tmp_path):
 def tokens_to_ranks():
     """How many tokens of the inputs go from each rank to each."""
     owners = [choose_experts(rank, 6, 2, 4) // 2 for rank in range(2)]
-    return [[int((of_rank == goal).any(axis=1).sum()) for goal in range(2)] for of_rank in owners]
+    return [[int((of_rank == dst).any(axis=1).sum()) for dst in range(2)] for of_rank in owners]
 
 
 def test_inside_a_node_every_work_number_of_sms_and_chunk_has_a_row(measured, tmp_path, capsys):

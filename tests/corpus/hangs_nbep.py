@@ -191,7 +191,7 @@ LOW_LATENCY_RECEIVER = (
 TOKENS = "the peer's tokens and their number"
 LOW_LATENCY = [
     edited("low latency: the counts are not told", with_low_latency, dispatch_sender.count_choices,
-        "add_to_count(ctx, goal, completion(num_chosen), False)", NOTHING, (
+        "add_to_count(ctx, dst_expert, completion(num_chosen), False)", NOTHING, (
             waits(LOW_LATENCY_RECEIVER, " for rank 0", TOKENS, COUNTS + "-1 and sees 65536"),
             "Rank 1 waits for rank 0 in the same way"), ("circle",)),
     edited(

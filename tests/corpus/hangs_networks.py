@@ -148,7 +148,7 @@ OVER_THE_NIC = [
          (SENDER, DONE, "It polls `queue pairs` of rank 0: completion of queue pair 65 (queue 0 to rank 1) + 60 (byte ",
           "and sees 65535", NO_STORE, "(queue pair 65): 6", ", none done", "; its NIC has nothing to do"),
          ("circle", "record of", "doorbell of")),
-    hang("NIC: an add goes to the next cell", NIC, arrivals.tell,
+    hang("NIC: an add goes to the next cell", NIC, arrivals.notify,
          "amo_add(network, place.dst, total, place.peer, place.queue, True)",
          "amo_add(network, place.dst + 4, total, place.peer, place.queue, True)",
          ("rank 0" + RECEIVER, " waits for rank 1: ", COUNT,

@@ -63,7 +63,7 @@ LOW_LATENCY = [
          "store too weak", (": counts[half 1",)),
     race("low latency: the coordinator's lanes do not meet",
          "low_latency.coordinator.end_earlier_calls: syncwarp", TRIP,
-         "no syncwarp", (": journal[",)),
+         "no syncwarp", (": state[",)),
     race("low latency: a credit before the cells are empty", "low_latency.coordinator.empty_half: syncwarp", OVERLAP,
          ("another lane signals", "warps not met"), (maybe(": counts[half"), maybe(": credits[half")),
          seeds=(0, 1, 3, 5, 6, 7), least=1),

@@ -14,7 +14,7 @@ from nbep.cli import main as nbep_main
 from nbep.demo import main
 from nbep.demo.checks import Progress
 from nbep.demo.layer import PHASES
-from nbep.device.kernels.parts import notes, sums
+from nbep.device.kernels.parts import header, sums
 from nbep.device.protocols import teams
 
 SMALL = ["--ranks", "2", "--tokens", "5", "--hidden", "16", "--experts", "4"]
@@ -123,7 +123,7 @@ def test_a_wrong_sum_in_combine_fails_two_checks(capsys, monkeypatch):
 
 
 def test_a_wrong_weight_in_dispatch_fails_its_check(capsys, monkeypatch):
-    replace_primitives(monkeypatch, notes, ld_na_f32=lambda address: np.float32(0.5))
+    replace_primitives(monkeypatch, header, ld_na_f32=lambda address: np.float32(0.5))
     status, output = run(capsys, "--no-picture")
     assert status == 1
     assert checks_of(output)["recv_topk_weights"] == "FAIL"

@@ -47,8 +47,8 @@ def test_the_table_counts_messages_and_with_deduplicate_tokens(capsys):
             topk_idx, _ = reference.gate(x[rank], gate_weight, 2)
             ranks = [choices // 2 for choices in topk_idx]
             if options:
-                ranks = [np.unique(goals) for goals in ranks]
-            first, second = (sum(int((goals == goal).sum()) for goals in ranks) for goal in range(2))
+                ranks = [np.unique(dsts) for dsts in ranks]
+            first, second = (sum(int((dsts == dst).sum()) for dsts in ranks) for dst in range(2))
             assert re.search(rf"rank {rank} +{first} +{second} +{first + second} +5\b", output), options
 
 

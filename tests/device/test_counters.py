@@ -118,12 +118,12 @@ def with_low_latency(wrap: int, deduplicate: bool = False) -> None:
             mode.symmetric.write(credit_offset(mode.num_rdma_bytes, comm.size, half, 0), words(start + 1, comm.size))
         mode.symmetric.write(signal_offset(mode.num_rdma_bytes, comm.size, 0), words(start, comm.size))
         at = mode.workspace.address
-        mode.workspace.write(mode.work.journal - at + 4 * USES, words(start, NUM_HALVES))
+        mode.workspace.write(mode.work.state - at + 4 * USES, words(start, NUM_HALVES))
         mode.workspace.write(mode.work.barriers - at, words(start, comm.size))
         comm.barrier()
         trips = [Trip(buffer, case, options) for _ in range(3)]
         two_at_a_time(trips)
-        assert have_passed(mode.workspace.read(mode.work.journal - at + 4 * USES, NUM_HALVES, np.int32), wrap)
+        assert have_passed(mode.workspace.read(mode.work.state - at + 4 * USES, NUM_HALVES, np.int32), wrap)
         for _ in range(2):
             buffer.clean_low_latency_buffer(max(case.num_tokens), case.hidden, case.num_experts)
         assert have_passed(mode.workspace.read(mode.work.barriers - at, comm.size, np.int32), wrap)
@@ -233,7 +233,7 @@ STORED = {
     "kernels/internode/coordinator.py": {"sent, received": between_nodes},
     "kernels/internode/meet_nodes.py": {"called": between_nodes},
     "kernels/internode/notify_dispatch.py": {"rounds, called": between_nodes},
-    "kernels/low_latency/coordinator.py": {"journal": with_low_latency},
+    "kernels/low_latency/coordinator.py": {"state": with_low_latency},
     "kernels/low_latency/clean_low_latency_buffer.py": {"barriers[a][b]": with_low_latency},
     "protocols/host_barrier.py": {"sent[a][b]": in_the_hosts_memory, "sent[a][a]": in_the_hosts_memory},
     "network/ibgda/queue_pair.py": {"READY": OF_QUEUES},

@@ -7,9 +7,9 @@ from nbep.device.layout.intranode import (
     EXPERT_COUNTS,
     RINGS,
     RingShape,
-    locate_notes,
+    header_bytes,
+    locate_header,
     locate_ring,
-    note_bytes,
     num_nvl_bytes_needed,
     slot_bytes,
 )
@@ -30,7 +30,7 @@ def parts_of(shape):
             ring = locate_ring(0, shape, channel, src)
             for slot in range(shape.num_slots):
                 row = ring.x + slot * slot_bytes(shape)
-                starts = locate_notes(row, shape)
+                starts = locate_header(row, shape)
                 sizes = (8 * shape.num_topk, 4 * shape.num_topk, 4 * shape.num_scales, 4 * shape.num_src_idx)
                 for name, start, size in zip(starts._fields, starts, sizes, strict=True):
                     yield f"{name}[channel {channel}, src {src}, slot {slot}]", start, start + size
@@ -38,7 +38,7 @@ def parts_of(shape):
 
 
 def first_slot(shape):
-    return locate_ring(0, shape, 0, 0).x - note_bytes(shape)
+    return locate_ring(0, shape, 0, 0).x - header_bytes(shape)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -56,7 +56,7 @@ def test_rows_and_messages_are_aligned_for_the_wire(shape):
     for name, begin, _ in parts_of(shape):
         if name.startswith("x["):
             assert begin % ALIGNMENT_BYTES == 0, name
-            assert (begin - note_bytes(shape)) % ALIGNMENT_BYTES == 0, name
+            assert (begin - header_bytes(shape)) % ALIGNMENT_BYTES == 0, name
         if name.startswith("topk_idx["):
             assert begin % 8 == 0, name
 

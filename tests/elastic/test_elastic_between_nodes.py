@@ -69,11 +69,11 @@ def test_in_hybrid_mode_a_row_crosses_the_network_once_for_each_node(is_hybrid, 
     wanted: Counter[tuple[int, int]] = Counter()
     for src in range(num_ranks):
         for experts in case.topk_idx[src]:
-            goals = {int(expert) * num_ranks // case.num_experts for expert in experts if expert >= 0}
-            away = {goal for goal in goals if goal // size != src // size}
+            destinations = {int(expert) * num_ranks // case.num_experts for expert in experts if expert >= 0}
+            away = {dst for dst in destinations if dst // size != src // size}
             if is_hybrid:
-                away = {goal // size * size + src % size for goal in away}
-            wanted.update((src, goal) for goal in away)
+                away = {dst // size * size + src % size for dst in away}
+            wanted.update((src, dst) for dst in away)
     assert rows.found == wanted
 
 

@@ -33,7 +33,7 @@ def test_tokens_are_counted_once_for_each_node_that_they_go_to(num_nodes, num_nv
         assert (per_expert == want.num_tokens_per_expert).all()
         assert (is_token_in_rank == want.is_token_in_rank).all()
         nodes = [{int(e) // (3 * num_nvl_peers) for e in row if e >= 0} for row in topk_idx[rank]]
-        assert per_node.tolist() == [sum(node in goals for goals in nodes) for node in range(num_nodes)]
+        assert per_node.tolist() == [sum(node in destinations for destinations in nodes) for node in range(num_nodes)]
 
 
 def test_inside_a_node_there_is_no_count_for_nodes():

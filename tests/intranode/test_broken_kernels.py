@@ -20,7 +20,7 @@ import nbep
 from nbep.device import primitives
 from nbep.device.cards import SM80
 from nbep.device.kernels.intranode import dispatch, notify_dispatch
-from nbep.device.kernels.parts import notes
+from nbep.device.kernels.parts import header
 from nbep.device.primitives import st_relaxed_sys_s32
 from nbep.device.protocols import waits
 from nbep.lab.check import broken
@@ -136,7 +136,7 @@ def test_a_fault_report_whose_status_does_not_come_behind_its_words_is_caught(ho
 
 @pytest.mark.parametrize("memory_model", ["delayed", "checked"])
 @pytest.mark.parametrize(
-    ("module", "coherent", "constant"), [(dispatch, "ld_na_v4", "ld_nc_v4"), (notes, "ld_na_s32", "ld_nc_s32")]
+    ("module", "coherent", "constant"), [(dispatch, "ld_na_v4", "ld_nc_v4"), (header, "ld_na_s32", "ld_nc_s32")]
 )
 def test_a_slot_that_is_read_as_constant_is_found_although_the_tail_orders_it(
     module, coherent, constant, memory_model, monkeypatch
@@ -178,7 +178,7 @@ def test_ranks_added_in_another_order_are_caught(monkeypatch):
 
 
 def test_failure_names_seed_and_provenance(monkeypatch):
-    module = importlib.import_module("nbep.device.kernels.parts.notes")
+    module = importlib.import_module("nbep.device.kernels.parts.header")
     replace_primitives(monkeypatch, module, ld_na_f32=lambda address: primitives.ld_na_f32(address) + primitives.f32(1))
     case = make_case(3, num_tokens=2, num_topk=1, experts_per_rank=1, routing="everywhere")
     with pytest.raises(

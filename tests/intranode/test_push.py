@@ -13,9 +13,9 @@ pytestmark = pytest.mark.emulator_only("`nbep bench intranode` runs it on GPUs")
 OFFSET = 4 * ALIGNMENT_BYTES
 
 
-@pytest.mark.parametrize("goal", [TO_PEERS, AT_HOME, BOTH])
+@pytest.mark.parametrize("destination", [TO_PEERS, AT_HOME, BOTH])
 @pytest.mark.parametrize(("num_ranks", "grid", "num_rows"), [(2, 2, 3), (4, 3, 2)])
-def test_every_region_holds_the_rows_of_its_source(num_ranks, grid, num_rows, goal):
+def test_every_region_holds_the_rows_of_its_source(num_ranks, grid, num_rows, destination):
     num_regions = 2 * num_ranks - 1
 
     def main(comm):
@@ -27,7 +27,7 @@ def test_every_region_holds_the_rows_of_its_source(num_ranks, grid, num_rows, go
         src = row + 1_000_000 * comm.rank
         comm.barrier()
         stream = memory.runtime.current_stream
-        memory.runtime.launch(stream, push, grid, 64 * num_ranks, 0, src, OFFSET, num_rows, goal, memory.peers)
+        memory.runtime.launch(stream, push, grid, 64 * num_ranks, 0, src, OFFSET, num_rows, destination, memory.peers)
         stream.synchronize()
         comm.barrier()
         regions = local[OFFSET // 4 :].reshape(num_regions, -1).copy()
@@ -37,7 +37,7 @@ def test_every_region_holds_the_rows_of_its_source(num_ranks, grid, num_rows, go
     for rank, (regions, row) in enumerate(spawn(main, num_ranks)):
         for number, region in enumerate(regions):
             if number < num_ranks:
-                written, source = goal != AT_HOME and number != rank, number
+                written, source = destination != AT_HOME and number != rank, number
             else:
-                written, source = goal != TO_PEERS, rank
+                written, source = destination != TO_PEERS, rank
             assert (region == (row + 1_000_000 * source if written else -1)).all(), (rank, number)

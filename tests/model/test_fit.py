@@ -67,8 +67,8 @@ def test_published_rates_and_times_of_low_latency_agree():
 
 def test_a_rate_is_in_the_unit_of_deepeps_tests():
     inside = Row("intranode", "combine", 8, 100.0)
-    goals = sum(int(work_of("intranode", 8).routes(rank).sum()) for rank in (0, 7)) / 2
-    assert us_of(inside) == pytest.approx(goals * 2 * 7168 / 100e3)
+    destinations = sum(int(work_of("intranode", 8).routes(rank).sum()) for rank in (0, 7)) / 2
+    assert us_of(inside) == pytest.approx(destinations * 2 * 7168 / 100e3)
     between = Row("internode", "dispatch", 16, 100.0)
     nodes = sum(int(work_of("internode", 16).routes(r).reshape(-1, 2, 8).any(axis=2).sum()) for r in (0, 15)) / 2
     assert us_of(between) == pytest.approx(nodes * (7168 + 4 * 56) / 100e3)

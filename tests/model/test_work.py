@@ -41,13 +41,13 @@ def test_features_between_nodes_are_what_loops_count(verb, nvl_chunk, rdma_chunk
     routes = NORMAL.routes(rank)
     to_nodes, to_ranks = {}, {}
     for token in range(NORMAL.num_tokens):
-        goals = [goal for goal in range(NORMAL.num_ranks) if routes[token, goal]]
+        destinations = [dst for dst in range(NORMAL.num_ranks) if routes[token, dst]]
         channel = token // per_channel
-        for node in {goal // 2 for goal in goals} - {rank // 2}:
+        for node in {dst // 2 for dst in destinations} - {rank // 2}:
             to_nodes.setdefault((channel, node), []).append(token)
-        for goal in goals:
-            if goal % 2 != rank % 2:
-                to_ranks.setdefault((channel, goal), []).append(token)
+        for dst in destinations:
+            if dst % 2 != rank % 2:
+                to_ranks.setdefault((channel, dst), []).append(token)
     found = features(NORMAL, verb, rank)
     assert found["pairs.network"] == sum(map(len, to_nodes.values()))
     assert found["pairs.nvlink"] == sum(map(len, to_ranks.values()))
@@ -60,10 +60,10 @@ def test_features_between_nodes_are_what_loops_count(verb, nvl_chunk, rdma_chunk
 def test_features_of_low_latency_are_what_loops_count():
     work, rank = Work("low_latency", 6, 2, 5, 128, 3, 12, seed=4), 2
     links = ["network", "network", "home", "nvlink", "network", "network"]
-    goals = [int(expert) for expert in work.topk_idx(rank).reshape(-1)]
+    destinations = [int(expert) for expert in work.topk_idx(rank).reshape(-1)]
     found = features(work, "dispatch", rank)
     for link in ("home", "nvlink", "network"):
-        there = [expert for expert in goals if links[expert // 2] == link]
+        there = [expert for expert in destinations if links[expert // 2] == link]
         assert found[f"choices.{link}"] == len(there)
         assert found[f"chosen.{link}"] == len(set(there))
         assert found[f"experts.{link}"] == 2 * links.count(link)

@@ -135,15 +135,15 @@ def test_every_node_gets_a_token_once_and_its_forwarder_gives_it_to_each_rank_on
         node, local = divmod(rank, num_nvl_peers)
         forwarded = []
         for src in range(local, case.num_ranks, num_nvl_peers):
-            goals = [{int(e) * case.num_ranks // case.num_experts for e in row if e >= 0} for row in case.topk_idx[src]]
-            on_node = [{goal for goal in of_token if goal // num_nvl_peers == node} for of_token in goals]
+            dsts = [{int(e) * case.num_ranks // case.num_experts for e in row if e >= 0} for row in case.topk_idx[src]]
+            on_node = [{dst for dst in of_token if dst // num_nvl_peers == node} for of_token in dsts]
             forwarded += [of_token for of_token in on_node if of_token]
             assert dispatched[src].rdma_channel_prefix_matrix[node, -1] == sum(map(bool, on_node))
             counts = reference.count_tokens_per_rdma_rank(case.layouts[src], num_nvl_peers)
             assert counts[node] == sum(map(bool, on_node))
         assert len(forwarder.send_nvl_head) == forwarder.recv_rdma_rank_prefix_sum[-1] == len(forwarded)
-        for row, goals in zip(forwarder.send_nvl_head, forwarded, strict=True):
-            assert {node * num_nvl_peers + peer for peer in np.flatnonzero(row >= 0)} == goals
+        for row, dsts in zip(forwarder.send_nvl_head, forwarded, strict=True):
+            assert {node * num_nvl_peers + peer for peer in np.flatnonzero(row >= 0)} == dsts
 
 
 @settings(max_examples=50)
@@ -163,8 +163,8 @@ def test_heads_count_a_channels_tokens_at_both_levels(shape, num_channels):
                 assert [head for head in sent if head >= 0] == list(range(end - begin))
                 for peer in range(num_nvl_peers):
                     heads = [head for head in there.send_nvl_head[begin:end, peer] if head >= 0]
-                    goal = dispatched[rank - rank % num_nvl_peers + peer]
-                    assert len(heads) == len(rows_of(goal, src, channel))
+                    dst = dispatched[rank - rank % num_nvl_peers + peer]
+                    assert len(heads) == len(rows_of(dst, src, channel))
                     assert heads == list(range(len(heads)))
                 begin = end
             assert begin == there.recv_rdma_rank_prefix_sum[src_node]

@@ -39,7 +39,7 @@ def test_layout_counts_agree_with_membership(routing):
             assert count == (idx == expert).sum()
 
 
-def test_provenance_names_source_and_goal():
+def test_provenance_names_source_and_destination():
     case = make_case(0, num_ranks=2, num_tokens=1, num_topk=3, routing="everywhere")
     assert case.provenance(1, 0) == "r1t0 -> r0e0 r1e0 r0e1"
     assert make_case(0, num_tokens=1, routing="nowhere").provenance(0, 0) == "r0t0 -> nowhere"

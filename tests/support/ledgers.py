@@ -299,7 +299,7 @@ def written_by_kernel(accesses: Iterable[Access]) -> dict[str, set[frozenset[str
 def forgotten_resets(ledger: Ledger, ledgers: dict[str, Ledger], accesses: Iterable[Access]) -> list[str]:
     """Stores of 0, in kernels that run the ledger's file, to cells of which it says only that somebody adds to them.
 
-    A row that says `see journal.py` has what that ledger says of the cell.
+    A row that says `see coordinator.py` has what that ledger says of the cell.
     """
     found = {}
     kernels = {access.kernel for access in accesses if ledger.path in access.files}

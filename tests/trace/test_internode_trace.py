@@ -73,11 +73,11 @@ def test_a_token_is_forwarded_to_other_ranks_and_delivered_to_the_own_one(traced
     fills = [event for event in trace.events("fill", kernel=DISPATCH) if event.call == 0]
     forwarded = {(event.token[:2], event.cell.owner) for event in fills if event.role == "forwarder"}
     wanted = {
-        ((rank, int(token)), int(goal))
+        ((rank, int(token)), int(dst))
         for rank, (goes, *_) in enumerate(results)
-        for token, goal in zip(*np.nonzero(goes), strict=True)
+        for token, dst in zip(*np.nonzero(goes), strict=True)
     }
-    assert forwarded == {(token, goal) for token, goal in wanted if (token[0] - goal) % NUM_PLACES != 0}
+    assert forwarded == {(token, dst) for token, dst in wanted if (token[0] - dst) % NUM_PLACES != 0}
     assert sum(event.role == "deliverer" for event in fills) == len(wanted) - len(forwarded)
 
 
@@ -85,8 +85,8 @@ def test_a_slot_tells_where_its_token_goes(traced):
     trace, results = traced
     for event in trace.events("fill", kernel=DISPATCH):
         if event.token is not None:
-            rank, token, goals = event.token
-            assert goals == tuple(np.flatnonzero(results[rank][0][token]))
+            rank, token, destinations = event.token
+            assert destinations == tuple(np.flatnonzero(results[rank][0][token]))
 
 
 @pytest.mark.parametrize("call", [0, 1])
@@ -97,12 +97,12 @@ def test_a_journey_ends_in_the_rows_of_its_token(traced, call):
             way = journey(trace, rank, token, call)
             rows = {event.cell.owner: event.cell.row for event in way if event.cell.name == "recv_x"}
             assert set(rows) == set(np.flatnonzero(goes[token]))
-            assert all(results[goal][1][row] == 10 * rank + token for goal, row in rows.items())
+            assert all(results[dst][1][row] == 10 * rank + token for dst, row in rows.items())
             assert [event.cell.row for event in way if event.role == "RDMA receiver"] == [token]
             for kernel, role in ((DISPATCH, "RDMA sender"), (COMBINE, "forwarder")):
                 slots = sorted(event.cell.slot for event in way if (event.kernel, event.role) == (kernel, role))
                 assert slots == sorted(head % 2 for head in rdma_head[token] if head >= 0)
-            others = [goal for goal in rows if (goal - rank) % NUM_PLACES != 0]
+            others = [dst for dst in rows if (dst - rank) % NUM_PLACES != 0]
             assert sum(event.role == "NVL sender" for event in way) == len(others)
 
 

@@ -144,8 +144,8 @@ def test_what_a_coordinator_empties_has_the_names_of_the_call_before(trace):
     assert len(combines) == NUM_RANKS * 4
 
 
-def test_the_journal_is_the_coordinator_s(trace):
-    events = trace.events("store", cell="journal")
+def test_the_launch_state_is_the_coordinator_s(trace):
+    events = trace.events("store", cell="state")
     assert {event.role for event in events} == {"coordinator"}
     halves = [event.value for event in events if "next half" in event.cell.text and event.rank == 0]
     assert halves == [1, 0, 1, 0]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import nbep
 from nbep.bench.harness.report import Row
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, note_bytes, note_offset
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, header_bytes, header_offset
 from nbep.device.layout.low_latency_host import shape_of
 
 DEVICE = "cuda"
@@ -238,13 +238,13 @@ def bytes_of(variant: Variant, choices: Any, rank: int, hidden: int, num_experts
         "dispatch": hidden + hidden / 128 * 4 + 16 if variant.use_fp8 else 2 * hidden,
         "combine": hidden * 10 / 8 + hidden / 128 * 4 if variant.use_logfmt else 2 * hidden,
     }
-    message = {"dispatch": note_offset(shape) + note_bytes(shape), "combine": selection["combine"]}
-    goals = choices // (num_experts // num_ranks)  # -1 stays -1
+    message = {"dispatch": header_offset(shape) + header_bytes(shape), "combine": selection["combine"]}
+    destinations = choices // (num_experts // num_ranks)  # -1 stays -1
     num_selections = int((choices[rank] >= 0).sum())
     messages = {"dispatch": 0, "combine": 0}
     for peer in range(num_ranks):
         if peer != rank:
-            leaves, comes = goals[rank] == peer, goals[peer] == rank  # what comes goes back in combine
+            leaves, comes = destinations[rank] == peer, destinations[peer] == rank  # what comes goes back in combine
             messages["dispatch"] += int((leaves.any(1) if variant.deduplicate else leaves).sum())
             messages["combine"] += int((comes.any(1) if variant.deduplicate else comes).sum())
     return {verb: Bytes(num_selections * selection[verb], messages[verb] * message[verb]) for verb in messages}

@@ -139,8 +139,8 @@ def push_bytes(num_ranks: int) -> int:
     return PUSH_OFFSET + 2 * num_ranks * PUSH_ROWS * ROW_BYTES
 
 
-def push_call(memory: SharedMemory, num_rows: int, num_sms: int, goal: int = TO_PEERS) -> Callable[[], None]:
-    """A call that copies so many rows to each goal."""
+def push_call(memory: SharedMemory, num_rows: int, num_sms: int, destination: int = TO_PEERS) -> Callable[[], None]:
+    """A call that copies so many rows to each destination."""
     import torch
 
     src = torch.ones(num_rows * ROW_BYTES // 2, dtype=torch.int16, device="cuda")
@@ -148,7 +148,7 @@ def push_call(memory: SharedMemory, num_rows: int, num_sms: int, goal: int = TO_
     runtime, sizes = memory.runtime, (num_sms, PUSH_THREADS, 0)
 
     def call() -> None:
-        runtime.launch(runtime.current_stream, push, *sizes, src, PUSH_OFFSET, num_rows, goal, memory.peers)
+        runtime.launch(runtime.current_stream, push, *sizes, src, PUSH_OFFSET, num_rows, destination, memory.peers)
 
     return call
 
@@ -157,11 +157,11 @@ def push_rates(clock: Clock, memory: SharedMemory, sms: Iterable[int]) -> Pushes
     """Of so many SMs each, to the ranks of the memory's node."""
     num_peers = memory.peers.num_ranks - 1
 
-    def gbps(num_sms: int, goal: int) -> float:
-        num_bytes = PUSH_ROWS * ROW_BYTES * (2 * num_peers if goal == BOTH else num_peers)
-        return num_bytes / mean_us(clock, push_call(memory, PUSH_ROWS, num_sms, goal)) / 1e3
+    def gbps(num_sms: int, destination: int) -> float:
+        num_bytes = PUSH_ROWS * ROW_BYTES * (2 * num_peers if destination == BOTH else num_peers)
+        return num_bytes / mean_us(clock, push_call(memory, PUSH_ROWS, num_sms, destination)) / 1e3
 
-    return {num_sms: Push(*(gbps(num_sms, goal) for goal in (TO_PEERS, AT_HOME, BOTH))) for num_sms in sms}
+    return {num_sms: Push(*(gbps(num_sms, to) for to in (TO_PEERS, AT_HOME, BOTH))) for num_sms in sms}
 
 
 def push_gbps(pushes: Pushes) -> dict[int, dict[str, float]]:

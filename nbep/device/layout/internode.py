@@ -1,6 +1,6 @@
 """Both symmetric buffers of one rank in the normal mode between nodes.
 
-Rank (n, l) is the one with rdma_rank n, its node, and nvl_rank l, its place there.
+Rank (n, l) is the one with rdma_rank n, its node, and nvl_rank l, its local rank.
 
  RDMA buffer
    offset 0               recv: slots [num_channels, num_rdma_ranks, num_slots], from rank (n, own l)
@@ -49,7 +49,7 @@ from nbep.device.layout.intranode import (
     RINGS,
     RingShape,
     align_up,
-    note_bytes,
+    header_bytes,
     num_nvl_bytes_needed,
     slot_bytes,
 )
@@ -85,15 +85,15 @@ def bits_shift(rdma_rank):
 
 @device_function
 def recv_row(shape, channel, rdma_rank, slot):
-    """Offset of the row of a slot that a node's rank fills; shape: of the RDMA rings. Its notes lie in front of it."""
+    """Offset of the row of a slot that a node's rank fills, behind its header; shape: of the RDMA rings."""
     ring = channel * shape.num_ranks + rdma_rank
-    return (ring * shape.num_slots + slot) * slot_bytes(shape) + note_bytes(shape)
+    return (ring * shape.num_slots + slot) * slot_bytes(shape) + header_bytes(shape)
 
 
 @device_function
 def send_row(shape, channel, rdma_rank, slot):
     """Offset of the place where this rank keeps what it sends to that slot at a node's rank."""
-    return recv_row(shape, shape.num_channels, 0, 0) + recv_row(shape, channel, rdma_rank, slot) - note_bytes(shape)
+    return recv_row(shape, shape.num_channels, 0, 0) + recv_row(shape, channel, rdma_rank, slot) - header_bytes(shape)
 
 
 @device_function

@@ -5,15 +5,15 @@
  RINGS                    start, end, head, tail: [num_channels, num_ranks] s32 each
                           slots: [num_channels, num_ranks, num_slots]
 
- a slot                   notes: topk_idx [num_topk] s64, topk_weights [num_topk] f32, scales [num_scales] 4 bytes each,
+ a slot                   header: topk_idx [num_topk] s64, topk_weights [num_topk] f32, scales [num_scales] 4 bytes,
                           src_idx [num_src_idx] s32; x [hidden_bytes]; both start at multiples of ALIGNMENT_BYTES
 
 A ring carries the tokens of one (channel, source rank) to the owner of the buffer. What a rank sends to itself takes no
 ring, so those whose source is the owner stay empty. Dispatch and combine share the layout; combine leaves start, end
-and all notes but the weights unused. Behind the buffer's num_nvl_bytes come the barrier signals, the two pointer tables
-and what peers say of a call that differs.
+and all of the header but the weights unused. Behind the buffer's num_nvl_bytes come the barrier signals, the two
+pointer tables and what peers say of a call that differs.
 
-Notes lie in front of their row, with padding between, so that the row's first bulk copy takes them along. DeepEP has
+A header lies in front of its row, with padding between, so that the row's first bulk copy takes it along. DeepEP has
 an array for each, which takes stores of 4 and 8 bytes over the wire. Messages that start elsewhere than at multiples of
 128 bytes are slower there, see records/attempts.md.
 
@@ -69,7 +69,7 @@ class Ring(NamedTuple):
     x: int
 
 
-class Notes(NamedTuple):
+class Header(NamedTuple):
     """The addresses of what goes with one row. Where the sizes in the ring's shape are 0 there is no such part."""
 
     topk_idx: int
@@ -85,15 +85,15 @@ def num_ring_cell_words(shape):
 
 
 @device_function
-def note_bytes(shape):
-    """Bytes of the notes in a slot, with the padding behind them."""
+def header_bytes(shape):
+    """Bytes of the header in a slot, with the padding behind them."""
     return align_up(12 * shape.num_topk + 4 * (shape.num_scales + shape.num_src_idx), ALIGNMENT_BYTES)
 
 
 @device_function
 def slot_bytes(shape):
     """From a slot to the next."""
-    return note_bytes(shape) + align_up(shape.hidden_bytes, ALIGNMENT_BYTES)
+    return header_bytes(shape) + align_up(shape.hidden_bytes, ALIGNMENT_BYTES)
 
 
 @device_function
@@ -108,21 +108,21 @@ def locate_ring(base, shape, channel, src_rank):
         cells + 4 * (num_rings + ring),
         cells + 4 * (2 * num_rings + ring),
         cells + 4 * (3 * num_rings + ring),
-        slots + ring * shape.num_slots * slot_bytes(shape) + note_bytes(shape),
+        slots + ring * shape.num_slots * slot_bytes(shape) + header_bytes(shape),
     )
 
 
 @device_function
-def locate_notes(row, shape):
-    """The notes in front of the row of a slot, or of a stage."""
-    topk_idx = row - note_bytes(shape)
+def locate_header(row, shape):
+    """The header in front of the row of a slot, or of a stage."""
+    topk_idx = row - header_bytes(shape)
     topk_weights = topk_idx + 8 * shape.num_topk
     scales = topk_weights + 4 * shape.num_topk
-    return Notes(topk_idx, topk_weights, scales, scales + 4 * shape.num_scales)
+    return Header(topk_idx, topk_weights, scales, scales + 4 * shape.num_scales)
 
 
 @lru_cache(maxsize=1024)
 def num_nvl_bytes_needed(shape: RingShape) -> int:
     """Bytes of symmetric buffer that rings of this shape take, a multiple of ALIGNMENT_BYTES."""
     past_the_end = locate_ring(0, shape, shape.num_channels, 0)
-    return past_the_end.x - note_bytes(shape)
+    return past_the_end.x - header_bytes(shape)

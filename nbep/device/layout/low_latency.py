@@ -12,7 +12,7 @@
    in combine             rows [num_local_experts (of that rank), num_max_tokens]; with deduplicate [num_max_tokens]
  send                     messages [num_max_tokens] of dispatch, rows [num_local_experts, num_ranks * num_max_tokens] of
                           combine: its zero-copy buffer
- a message                x [hidden], e4m3 or bf16; scales [hidden / 128] f32, only with e4m3; note: its token's index
+ a message                x [hidden], e4m3 or bf16; scales [hidden / 128] f32, only with e4m3; header: its token's index
                           at the source, s32, and padding; then with deduplicate for each choice local expert or -1,
                           slot, weight
  a row                    x [hidden] bf16; with LogFMT `kernels.parts.logfmt` says what is in it
@@ -45,7 +45,7 @@ MAX_RANKS = 256
 MAX_EXPERTS = 2048
 MAX_TOPK = 32
 COLUMNS_PER_SCALE = 128
-NOTE_ALIGNMENT = 16
+HEADER_ALIGNMENT = 16
 WORDS_OF_CALL = 2
 LOGFMT_COLUMNS = 128  # that share a minimum and a maximum
 LOGFMT_META_BYTES = 4
@@ -125,28 +125,28 @@ def num_scales(shape):
 
 
 @device_function
-def note_offset(shape):
-    """Where the note stands in a message."""
-    return align_up(payload_bytes(shape) + 4 * num_scales(shape), NOTE_ALIGNMENT)
+def header_offset(shape):
+    """Where the header stands in a message."""
+    return align_up(payload_bytes(shape) + 4 * num_scales(shape), HEADER_ALIGNMENT)
 
 
 @device_function
-def note_bytes(shape):
-    """Bytes of a note: the index, then with deduplicate an expert, a slot and a weight for each choice."""
-    return NOTE_ALIGNMENT + (align_up(12 * shape.num_topk, NOTE_ALIGNMENT) if deduplicates(shape) else 0)
+def header_bytes(shape):
+    """Bytes of a header: the index, then with deduplicate an expert, a slot and a weight for each choice."""
+    return HEADER_ALIGNMENT + (align_up(12 * shape.num_topk, HEADER_ALIGNMENT) if deduplicates(shape) else 0)
 
 
 @device_function
 def message_stride(shape):
     """From a message of dispatch to the next."""
-    return align_up(note_offset(shape) + note_bytes(shape), ALIGNMENT_BYTES)
+    return align_up(header_offset(shape) + header_bytes(shape), ALIGNMENT_BYTES)
 
 
 @device_function
 def row_stride(shape):
     """From a row of combine to the next, where a peer has put them."""
     meta = LOGFMT_META_BYTES * (shape.hidden // LOGFMT_COLUMNS) if shape.use_logfmt != 0 else 0
-    return 2 * shape.hidden + align_up(meta, NOTE_ALIGNMENT)
+    return 2 * shape.hidden + align_up(meta, HEADER_ALIGNMENT)
 
 
 @device_function

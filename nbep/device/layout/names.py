@@ -16,11 +16,11 @@ from nbep.device.layout.intranode import (
     EXPERT_COUNTS,
     NUM_RING_CELLS,
     RINGS,
-    Notes,
+    Header,
     RingShape,
-    locate_notes,
+    header_bytes,
+    locate_header,
     locate_ring,
-    note_bytes,
     slot_bytes,
 )
 from nbep.device.layout.low_latency import (
@@ -66,7 +66,7 @@ def describe_ring(shape: RingShape | None, offset: int) -> str:
     if cell < NUM_RING_CELLS:
         channel, src = divmod(ring, shape.num_ranks)
         return f"{('start', 'end', 'head', 'tail')[cell]}[channel {channel}, src {src}]"
-    row = note_bytes(shape)
+    row = header_bytes(shape)
     slot, byte = divmod(offset - locate_ring(0, shape, 0, 0).x + row, slot_bytes(shape))
     ring, slot = divmod(slot, shape.num_slots)
     if not 0 <= ring < num_rings:
@@ -78,9 +78,9 @@ def describe_ring(shape: RingShape | None, offset: int) -> str:
 
 def part_of_slot(shape: RingShape, byte: int) -> tuple[str, int]:
     """What a byte of a slot belongs to, and which byte of that it is."""
-    row = note_bytes(shape)
+    row = header_bytes(shape)
     sizes = (8 * shape.num_topk, 4 * shape.num_topk, 4 * shape.num_scales, 4 * shape.num_src_idx, shape.hidden_bytes)
-    for name, start, size in zip((*Notes._fields, "x"), (*locate_notes(row, shape), row), sizes, strict=True):
+    for name, start, size in zip((*Header._fields, "x"), (*locate_header(row, shape), row), sizes, strict=True):
         if start <= byte < start + size:
             return name, byte - start
     return "padding", byte
@@ -125,7 +125,7 @@ def describe_nvl_offset(shape: RingShape | None, num_rdma_ranks: int, num_nvl_ra
     if offset < rings + RINGS:
         place, byte = divmod(offset, counts_bytes(num_rdma_ranks))
         parity, source = divmod(place, num_nvl_ranks)
-        return f"counts[{parity}, from place {source}] word {byte // 4}"
+        return f"counts[{parity}, from local rank {source}] word {byte // 4}"
     return describe_ring(shape, offset - rings)
 
 

@@ -10,7 +10,7 @@
 
 CUDA promises no atomics there, only that loads and stores are whole: see docs/architecture.md, "Memory of the host". So
 what is added is loaded, summed and stored. It takes that no two threads add to one cell at the same time: an add is a
-message, and parts of a count are added up on the GPU before (parts.arrivals.tell). Whoever adds next comes behind
+message, and parts of a count are added up on the GPU before (parts.arrivals.notify). Whoever adds next comes behind
 the one before: in the order of the stream, or after its owner has emptied the cell and said so by a credit.
 """
 

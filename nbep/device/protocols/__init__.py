@@ -1,1 +1,1 @@
-"""What kernels agree on: barriers, bounded waits, rings, notes, copies, reductions. Built from primitives only."""
+"""What kernels agree on: barriers, bounded waits, rings, headers, copies, reductions. Built from primitives only."""

@@ -215,9 +215,9 @@ def _is_undone(group: Group) -> bool:
 def _network(waits: Waits, group: Group, awaited: Awaited) -> list[str]:
     """What has become of the messages that a group waits for, if a NIC carries them."""
     peer = -1 if group.report is None else group.report.peer
-    source, goal = (group.rank, peer) if awaited.rank == group.rank else (awaited.rank, group.rank)
+    source, destination = (group.rank, peer) if awaited.rank == group.rank else (awaited.rank, group.rank)
     describe = None if source is None else waits.world.networks.get(source)
-    found = [] if describe is None or goal < 0 or goal == source else describe(goal)[:1]
+    found = [] if describe is None or destination < 0 or destination == source else describe(destination)[:1]
     return [f"On {name_of(source or 0)}, {line}" for line in found]
 
 

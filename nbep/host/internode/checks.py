@@ -26,7 +26,7 @@ def handle(memory: Node, value: Any) -> InternodeHandle:
     value = validate.own_handle(memory, value, InternodeHandle, "a dispatch between nodes", 10)
     if not value.is_as_made:  # else its arrays are those that dispatch made
         mode = mode_of(memory)
-        num_ranks, num_nodes, num_places = memory.num_ranks, mode.num_rdma_ranks, mode.num_nvl_ranks
+        num_ranks, num_nodes, num_nvl_ranks = memory.num_ranks, mode.num_rdma_ranks, mode.num_nvl_ranks
         view = memory.runtime.view
         validate.array("handle.is_token_in_rank", view(value.is_token_in_rank), "bool", ("num_tokens", num_ranks))
         num_tokens = value.is_token_in_rank.shape[0]
@@ -45,7 +45,7 @@ def handle(memory: Node, value: Any) -> InternodeHandle:
             validate.array(f"handle.{name}", view(getattr(value, name)), "int32", shape)
         # Combine writes them.
         validate.output("handle.send_rdma_head", view(value.send_rdma_head), "int32", (num_tokens, num_nodes))
-        size = "num_rdma_recv_tokens", num_places
+        size = "num_rdma_recv_tokens", num_nvl_ranks
         validate.output("handle.send_nvl_head", view(value.send_nvl_head), "int32", size)
     return value
 

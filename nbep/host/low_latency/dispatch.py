@@ -16,7 +16,7 @@ from nbep.device.kernels.low_latency.deduplicated_combine import COLUMNS as SUM_
 from nbep.device.kernels.low_latency.dispatch import DispatchSizes, dispatch_smem_bytes
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.kernels.parts.arrivals import MAX_TAGS
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, message_stride, note_offset
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, header_offset, message_stride
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
@@ -179,7 +179,7 @@ def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     if smem_bytes > runtime.max_smem_bytes:
         refuse("hidden size of x", hidden, f"so small that two tokens fit into {runtime.max_smem_bytes} bytes")
     of_teams = teams(num_experts, num_max_tokens, mode.num_blocks, num_threads)
-    places = message_stride(shape), note_offset(shape)
+    places = message_stride(shape), header_offset(shape)
     flags_of_scales = int(given.round_scale), int(given.use_ue8m0)
     sizes = DispatchSizes(num_tokens, num_topk, *of_teams, *places, *flags_of_scales)
     words = words_of(DISPATCH, shape, given.round_scale)

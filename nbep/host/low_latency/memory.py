@@ -28,12 +28,12 @@ from nbep.device.kernels.low_latency.calls import ComparedCall
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer
 from nbep.device.kernels.low_latency.combine import low_latency_combine
 from nbep.device.kernels.low_latency.coordinator import (
-    JOURNAL_WORDS,
     NEXT_HALF,
     NUM_COUNTS,
     NUM_SLOTS,
     RECEIVED_HALF,
     SENT_HALF,
+    STATE_WORDS,
     USES,
 )
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
@@ -62,7 +62,7 @@ from nbep.host.target.base import Kernel, PreparedLaunch
 from nbep.host.target.new_arrays import Make
 from nbep.host.target.streams import Stream
 
-JOURNAL_NAMES = {
+STATE_NAMES = {
     SENT_HALF: "sent half + 1",
     RECEIVED_HALF: "received half + 1",
     NUM_SLOTS: "slots",
@@ -96,9 +96,9 @@ def workspace_at(address: int, num_ranks: int) -> tuple[Workspace, int]:
 
     sums = after(address, NUM_HALVES * slot_words(num_ranks))
     barriers = after(sums, NUM_HALVES * slot_words(num_ranks))
-    journal = after(barriers, num_ranks)
-    mask = after(journal, JOURNAL_WORDS)
-    return Workspace(address, journal, mask, sums, barriers), after(mask, num_ranks)
+    state = after(barriers, num_ranks)
+    mask = after(state, STATE_WORDS)
+    return Workspace(address, state, mask, sums, barriers), after(mask, num_ranks)
 
 
 def describe_workspace(num_ranks: int, offset: int) -> str:
@@ -106,9 +106,9 @@ def describe_workspace(num_ranks: int, offset: int) -> str:
     at, _ = workspace_at(0, num_ranks)
     if offset >= at.mask:
         return f"mask[rank {(offset - at.mask) // 4}]"
-    if offset >= at.journal:
-        word = (offset - at.journal) // 4
-        return f"journal[{JOURNAL_NAMES.get(word, f'uses of half {word - USES}')}]"
+    if offset >= at.state:
+        word = (offset - at.state) // 4
+        return f"state[{STATE_NAMES.get(word, f'uses of half {word - USES}')}]"
     if offset >= at.barriers:
         return f"barriers[rank {(offset - at.barriers) // 4}]"
     name, half, unit = slot_at(num_ranks, offset)

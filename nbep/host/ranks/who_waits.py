@@ -58,7 +58,7 @@ def _in_node(peer: str, what: str) -> Callable[[Numbers], Wait]:
 
 
 def _across(node: str, what: str, is_open: str = "") -> Callable[[Numbers], Wait | None]:
-    """The peer has the same place in another node. is_open: a number that is 0 if nothing is to come"""
+    """The peer has the same local rank in another node. is_open: a number that is 0 if nothing is to come"""
     return lambda n: None if is_open and n[is_open] <= 0 else Wait(_between(n), NODE * n[node] + n["nvl"], what, ACROSS)
 
 

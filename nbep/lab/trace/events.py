@@ -78,7 +78,7 @@ class Token(NamedTuple):
 
     rank: int
     index: int  # type: ignore[assignment]  # hides the method of tuples, which is not called
-    goals: tuple[int, ...]
+    destinations: tuple[int, ...]
 
 
 class Line(NamedTuple):

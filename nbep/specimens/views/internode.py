@@ -2,7 +2,7 @@
 
  NVL buffer     tail, head, x[channel, src]           as inside a node; src: see layout.internode
  RDMA buffer    tail, head[channel, node], x[channel, node, slot], arrived[node], count message[place, node]
- shared memory  board[channel, which warp or team, which node, place or its sums]
+ shared memory  board[channel, which warp or team, which node, local rank or its sums]
 
 Each role has a function, in which its threads are from the beginning to the end. So that function says the role, and
 its arguments say which peer a team serves.
@@ -31,7 +31,7 @@ from nbep.device.layout.internode import (
     num_rdma_bytes_needed,
     rings_offset,
 )
-from nbep.device.layout.intranode import RINGS, RingShape, locate_notes, note_bytes
+from nbep.device.layout.intranode import RINGS, RingShape, header_bytes, locate_header
 from nbep.device.layout.names import describe_nvl_offset, describe_rdma_offset
 from nbep.device.protocols.peers import Peers
 from nbep.lab.trace.events import Cell, Token
@@ -88,7 +88,7 @@ class InternodeLaunch(RingLaunch):
     def role(self, thread: Any) -> Role:
         """What a thread is there for; the kernel's name as long as it has not begun with it.
 
-        team: the place, in combine the node, that a forwarder, a deliverer or an NVL receiver serves
+        team: the local rank, in combine the node, that a forwarder, a deliverer or an NVL receiver serves
         """
         place = (thread.block_idx, thread.thread_idx)
         if place not in self._named:
@@ -121,22 +121,22 @@ class InternodeLaunch(RingLaunch):
         return None
 
     def token(self, cell: Cell, data: bytes) -> Token | None:
-        """Which token a slot of dispatch is filled with, notes and all: its source meta says it."""
+        """Which token a slot of dispatch is filled with, header and all: its source meta says it."""
         if self.kernel != DISPATCH or self.rdma is None or cell.name != "x":
             return None
-        meta = locate_notes(note_bytes(self.rdma), self.rdma).src_idx
+        meta = locate_header(header_bytes(self.rdma), self.rdma).src_idx
 
         def word(i: int) -> int:
             return int.from_bytes(data[meta + 4 * i : meta + 4 * i + 4], "little")
 
-        place = cell.owner % self.num_nvl_ranks if cell.node >= 0 else cell.src
-        goals = tuple(
+        nvl_rank = cell.owner % self.num_nvl_ranks if cell.node >= 0 else cell.src
+        destinations = tuple(
             node * self.num_nvl_ranks + k
             for node in range(self.num_rdma_ranks)
             for k in range(self.num_nvl_ranks)
             if word(bits_word(node)) >> (bits_shift(node) + k) & 1
         )
-        return Token(word(1) * self.num_nvl_ranks + place, word(0), goals)
+        return Token(word(1) * self.num_nvl_ranks + nvl_rank, word(0), destinations)
 
     def _board_cell(self, allocation: Any, offset: int, block: int) -> Cell | None:
         if self.kernel not in ROLES or not 0 <= offset < MOST_WARPS * BOARD_ROW:
@@ -148,7 +148,7 @@ class InternodeLaunch(RingLaunch):
         elif block % 2:
             where = f"receiver {row}, node {column}"
         else:
-            where = f"forwarder {row}, {'sums' if column == SUMS_WORD else f'place {column}'}"
+            where = f"forwarder {row}, {'sums' if column == SUMS_WORD else f'local rank {column}'}"
         return Cell(allocation.rank, f"board[channel {block // 2}, {where}]", "board", channel=block // 2, slot=-1)
 
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
 from nbep.device.kernels.intranode.dispatch import DispatchSizes, join_team
-from nbep.device.layout.intranode import Notes, RingShape, locate_notes, note_bytes
+from nbep.device.layout.intranode import Header, RingShape, header_bytes, locate_header
 from nbep.emulator.machine.carrier import CURRENT
 from nbep.lab.trace.events import Cell, Token
 from nbep.lab.trace.view import LaunchView, Role, is_described
@@ -22,9 +22,9 @@ from nbep.lab.trace.view import LaunchView, Role, is_described
 _MESSAGE = re.compile(r"(count message) recv\[(\d+), node (\d+)\] word (\d+)")
 OUTPUTS = ("recv_x", "combined_x")  # what kernels write tokens to; a row is a cell
 TOKENS = ("x", "message", "count message", "row", *OUTPUTS)  # their first bytes are recorded
-KEPT = tuple(f"send {name}" for name in (*Notes._fields, "x", "padding"))  # in a rank's own buffer, for its NIC
-DIRECT_NOTES = ("recv_src_idx", "recv_topk_idx", "recv_topk_weights", "recv_x_scales")  # without rings
-PAYLOAD = (*Notes._fields, "padding", *DIRECT_NOTES, *TOKENS, *KEPT)
+KEPT = tuple(f"send {name}" for name in (*Header._fields, "x", "padding"))  # in a rank's own buffer, for its NIC
+DIRECT_HEADER = ("recv_src_idx", "recv_topk_idx", "recv_topk_weights", "recv_x_scales")  # without rings
+PAYLOAD = (*Header._fields, "padding", *DIRECT_HEADER, *TOKENS, *KEPT)
 WITHOUT_RINGS = ("direct_dispatch", "direct_combine")
 
 
@@ -66,7 +66,7 @@ class RingLaunch(LaunchView):
     def __init__(self, launch: Any):
         self.launch = launch
         self.shape: RingShape | None = next((arg for arg in launch.args if isinstance(arg, RingShape)), None)
-        self.header_bytes = 0 if self.shape is None else note_bytes(self.shape)
+        self.header_bytes = 0 if self.shape is None else header_bytes(self.shape)
         self.notes = RingNotes(self.shape)
         self._roles: dict[tuple[int, int], str] = {}
 
@@ -98,7 +98,7 @@ class RingLaunch(LaunchView):
     def token(self, cell: Cell, data: bytes) -> Token | None:
         if self.launch.name != "dispatch" or self.shape is None or self.shape.num_src_idx == 0:
             return None
-        index = locate_notes(self.header_bytes, self.shape).src_idx
+        index = locate_header(self.header_bytes, self.shape).src_idx
         return Token(cell.src, int.from_bytes(data[index : index + 4], "little"), (cell.owner,))
 
 

@@ -6,7 +6,7 @@
  message     of dispatch, in the half that a peer puts it in: [half, local expert, src, slot]; with deduplicate without
              the expert
  row         of combine: [half, expert, token]; with deduplicate [half, rank, token]
- slots       [half, expert], with deduplicate also [half, rank]; journal, mask: of the rank's workspace too
+ slots       [half, expert], with deduplicate also [half, rank]; state, mask: of the rank's workspace too
  recv_x      [local expert, row]
 
 A warp has one role after the other: it counts, sends, receives. So the function that it is in says its role.
@@ -33,8 +33,8 @@ from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
     NUM_HALVES,
     LowLatencyShape,
+    header_offset,
     message_stride,
-    note_offset,
     payload_bytes,
     quarter_bytes,
     row_stride,
@@ -165,7 +165,7 @@ class LowLatencyLaunch(LaunchView):
 
     def token(self, cell: Cell, data: bytes) -> Token | None:
         """Which token a message of dispatch brings, if it is written in one piece: its note says it."""
-        note = note_offset(self._shape)
+        note = header_offset(self._shape)
         if cell.name != "message" or cell.byte != 0 or len(data) < note + 4:
             return None
         return Token(cell.src, int.from_bytes(data[note : note + 4], "little"), (cell.owner,))

@@ -110,23 +110,23 @@ def ring_fills(trace: Recorder, kernel: str | None = None) -> list[RingFill]:
 
 def ring_places(launch: Launch) -> Iterator[tuple[Place, int, int, int]]:
     """The rings that end at a launch's rank: who fills each, its slots, and `RingFill.node`."""
-    shape, rdma_shape, places = notes_of(launch)
+    shape, rdma_shape, num_nvl_ranks = notes_of(launch)
     if shape is None:
         return
     rank = launch.rank
-    first = rank - rank % places if places else 0  # of this node
+    first = rank - rank % num_nvl_ranks if num_nvl_ranks else 0  # of this node
     for channel in range(shape.num_channels):
         for number in range(shape.num_ranks):
-            if places and number % places != rank % places:
-                node = number // places if launch.kernel == COMBINE else -1
+            if num_nvl_ranks and number % num_nvl_ranks != rank % num_nvl_ranks:
+                node = number // num_nvl_ranks if launch.kernel == COMBINE else -1
                 place = Place(rank, "NVL", channel, number)
-                yield place, first + number % places, shape.num_slots, node
-            elif not places and number != rank:
+                yield place, first + number % num_nvl_ranks, shape.num_slots, node
+            elif not num_nvl_ranks and number != rank:
                 yield Place(rank, "", channel, number), number, shape.num_slots, -1
     if rdma_shape is not None:
         for channel in range(rdma_shape.num_channels):
             for node in range(rdma_shape.num_ranks):
-                src = node * places + rank % places
+                src = node * num_nvl_ranks + rank % num_nvl_ranks
                 yield Place(rank, "RDMA", channel, node), src, rdma_shape.num_slots, -1
 
 
@@ -135,7 +135,7 @@ def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
 
     An RDMA ring has its head where its slots are filled from, and both count on from call to call.
     """
-    places = ranks_of_node(trace)
+    num_nvl_ranks = ranks_of_node(trace)
     changes: dict[tuple[Place, str, int], list[Change]] = {}
     begun: dict[tuple[object, str, int], int] = {}  # a total at the start of a call
     totals: dict[object, int] = {}
@@ -147,7 +147,7 @@ def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
             begin = begun.setdefault((cell, event.kernel, event.call), totals.get(cell, 0))
             totals[cell] = event.value
             change = event.step, cell.name, event.value - begin
-            place = _rdma_place(event, places)
+            place = _rdma_place(event, num_nvl_ranks)
         else:
             change = event.step, cell.name, event.value
             place = Place.of(cell, event.kernel)
@@ -155,12 +155,12 @@ def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
     return changes
 
 
-def _rdma_place(event: Event, places: int) -> Place:
+def _rdma_place(event: Event, num_nvl_ranks: int) -> Place:
     cell = event.cell
     if cell.name == "tail":
         return Place.of(cell, event.kernel)
-    node, place = divmod(cell.owner, places)
-    return Place(cell.node * places + place, "RDMA", cell.channel, node)
+    node, nvl_rank = divmod(cell.owner, num_nvl_ranks)
+    return Place(cell.node * num_nvl_ranks + nvl_rank, "RDMA", cell.channel, node)
 
 
 def _ring_fill(

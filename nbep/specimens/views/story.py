@@ -48,12 +48,12 @@ def _tell(scene: Scene, token: Token, call: int, kernel: str) -> Story:
     story = Story(f"token {token.index} of rank {token.rank}", (kernel, call), key=(token.rank, token.index, call))
     story.stations.append(Station(token.rank, "x", f"row {token.index}"))
     moves = [scene.move(fill) for fill in fills]
-    goal = next((fill.cell.owner for fill in fills if fill.cell.name == "recv_x"), fills[-1].cell.owner)
+    dst = next((fill.cell.owner for fill in fills if fill.cell.name == "recv_x"), fills[-1].cell.owner)
     begin = scene.begin(kernel, call, token.rank)
-    how = f"It goes by way of rank {fills[0].cell.owner}. " if fills[0].cell.owner not in (goal, token.rank) else ""
+    how = f"It goes by way of rank {fills[0].cell.owner}. " if fills[0].cell.owner not in (dst, token.rank) else ""
     text = (
-        f"Row {token.index} of x on rank {token.rank} is the coloured token. The router chose an expert on rank {goal} "
-        f"for it, so the row must get into the memory of rank {goal}. {how}No CPU helps: threads on the GPUs do it all."
+        f"Row {token.index} of x on rank {token.rank} is the coloured token. The router chose an expert on rank {dst} "
+        f"for it, so the row must get into the memory of rank {dst}. {how}No CPU helps: threads on the GPUs do it all."
     )
     story.steps.append(Step(begin, "A token must travel", text, 0, 0, True, None, None, None, weight=9))
     for move in moves:

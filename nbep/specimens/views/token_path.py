@@ -51,7 +51,7 @@ def journey(trace: Recorder, rank: int, token: int, call: int) -> list[Event]:
     tokens = {event.token: event.cell.channel for event in sent if event.token is not None}
     which = own[0].token
     assert which is not None
-    rows = {goal: sum(each < which for each in tokens if goal in each.goals) for goal in which.goals}
+    rows = {dst: sum(each < which for each in tokens if dst in each.destinations) for dst in which.destinations}
     own += [event for event in sent if event.cell.name == "recv_x" and rows.get(event.cell.owner) == event.cell.row]
     for launch in trace.launches:
         if (launch.kernel, launch.call, launch.rank) == (COMBINE, call, rank):
@@ -63,20 +63,20 @@ def journey(trace: Recorder, rank: int, token: int, call: int) -> list[Event]:
 
 def _back(back: list[Event], launch: Launch, token: Token, channel: int, before: list[Token]) -> Iterator[Event]:
     """In combine. before: the tokens of the same rank and channel that come before it"""
-    shape, rdma_shape, places = notes_of(launch)
+    shape, rdma_shape, num_nvl_ranks = notes_of(launch)
     assert shape is not None
     assert rdma_shape is not None
-    source, place = divmod(token.rank, places)
+    source, nvl_rank = divmod(token.rank, num_nvl_ranks)
     on_channel = [event for event in back if event.cell.channel == channel]
-    for goal in token.goals:
+    for dst in token.destinations:
         # A ring for each rank that rows go back to: it brings only those.
-        node, k = divmod(goal, places)
-        key = (node * places + place, source * places + k)
+        node, k = divmod(dst, num_nvl_ranks)
+        key = (node * num_nvl_ranks + nvl_rank, source * num_nvl_ranks + k)
         ring = [event for event in on_channel if (event.cell.owner, event.cell.src) == key]
-        yield from _nth(ring, sum(goal in each.goals for each in before), shape.num_slots)
-    for node in {goal // places for goal in token.goals}:
+        yield from _nth(ring, sum(dst in each.destinations for each in before), shape.num_slots)
+    for node in {dst // num_nvl_ranks for dst in token.destinations}:
         ring = [event for event in on_channel if (event.cell.owner, event.cell.node) == (token.rank, node)]
-        index = sum(any(goal // places == node for goal in each.goals) for each in before)
+        index = sum(any(dst // num_nvl_ranks == node for dst in each.destinations) for each in before)
         yield from _nth(ring, index, rdma_shape.num_slots)
     row = (token.rank, "combined_x", token.index)
     yield from (event for event in back if (event.cell.owner, event.cell.name, event.cell.row) == row)
@@ -123,7 +123,11 @@ class Scene:
         """Tokens of a dispatch that go to another rank, each once for each call; the number of the call."""
         found: dict[tuple[int, int, int], Event] = {}
         for event in self.fills:
-            if event.kernel == kernel and event.token is not None and set(event.token.goals) - {event.token.rank}:
+            if (
+                event.kernel == kernel
+                and event.token is not None
+                and set(event.token.destinations) - {event.token.rank}
+            ):
                 found.setdefault((event.token.rank, event.token.index, event.call), event)
         for event in list(found.values())[:MOST_TOKENS]:
             assert event.token is not None
@@ -229,8 +233,8 @@ class Scene:
             return False
         if at.node < 0:  # beside the slots
             return cell.node < 0 and (cell.owner, cell.src) == (at.owner, at.src)
-        places = ranks_of_node(self.trace)
-        return (cell.owner, cell.node) == (fill.rank, at.owner // places)  # with whoever sends to that node
+        num_nvl_ranks = ranks_of_node(self.trace)
+        return (cell.owner, cell.node) == (fill.rank, at.owner // num_nvl_ranks)  # with whoever sends to that node
 
     def taken_slots(self, move: Move) -> tuple[int, int]:
         """Slots of a ring inside a node with rows that were not taken when the wait for room began; of how many."""
@@ -263,20 +267,21 @@ class Scene:
     def _way_between_nodes(self, token: Token, call: int) -> list[Event]:
         """To the farthest rank, and back from it."""
         fills = journey(self.trace, token.rank, token.index, call)
-        places = ranks_of_node(self.trace)
-        other = [goal for goal in token.goals if goal // places != token.rank // places] or list(token.goals)
-        far = [goal for goal in other if goal % places != token.rank % places] or other
-        goal, node = far[0], far[0] // places
-        through = node * places + token.rank % places
+        num_nvl_ranks = ranks_of_node(self.trace)
+        everywhere = list(token.destinations)
+        other = [dst for dst in everywhere if dst // num_nvl_ranks != token.rank // num_nvl_ranks] or everywhere
+        far = [dst for dst in other if dst % num_nvl_ranks != token.rank % num_nvl_ranks] or other
+        dst, node = far[0], far[0] // num_nvl_ranks
+        through = node * num_nvl_ranks + token.rank % num_nvl_ranks
         ways: dict[tuple[str, str, bool], Event] = {}
         for event in fills:
             cell, is_back = event.cell, event.kernel != BETWEEN_NODES
             level = "RDMA" if cell.node >= 0 else "NVL"
             ends_there = {
                 ("x", "RDMA", False): cell.owner == through,
-                ("x", "NVL", False): cell.owner == goal,
-                ("recv_x", "NVL", False): cell.owner == goal,
-                ("x", "NVL", True): event.rank == goal,
+                ("x", "NVL", False): cell.owner == dst,
+                ("recv_x", "NVL", False): cell.owner == dst,
+                ("x", "NVL", True): event.rank == dst,
                 ("x", "RDMA", True): cell.node == node,
                 ("combined_x", "NVL", True): True,
             }.get((cell.name, level, is_back), False)

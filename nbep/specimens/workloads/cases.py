@@ -43,8 +43,8 @@ class Case:
     def provenance(self, rank: int, token: int) -> str:
         """Where a token goes: `r1t3 -> r0e2 r0e3` is token 3 of rank 1, chosen by local experts 2 and 3 of rank 0."""
         experts_per_rank = self.num_experts // self.num_ranks
-        goals = [divmod(int(e), experts_per_rank) for e in self.topk_idx[rank][token] if e >= 0]
-        return f"r{rank}t{token} -> " + (" ".join(f"r{r}e{e}" for r, e in goals) or "nowhere")
+        destinations = [divmod(int(e), experts_per_rank) for e in self.topk_idx[rank][token] if e >= 0]
+        return f"r{rank}t{token} -> " + (" ".join(f"r{r}e{e}" for r, e in destinations) or "nowhere")
 
 
 def make_case(

@@ -121,7 +121,7 @@ class Origin(NamedTuple):
     num_tokens: int
 
 
-class Goal(NamedTuple):
+class Destination(NamedTuple):
     """Where the rows of a token go: which token of a rank it is, and where this rank sees the buffer of that one.
 
     token: -1 if the handle says nothing of the kind; last: its last choice here
@@ -159,7 +159,7 @@ def announce(landed, lane):
 
 
 @device_function
-def find_goal(ctx, inputs, index, origin):
+def find_destination(ctx, inputs, index, origin):
     """Where a received token goes; origin: the same in all lanes. A handle that somebody has overwritten is reported:
     the slot would hold the row of an earlier call.
     """
@@ -174,11 +174,11 @@ def find_goal(ctx, inputs, index, origin):
         if ctx.team.lane == 0:
             report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, ELASTIC_SOURCES, index + 1, token)
         token = -1
-    return Goal(origin.buffer, token, last, place)
+    return Destination(origin.buffer, token, last, place)
 
 
 @device_function
-def find_rows(ctx, inputs, index, goal):
+def find_rows(ctx, inputs, index, destination):
     """In lane k the row of x for choice k of a token, or -1; in compact form its one row in lane 0. And whether all of
     them are there: else one is reported.
     """
@@ -189,7 +189,7 @@ def find_rows(ctx, inputs, index, goal):
         row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
         # In a handle that is rewritten the last choice may have none, but not where each is looked up.
         needs_last = sizes.one_each != 0 or inputs.topk_weights != 0
-    is_wrong = row >= sizes.num_rows or (needs_last and row < 0 and lane == goal.last)
+    is_wrong = row >= sizes.num_rows or (needs_last and row < 0 and lane == destination.last)
     if is_wrong:
         report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, ctx.peers.rank, SUM_ROWS, row + 1, sizes.num_rows)
     return row, not ptx.vote_any(ptx.FULL_MASK, is_wrong)
@@ -206,11 +206,11 @@ def begin_row(ctx, inputs, index, stage):
 
 
 @device_function
-def push_row(ctx, inputs, index, goal, begun, stage):
+def push_row(ctx, inputs, index, destination, begun, stage):
     """Bring a row, begun by `begin_row`, to its slot, and its weights; a warp. Returns the stage, behind its fills."""
     shape, lane = ctx.shape, ctx.team.lane
     row, copies = begun
-    slot = goal.buffer + slot_offset(shape, goal.place, goal.token)
+    slot = destination.buffer + slot_offset(shape, destination.place, destination.token)
     if inputs.topk_weights != 0 and lane < shape.num_topk:
         weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, ptx.s64(index), lane, shape.num_topk))
         ptx.st_na_f32(slot + shape.hidden_bytes + 4 * lane, weight)
@@ -220,10 +220,10 @@ def push_row(ctx, inputs, index, goal, begun, stage):
 
 
 @device_function
-def push_sum(ctx, inputs, row, goal, place, stage):
+def push_sum(ctx, inputs, row, destination, place, stage):
     """Add up the rows of a token, see `find_rows`, into a slot; a warp. Returns the stage, behind its fills."""
     shape, lane = ctx.shape, ctx.team.lane
-    slot = goal.buffer + slot_offset(shape, place, goal.token)
+    slot = destination.buffer + slot_offset(shape, place, destination.token)
     number = list_row(stage, 0, lane, inputs.x + ptx.s64(row) * shape.hidden_bytes, row >= 0)
     stage = add_up(ctx, slot, number, stage)
     if inputs.topk_weights != 0 and lane < shape.num_topk:
@@ -233,25 +233,25 @@ def push_sum(ctx, inputs, row, goal, place, stage):
 
 
 @device_function
-def push_each(ctx, inputs, row, goal, stage):
+def push_each(ctx, inputs, row, destination, stage):
     """Copy each row of a token to the slot of its choice; a warp."""
     left = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
     while left != 0:
         k = ptx.ffs_u32(left) - 1
         left &= left - 1
-        stage = push_sum(ctx, inputs, row if ctx.team.lane == k else -1, goal, k, stage)
+        stage = push_sum(ctx, inputs, row if ctx.team.lane == k else -1, destination, k, stage)
     return stage
 
 
 @device_function
-def mark_token(ctx, inputs, index, origin, goal):
+def mark_token(ctx, inputs, index, origin, destination):
     """Tell the rank that adds up what the node has of a token which choices of it this rank has; a warp."""
     peers, shape, nodes, lane = ctx.peers, ctx.shape, ctx.nodes, ctx.team.lane
     entry = metadata_entry(inputs.recv_src_metadata, shape, index)
     row = ptx.ld_nc_s32(entry + 4 * (2 + lane)) if lane < shape.num_topk else -1
-    choices = ptx.vote_ballot(ptx.FULL_MASK, (row >= 0 and lane < goal.last) or lane == goal.last)
+    choices = ptx.vote_ballot(ptx.FULL_MASK, (row >= 0 and lane < destination.last) or lane == destination.last)
     if lane == 0:
-        cell = mark_cell(nodes, shape, origin.rank, goal.token, peers.rank - ctx.sizes.node_begin)
+        cell = mark_cell(nodes, shape, origin.rank, destination.token, peers.rank - ctx.sizes.node_begin)
         ptx.st_weak_s32(buffer_of(peers, relay_of(nodes, origin.rank, peers.rank)) + cell, ptx.s32(choices))
 
 
@@ -274,24 +274,24 @@ def push_tokens(ctx, inputs, stage):
         )
         first = chunk * shape.chunk
         for index in range(origin.begin + first, origin.begin + min(first + shape.chunk, origin.num_tokens)):
-            goal = find_goal(ctx, inputs, index, origin)
-            if goal.token < 0:
+            destination = find_destination(ctx, inputs, index, origin)
+            if destination.token < 0:
                 return stage  # the chunk never lands
-            row, are_there = find_rows(ctx, inputs, index, goal)
+            row, are_there = find_rows(ctx, inputs, index, destination)
             if not are_there:
                 return stage
             if ctx.nodes.num_sharing > 1:
-                mark_token(ctx, inputs, index, origin, goal)
+                mark_token(ctx, inputs, index, origin, destination)
             if sizes.is_expanded == 0:
                 begun = begin_row(ctx, inputs, index, stage)
                 announce(landed, lane)
-                stage = push_row(ctx, inputs, index, goal, begun, stage)
+                stage = push_row(ctx, inputs, index, destination, begun, stage)
             else:
                 announce(landed, lane)
                 if sizes.one_each != 0:
-                    stage = push_each(ctx, inputs, row, goal, stage)
+                    stage = push_each(ctx, inputs, row, destination, stage)
                 else:
-                    stage = push_sum(ctx, inputs, row, goal, goal.place, stage)
+                    stage = push_sum(ctx, inputs, row, destination, destination.place, stage)
             landed = 0
         if first < origin.num_tokens:
             landed = origin.buffer + landed_cell(peers.rank, chunk)

@@ -44,7 +44,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
-from nbep.device.kernels.parts.notes import Experts, keep_in_range
+from nbep.device.kernels.parts.header import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
 from nbep.device.layout.elastic import (
     OFFERS,
@@ -214,7 +214,7 @@ def find_rows(ctx, out, inputs, item, expert):
 
 
 @device_function
-def store_notes(ctx, out, item, row, choice):
+def store_header(ctx, out, item, row, choice):
     """Write what goes with a token besides its scales, and where it is from; one warp. choice: as of `load_choice`"""
     shape, sizes, lane = ctx.shape, ctx.sizes, ctx.team.lane
     num_topk = shape.num_topk
@@ -345,7 +345,7 @@ def fetch_tokens(ctx, out, inputs, of_rows, offset):
                 begin_fetch(ctx, src, scales, stage, num_staged)
             choice = load_choice(ctx, out, item)
             row = find_rows(ctx, out, inputs, item, choice[0])
-            store_notes(ctx, out, item, row, choice)
+            store_header(ctx, out, item, row, choice)
             if ptx.has_tma():
                 parity = store_row(ctx, out, src, row, stage, parity)
             else:

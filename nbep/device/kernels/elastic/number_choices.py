@@ -90,7 +90,7 @@ def count_share(ctx, topk_idx, numbers, first, counts):
 
 @device_function
 def begin_numbers(ctx, number, first, end, tables):
-    """Put in place of each count those of the warps before, and tell the expert's rank the sum; a thread an expert."""
+    """Replace each count by those of the warps before, and notify the expert's rank of the sum; a thread an expert."""
     peers = ctx.peers
     num_local_experts = ptx.u32_div(ctx.sizes.num_experts, peers.num_ranks)
     for expert in range(first + ptx.thread_idx(), end, ptx.block_dim()):
@@ -107,7 +107,7 @@ def begin_numbers(ctx, number, first, end, tables):
 
 @device_function
 def number_choices(ctx, topk_idx, half, number, tables):
-    """Number the choices of each expert, and tell its rank how many there are; a block. tables: in shared memory"""
+    """Number the choices of each expert, and notify its rank how many there are; a block. tables: in shared memory"""
     num_experts = ctx.sizes.num_experts
     counts = tables + TABLE_BYTES * ctx.team.warp
     for first in range(0, num_experts, TABLE_EXPERTS):
@@ -177,7 +177,7 @@ def note_tokens(ctx, topk_idx, slots, begin, tokens, index):
 
 @device_function
 def list_tokens(ctx, topk_idx, slots, half, number, tables):
-    """List the tokens that go to each rank, and tell it how many there are; a block. tables: in shared memory"""
+    """List the tokens that go to each rank, and notify it how many there are; a block. tables: in shared memory"""
     peers, lane, warp = ctx.peers, ctx.team.lane, ctx.team.warp
     begin, end = share_of(ctx.sizes.num_tokens, ctx)
     count = 0  # lane r counts those of rank r

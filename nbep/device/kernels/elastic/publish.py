@@ -35,7 +35,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.number_choices import TABLE_BYTES, list_tokens, number_choices
 from nbep.device.kernels.intranode.arguments import Context
-from nbep.device.kernels.parts.notes import Scales, copy_scales
+from nbep.device.kernels.parts.header import Scales, copy_scales
 from nbep.device.layout.elastic import OFFERS, THREADS_BEFORE_SM90, TURN, ElasticPlaces, ElasticShape, half_offset
 from nbep.device.layout.intranode import OFFER_BYTES
 from nbep.device.protocols.copies import Row, begin_copy, end_copy

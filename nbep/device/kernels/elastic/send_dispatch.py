@@ -68,9 +68,9 @@ from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32
 
 SEND_THREADS = 384  # of a block at most: over queue pairs more have not enough registers
-NUMBERS_NOTE = 3  # goes only if choices are numbered, as those behind it
-LIST_NOTE = 4  # for one rank, as the next one
-COUNTS_NOTE = 5
+NUMBERS_ARRAY = 3  # goes only if choices are numbered, as those behind it
+LIST_ARRAY = 4  # for one rank, as the next one
+COUNTS_ARRAY = 5
 
 
 class ElasticSendSizes(NamedTuple):
@@ -125,15 +125,15 @@ def to_inbox(ctx, src, peer):
 
 
 @device_function
-def find_note(ctx, half, number, peer, which):
+def find_array(ctx, half, number, peer, which):
     """Where one of the arrays that go with rows goes, for a peer, and how many bytes of it.
 
-    half: its offset; which: 0 to 4 of the half, COUNTS_NOTE the counts for the peer
+    half: its offset; which: 0 to 4 of the half, COUNTS_ARRAY the counts for the peer
     """
     places, shape, sizes, rank = ctx.places, ctx.shape, ctx.sizes, ctx.network.rank
     num_choices = sizes.num_tokens * shape.num_topk
     outbox = outbox_offset(ctx.nodes, rank, peer)
-    if which == COUNTS_NOTE:
+    if which == COUNTS_ARRAY:
         row = counts_row(number, rank)
         num_bytes = COUNTS_HEAD + 4 * ptx.u32_div(sizes.num_experts, ctx.network.num_ranks)
         return Place(row, outbox + row, peer, 0), num_bytes
@@ -144,18 +144,18 @@ def find_note(ctx, half, number, peer, which):
         begin, num_bytes = half + places.topk_weights, 4 * num_choices * sizes.has_weights
     elif which == 3:
         begin, num_bytes = half + places.numbers, 4 * num_choices
-    elif which == LIST_NOTE:
+    elif which == LIST_ARRAY:
         begin = half + list_offset(places, shape, peer)
         num_bytes = 4 * ptx.ld_nc_s32(own_ptr(ctx.network, outbox + rank_count(number, rank)))
     return to_inbox(ctx, begin, relay_of(ctx.nodes, rank, peer)), num_bytes
 
 
 @device_function
-def send_notes(ctx, half, number, peer, stage, parity):
+def send_arrays(ctx, half, number, peer, stage, parity):
     """All but rows, for one rank, in whole messages; a warp. Returns the parity of the stage's next fill."""
-    first = 0 if relay_of(ctx.nodes, ctx.network.rank, peer) == peer else LIST_NOTE  # the rest is there once
-    for which in range(first, COUNTS_NOTE + 1 if ctx.sizes.does_number != 0 else NUMBERS_NOTE):
-        place, num_bytes = find_note(ctx, half, number, peer, which)
+    first = 0 if relay_of(ctx.nodes, ctx.network.rank, peer) == peer else LIST_ARRAY  # the rest is there once
+    for which in range(first, COUNTS_ARRAY + 1 if ctx.sizes.does_number != 0 else NUMBERS_ARRAY):
+        place, num_bytes = find_array(ctx, half, number, peer, which)
         if num_bytes > 0:
             parity = put_kept(ctx.network, place, align_up(num_bytes, MESSAGE_BYTES), stage, parity, ctx.lane)
     return parity
@@ -213,6 +213,6 @@ def elastic_send_dispatch(
         if job >= network.num_ranks:
             parity = send_token(ctx, half, job - network.num_ranks, stage, parity)
         elif not is_in_node(nodes, network.rank, job):
-            parity = send_notes(ctx, half, number, job, stage, parity)
+            parity = send_arrays(ctx, half, number, job, stage, parity)
         job += ptx.grid_dim() * num_warps
     quiet(network, lane)

@@ -1,1 +1,1 @@
-"""Kernels of the normal mode between nodes: RDMA between ranks of one place, NVLink inside a node."""
+"""Kernels of the normal mode between nodes: RDMA between ranks with the same local rank, NVLink inside a node."""

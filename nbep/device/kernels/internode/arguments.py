@@ -82,14 +82,14 @@ def find_here(network, peers, channel, num_channels):
 
 @device_function
 def rank_at(ctx, node):
-    """The rank of a node that this one exchanges with: the one of the same place."""
+    """The rank of a node that this one exchanges with: the one with the same local rank."""
     return node * ctx.here.num_nvl_ranks + ctx.here.nvl_rank
 
 
 @device_function
-def neighbor_at(ctx, place):
-    """The rank of a place in this node."""
-    return ctx.here.rdma_rank * ctx.here.num_nvl_ranks + place
+def neighbor_at(ctx, nvl_rank):
+    """The rank with that local rank in this node."""
+    return ctx.here.rdma_rank * ctx.here.num_nvl_ranks + nvl_rank
 
 
 # What the prefix sums of a notify say of this channel

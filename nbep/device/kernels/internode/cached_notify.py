@@ -13,8 +13,8 @@
 
 That (d, l) has arrived says that it has left its last kernel: so it has emptied all slots of its RDMA rings, and this
 rank may fill them again. The barrier says the same of the NVL rings. Both compare the ranks' calls: see meet_nodes and
-parts.calls. A rank whose call differs is known at once to those of its node and of its place in the others. The rest
-may have left this kernel. Only before a combine are there blocks 1 + c.
+parts.calls. A rank whose call differs is known at once to those of its node and of its local rank in the others. The
+rest may have left this kernel. Only before a combine are there blocks 1 + c.
 
 Source: DeepEP csrc/kernels/internode.cu, cached_notify
 """

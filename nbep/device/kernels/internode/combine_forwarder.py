@@ -52,7 +52,7 @@ from nbep.device.kernels.internode.coordinator import (
 )
 from nbep.device.kernels.parts.sums import Listed, list_rows, rows_or_ring, sum_rows_or_two, sum_weights
 from nbep.device.layout.internode import head_offset, recv_row, rings_offset, send_row
-from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes
+from nbep.device.layout.intranode import header_bytes, locate_header, locate_ring
 from nbep.device.network.seam import Place, further, own_ptr, put_stage, quiet
 from nbep.device.protocols.board import (
     RETIRED,
@@ -83,7 +83,7 @@ class Group(NamedTuple):
 
 @device_function
 def own_ring(ctx, node, k):
-    """The NVL ring of this rank that brings rows of place k for a node."""
+    """The NVL ring of this rank that brings rows of local rank k for a node."""
     here = ctx.here
     rings = buffer_of(ctx.peers, here.nvl_rank) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     return locate_ring(rings, ctx.nvl, here.channel, node * here.num_nvl_ranks + k)
@@ -91,7 +91,7 @@ def own_ring(ctx, node, k):
 
 @device_function
 def locate_source(ctx, inputs, ring, node, k):
-    """Where rows of place k for a node are: in a ring or, what this rank has made of its own tokens, in x."""
+    """Where rows of local rank k for a node are: in a ring or, what this rank has made of its own tokens, in x."""
     first = 0
     if k == ctx.here.nvl_rank:
         first, _ = rows_from(ctx, inputs, node * ctx.here.num_nvl_ranks + k)
@@ -99,9 +99,9 @@ def locate_source(ctx, inputs, ring, node, k):
 
 
 @device_function
-def clear_notes(ctx, stage):
+def clear_header(ctx, stage):
     """Write what is in front of the row in a stage, once: only the weights change later."""
-    for at in range(4 * ctx.lane, note_bytes(ctx.rdma), 128):
+    for at in range(4 * ctx.lane, header_bytes(ctx.rdma), 128):
         ptx.st_shared_s32(stage.data + at, 0)
 
 
@@ -109,7 +109,7 @@ def clear_notes(ctx, stage):
 def put_sum(ctx, node, index, lists, num_rows, stage):
     """Add up the listed rows in the stage and put the sum to a node, a stage at a time; one warp."""
     shape = ctx.rdma
-    front = note_bytes(shape)
+    front = header_bytes(shape)
     slot = ptx.u32_mod(index, shape.num_slots)
     dst = recv_row(shape, ctx.here.channel, ctx.here.rdma_rank, slot)
     src = send_row(shape, ctx.here.channel, node, slot)
@@ -118,12 +118,12 @@ def put_sum(ctx, node, index, lists, num_rows, stage):
     listed = Listed(lists.rows, num_rows)
     if ctx.lane < shape.num_topk:
         weight = sum_weights(lists.weights, num_rows, ctx.lane)
-        ptx.st_shared_f32(locate_notes(row, shape).topk_weights + 4 * ctx.lane, weight)
+        ptx.st_shared_f32(locate_header(row, shape).topk_weights + 4 * ctx.lane, weight)
     done = 0
     while done < shape.hidden_bytes:
         part = min(shape.hidden_bytes - done, STAGE_BYTES - front)
         sum_rows_or_two(ptx.st_shared_v4, row - done, listed, done, done + part, ctx.lane)
-        extra = front if done == 0 else 0  # the notes go with the first part
+        extra = front if done == 0 else 0  # the header goes with the first part
         put_stage(ctx.network, further(place, done - extra), row - extra, part + extra, ctx.lane)
         done += part
     quiet(ctx.network, ctx.lane)
@@ -145,7 +145,7 @@ def forward_sums(ctx, inputs, group, lists, stage):
     ring = own_ring(ctx, node, lane if lane < here.num_nvl_ranks else 0)
     source = locate_source(ctx, inputs, ring, node, lane)
     board = board_row(group.row)
-    clear_notes(ctx, stage)
+    clear_header(ctx, stage)
     i = ptx.s32(group.warp)
     expected = load_expected(heads, i, i < total, here.num_nvl_ranks, lane)
     while i < total:

@@ -25,7 +25,7 @@ from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import MAX_TEAMS, neighbor_at, rows_from
 from nbep.device.kernels.internode.coordinator import NOTHING, load_batch, next_after, share_batch
 from nbep.device.layout.internode import rings_offset
-from nbep.device.layout.intranode import locate_notes, locate_ring, slot_bytes
+from nbep.device.layout.intranode import locate_header, locate_ring, slot_bytes
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
@@ -47,10 +47,10 @@ def join_team(ctx, num_rings, sender, num_senders):
 
 @device_function
 def rank_of_ring(ctx, which):
-    """The rank whose rows take a ring: the which-th of those that are at another place."""
+    """The rank whose rows take a ring: the which-th of those with another local rank."""
     node = ptx.u32_div(which, ctx.here.num_nvl_ranks - 1)
-    place = which - node * (ctx.here.num_nvl_ranks - 1)
-    return node * ctx.here.num_nvl_ranks + (place if place < ctx.here.nvl_rank else place + 1)
+    nvl_rank = which - node * (ctx.here.num_nvl_ranks - 1)
+    return node * ctx.here.num_nvl_ranks + (nvl_rank if nvl_rank < ctx.here.nvl_rank else nvl_rank + 1)
 
 
 @device_function
@@ -58,8 +58,8 @@ def ring_for(ctx, rank):
     """The ring that this rank fills with what goes back to a rank of the group; it is at this node's end of the way."""
     here = ctx.here
     node = ptx.u32_div(rank, here.num_nvl_ranks)
-    place = rank - node * here.num_nvl_ranks
-    rings = buffer_of(ctx.peers, place) + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
+    buffer = buffer_of(ctx.peers, rank - node * here.num_nvl_ranks)
+    rings = buffer + rings_offset(here.num_rdma_ranks, here.num_nvl_ranks)
     return locate_ring(rings, ctx.nvl, here.channel, node * here.num_nvl_ranks + here.nvl_rank)
 
 
@@ -108,7 +108,7 @@ def send_row(ctx, inputs, dst, row, stage, parity):
     begin_copy(src, stage, ctx.lane)
     if ctx.lane < shape.num_topk:
         weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, row, ctx.lane, shape.num_topk))
-        ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * ctx.lane, weight)
+        ptx.st_na_f32(locate_header(dst, shape).topk_weights + 4 * ctx.lane, weight)
     return end_copy(ptx.ld_nc_v4, dst, src, stage, parity, ctx.lane)
 
 

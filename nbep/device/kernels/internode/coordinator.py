@@ -1,4 +1,4 @@
-"""What blocks of both kernels share: batches, a board, and coordinators, which tell other nodes how far it has come.
+"""What blocks of both kernels share: batches, a board, and coordinators, which notify other nodes how far it has come.
 
  cell                  written by              with                       read by              with
  board[w, i]           the warps               atom_exch_release_cta      coordinator          ld_acquire_cta

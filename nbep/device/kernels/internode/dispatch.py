@@ -1,11 +1,11 @@
 """Internode dispatch: a token crosses the network once to each node that wants it, and NVLink once to each rank there.
 
- rank (n, l): x[t] --RDMA sender--> network --> ring[channel, n] of rank (d, l)       the same place l of every node
+ rank (n, l): x[t] --RDMA sender--> network --> ring[channel, n] of rank (d, l)       the same l of every node
  rank (d, l): its slots --forwarder--> NVLink --> NVL ring[channel, l] of rank (d, k)  the ranks k of one node
  rank (d, k): its slots --NVL receiver--> recv_x[i]
 
  block 2c         forwarders, a team for each k; their coordinator       dispatch_forwarder.py
-                  for the own place they deliver to recv_x themselves
+                  for the own local rank they deliver to recv_x themselves
  block 2c + 1     NVL receivers, a team for each other l                 dispatch_receiver.py
                   RDMA senders; their coordinator                        dispatch_sender.py
 
@@ -20,7 +20,7 @@ Each role's file has its ledger. The waits make no circle: an NVL receiver waits
 its ring; so a forwarder always gets on, and frees RDMA slots; so a sender gets on too.
 
 How many tokens will come from whom is known before the kernel starts (notify_dispatch.py), so no cell announces it.
-What a rank sends to its own node takes the same roles and rings; what comes to it over its own place is delivered.
+What a rank sends to its own node takes the same roles and rings; what comes to it over its own local rank is delivered.
 
 Source: DeepEP csrc/kernels/internode.cu, dispatch. Break it: notebooks/13_internode_dispatch.ipynb
 """
@@ -129,7 +129,7 @@ def send_and_receive(ctx, out, inputs, warp):
         else:
             which = warp - num_senders
             other = ptx.u32_div(which, num_warps)
-            peer = other if other < here.nvl_rank else other + 1  # what comes over the own place is delivered
+            peer = other if other < here.nvl_rank else other + 1  # what comes over the own local rank is delivered
             team = Team(False, peer, here.channel, ptx.u32_mod(which, num_warps), num_warps, ctx.lane)
             receive_tokens(ctx, out, inputs, team, stage)
 

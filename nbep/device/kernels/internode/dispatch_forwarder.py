@@ -20,7 +20,7 @@
  (1) One lane acquires, a barrier of the team spreads it, and a proxy fence stands before the bulk copies.
 
 There is a team of warps for each rank of the node. Its first warp finds tokens that are there, from one node after the
-other, and the team takes those that its rank wants: a token with three goals in the node crosses the network once, and
+other, and the team takes those that its rank wants: a token for three ranks of the node crosses the network once, and
 NVLink three times. A forwarder hands the slot on as it came; it reads nothing but the bits of the source meta. The
 team of the own rank delivers: its tokens go straight to recv_x.
 
@@ -47,7 +47,7 @@ from nbep.device.kernels.internode.coordinator import (
 from nbep.device.kernels.internode.dispatch_receiver import output_rows, receive_token
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS
 from nbep.device.layout.internode import bits_shift, bits_word, recv_row, rings_offset, tail_offset
-from nbep.device.layout.intranode import locate_notes, locate_ring, note_bytes, slot_bytes
+from nbep.device.layout.intranode import header_bytes, locate_header, locate_ring, slot_bytes
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
@@ -137,8 +137,8 @@ def tokens_for_rank(ctx, batch, k):
     """Which of 32 slots of a node's ring go to rank k of this node: bit j for the j-th. The same in every lane."""
     is_wanted = False
     if ctx.lane < batch.end - batch.first:
-        notes = locate_notes(row_of_slot(ctx, batch.node, batch.first + ctx.lane), ctx.rdma)
-        bits = ptx.ld_na_s32(notes.src_idx + 4 * bits_word(ctx.here.rdma_rank))
+        header = locate_header(row_of_slot(ctx, batch.node, batch.first + ctx.lane), ctx.rdma)
+        bits = ptx.ld_na_s32(header.src_idx + 4 * bits_word(ctx.here.rdma_rank))
         is_wanted = (bits >> (bits_shift(ctx.here.rdma_rank) + k)) & 1 != 0
     return ptx.vote_ballot(ptx.FULL_MASK, is_wanted)
 
@@ -164,8 +164,8 @@ def steps_to_own_turn(number, team):
 
 @device_function
 def forward_slot(ctx, dst, src, stage, parity):
-    """Copy a slot, notes and all, to another one; one warp. Returns the parity of the stage's next copy."""
-    front = note_bytes(ctx.rdma)
+    """Copy a slot, header and all, to another one; one warp. Returns the parity of the stage's next copy."""
+    front = header_bytes(ctx.rdma)
     slot = Row(src - front, front + ctx.rdma.hidden_bytes, 0)
     begin_copy(slot, stage, ctx.lane)
     return end_copy(ptx.ld_na_v4, dst - front, slot, stage, parity, ctx.lane)

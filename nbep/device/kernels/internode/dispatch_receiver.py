@@ -22,10 +22,10 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import neighbor_at, rows_from
 from nbep.device.kernels.internode.coordinator import batch_of
-from nbep.device.kernels.parts.notes import Experts, clean_choices, read_notes_for
+from nbep.device.kernels.parts.header import Experts, clean_choices, read_header_for
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS
 from nbep.device.layout.internode import rings_offset
-from nbep.device.layout.intranode import Notes, locate_notes, locate_ring, slot_bytes
+from nbep.device.layout.intranode import Header, locate_header, locate_ring, slot_bytes
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
@@ -37,8 +37,8 @@ NVL_RECEIVER_TAIL = site(26, "internode dispatch NVL receiver", "tail", "the pee
 
 @device_function
 def locate_output(out, row, shape):
-    """Where the notes of an output row go."""
-    return Notes(
+    """Where the header of an output row goes."""
+    return Header(
         out.recv_topk_idx + 8 * row * shape.num_topk,
         out.recv_topk_weights + 4 * row * shape.num_topk,
         out.recv_x_scales + 4 * row * shape.num_scales,
@@ -58,8 +58,8 @@ def receive_token(ctx, out, src, row, stage, parity):
     num_experts = ptx.u32_div(ctx.sizes.num_experts, ctx.here.num_rdma_ranks * ctx.here.num_nvl_ranks)
     experts = Experts(neighbor_at(ctx, ctx.here.nvl_rank) * num_experts, num_experts)
     keeps_source = out.recv_src_meta != 0
-    notes = locate_notes(src, shape)
-    read_notes_for(locate_output(out, row, shape), notes, experts, keeps_source, shape, ctx.lane)
+    header = locate_header(src, shape)
+    read_header_for(locate_output(out, row, shape), header, experts, keeps_source, shape, ctx.lane)
     return end_copy(ptx.ld_na_v4, out.recv_x + row * shape.hidden_bytes, token, stage, parity, ctx.lane)
 
 
@@ -72,7 +72,7 @@ def next_rows(ctx, slots, first, count, next_row, end_row):
     source = -1
     if ctx.lane < count:
         row = slots + ptx.u32_mod(first + ctx.lane, ctx.nvl.num_slots) * slot_bytes(ctx.nvl)
-        source = ptx.ld_na_s32(locate_notes(row, ctx.nvl).src_idx + 4)
+        source = ptx.ld_na_s32(locate_header(row, ctx.nvl).src_idx + 4)
     mine = -1
     for node in range(ctx.here.num_rdma_ranks):
         same = ptx.vote_ballot(ptx.FULL_MASK, source == node)
@@ -86,7 +86,7 @@ def next_rows(ctx, slots, first, count, next_row, end_row):
 
 @device_function
 def output_rows(ctx, inputs, team):
-    """Where the rows of this channel begin and end that come over place team.peer: in lane n those of node n.
+    """Where the rows of this channel begin and end that come over local rank team.peer: in lane n those of node n.
 
     The end is that of recv_x if it comes first; then that is reported to the host.
     """
@@ -104,7 +104,7 @@ def output_rows(ctx, inputs, team):
 
 @device_function
 def tokens_of_ring(ctx, inputs, team):
-    """How many tokens come over place team.peer on this channel, from all nodes; the same in every lane."""
+    """How many tokens come over local rank team.peer on this channel, from all nodes; the same in every lane."""
     count = 0
     if ctx.lane < ctx.here.num_rdma_ranks:
         begin, end = rows_from(ctx, inputs, ctx.lane * ctx.here.num_nvl_ranks + team.peer)

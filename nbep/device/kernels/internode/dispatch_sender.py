@@ -5,7 +5,7 @@
 
  cell                 written by          with                     read by             with
  stage of a warp      copy engine         bulk copy (1)            network             after its mbarrier
-   its notes          lanes               st_shared                network             after a proxy fence, syncwarp
+   its header         lanes               st_shared                network             after a proxy fence, syncwarp
  slot[k] of (d, l)    sender              put_nbi_warp             forwarder           after tails
  board[w, d]          sender w, lane d    atom_exch_release_cta    coordinator         ld_acquire_cta
                       all, at the start   st_shared 0              all                 after syncthreads
@@ -32,9 +32,9 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails, wait_total_free
-from nbep.device.kernels.parts.notes import Experts, Token, clear_padding, to_stage, write_notes
+from nbep.device.kernels.parts.header import Experts, Token, clear_padding, to_stage, write_header
 from nbep.device.layout.internode import META_WORDS, NODES_PER_WORD, head_offset, recv_row, send_row
-from nbep.device.layout.intranode import MAX_NVL_PEERS, locate_notes, note_bytes
+from nbep.device.layout.intranode import MAX_NVL_PEERS, header_bytes, locate_header
 from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
@@ -124,16 +124,16 @@ def put_part(ctx, to, offset, data, num_bytes):
 
 @device_function
 def send_token(ctx, inputs, token, to, stage, parity):
-    """Put a token and its notes to each destination; one warp. Returns the parity of the stage's next fill."""
+    """Put a token and its header to each destination; one warp. Returns the parity of the stage's next fill."""
     hidden_bytes = ctx.rdma.hidden_bytes
     row = inputs.x + token * hidden_bytes
-    front = note_bytes(ctx.rdma)
+    front = header_bytes(ctx.rdma)
     begin_copy(Row(row, hidden_bytes, front), stage, ctx.lane)
     word = source_meta(ctx, inputs, token)  # while the row is on its way
     ptx.syncwarp(ptx.FULL_MASK)
-    notes = locate_notes(stage.data + front, ctx.rdma)
+    header = locate_header(stage.data + front, ctx.rdma)
     experts = Experts(0, ctx.sizes.num_experts)
-    write_notes(to_stage(), notes, Token(inputs, ctx.sizes, token, experts), word, ctx.rdma, ctx.lane)
+    write_header(to_stage(), header, Token(inputs, ctx.sizes, token, experts), word, ctx.rdma, ctx.lane)
     if ptx.has_tma():
         ptx.fence_proxy_async_shared()
     done = 0
@@ -144,7 +144,7 @@ def send_token(ctx, inputs, token, to, stage, parity):
         done += part
         if done == hidden_bytes:
             break
-        front = 0  # the notes have gone with the first part
+        front = 0  # the header has gone with the first part
         ptx.syncwarp(ptx.FULL_MASK)
         begin_copy(Row(row + done, hidden_bytes - done, front), stage, ctx.lane)
     quiet(ctx.network, ctx.lane)
@@ -161,7 +161,7 @@ def send_tokens(ctx, out, inputs, sender, num_senders, stage):
         base = ptx.ld_weak_s32(matrix_cell(ctx.progress.sent, here.channel, lane, here.num_rdma_ranks))
     head = own_ptr(ctx.network, head_offset(ctx.sizes.cells, here.num_rdma_ranks, here.channel, lane))
     cell = board_row(sender) + 4 * lane
-    clear_padding(stage.data + note_bytes(ctx.rdma), ctx.rdma, lane)
+    clear_padding(stage.data + header_bytes(ctx.rdma), ctx.rdma, lane)
     parity = 0
     index = 0  # in lane d: how many tokens of the channel before these 32 go to node d
     free_end = 0  # in lane d: the first slot at node d that is not known to be free

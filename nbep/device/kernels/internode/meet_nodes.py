@@ -16,8 +16,8 @@ called          block 0           (the kernel)      (next notify)           -
 
 (1) A word and 1 more, to a cell that was 0. Only where calls differ, and once: see parts.calls.
 
-A rank that calls something else meets those of its node and of its place, and so these know at once. The others get
-its words, too: their hosts look when a later wait times out.
+A rank that calls something else meets those of its node and of its local rank, and so these know at once. The others
+get its words, too: their hosts look when a later wait times out.
 """
 
 import nbep.device.primitives as ptx
@@ -60,7 +60,7 @@ def is_other_call(ahead):
 
 @device_function
 def wait_node(ctx, called, has_met):
-    """Thread n waits for (n, own place). Returns whether that rank has come with another call.
+    """Thread n waits for (n, own local rank). Returns whether that rank has come with another call.
 
     has_met: whether this rank has sent its own arrivals. A rank that has failed before compares nothing
     """

@@ -118,7 +118,7 @@ def fill_words(stage, src, num_words, lane):
 
 @device_function
 def received_message(ctx, round_, node):
-    """Offset of what the rank of a node tells a rank of this one's place in this notify."""
+    """Offset of what the rank of a node sends to the rank of this one with the same local rank."""
     return message_offset(ctx.sizes.cells, ctx.here.num_rdma_ranks, round_ % 2, node)
 
 
@@ -130,7 +130,7 @@ def local_experts(ctx):
 
 @device_function
 def send_message(ctx, out, inputs, round_, node):
-    """Put the count message for a node's rank, and tell it; one warp."""
+    """Put the count message for a node's rank, and notify it; one warp."""
     num_nvl_ranks = ctx.here.num_nvl_ranks
     num_channels = ctx.here.num_channels
     stage = ptx.smem_base() + COUNT_MESSAGE_BYTES * (ptx.thread_idx() // 32)
@@ -163,7 +163,7 @@ def send_message(ctx, out, inputs, round_, node):
 
 @device_function
 def counts_from(ctx, buffer, round_, nvl_rank):
-    """What a rank of the node tells the owner of the buffer in this notify."""
+    """What a rank of the node says to the owner of the buffer in this notify."""
     return buffer + ((round_ % 2) * ctx.here.num_nvl_ranks + nvl_rank) * counts_bytes(ctx.here.num_rdma_ranks)
 
 

@@ -39,7 +39,7 @@ from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.spoil import has_failed, spoil_sums
 from nbep.device.kernels.parts.sums import Listed, list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
-from nbep.device.layout.intranode import RingShape, locate_notes, locate_ring, slot_bytes
+from nbep.device.layout.intranode import RingShape, locate_header, locate_ring, slot_bytes
 from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
@@ -170,7 +170,7 @@ def send_tokens(ctx, inputs):
             copy_row(ptx.ld_nc_v4, dst, src, shape.hidden_bytes, lane)
             if lane < shape.num_topk:
                 weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, row, lane, shape.num_topk))
-                ptx.st_na_f32(locate_notes(dst, shape).topk_weights + 4 * lane, weight)
+                ptx.st_na_f32(locate_header(dst, shape).topk_weights + 4 * lane, weight)
             i += team.num_warps
         tail = next_tail
         if not ptx.bar_red_and(1 + peer, 32 * team.num_warps, may_fill):

@@ -1,7 +1,7 @@
 """Direct dispatch: a sender puts each token into its row of every peer's recv_x. No ring, no receiver, no flow control.
 
  rank s: x[t] --one load--> stage --a store for each rank that wants it--> recv_x[i] of rank r, itself included
-         its notes -------------------------------------------------------> recv_topk_idx[i], ...
+         its header ------------------------------------------------------> recv_topk_idx[i], ...
          last: arrived[s] += 1 for each block ----------------------------> block 0 of rank r waits for all blocks
 
  cell                    written by         with                        read by         with
@@ -41,7 +41,7 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
-from nbep.device.kernels.parts.notes import Experts, keep_in_range
+from nbep.device.kernels.parts.header import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil, spoil_s64
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
@@ -101,7 +101,7 @@ class DirectSizes(NamedTuple):
     scale_hidden_stride: I32
 
 
-class Goal(NamedTuple):
+class Destination(NamedTuple):
     """What a lane knows of one peer: lane i of the (rank + 1 + i)-th, counted around. Lanes from num_ranks on: none."""
 
     peer: int
@@ -129,13 +129,13 @@ def peer_of(peers, turn):
 
 
 @device_function
-def find_goal(inputs, peers, lane):
+def find_destination(inputs, peers, lane):
     """What this lane has to know of its peer."""
     peer = peer_of(peers, lane)
     first_row = 0
     if peers.rank > 0:
         first_row = ptx.ld_nc_s32(matrix_cell(inputs.rank_prefix_matrix, peers.rank - 1, peer, peers.num_ranks))
-    return Goal(peer, buffer_of(peers, peer), first_row)
+    return Destination(peer, buffer_of(peers, peer), first_row)
 
 
 @device_function
@@ -151,15 +151,15 @@ def load_row(ctx, inputs, peer, first_row, token):
 
 
 @device_function
-def load_own_row(ctx, inputs, goal, token):
+def load_own_row(ctx, inputs, destination, token):
     """The row of a token at the lane's peer, or -1."""
     if ctx.team.lane >= ctx.peers.num_ranks or token >= ctx.sizes.num_tokens:
         return -1
-    return load_row(ctx, inputs, goal.peer, goal.first_row, token)
+    return load_row(ctx, inputs, destination.peer, destination.first_row, token)
 
 
 @device_function
-def store_notes(ctx, area, row, token, choice, first_expert):
+def store_header(ctx, area, row, token, choice, first_expert):
     """Write what goes with a token besides its scales; one warp. choice: in lane k the expert and the weight k."""
     places, shape, lane = ctx.places, ctx.shape, ctx.team.lane
     if lane < shape.num_src_idx:
@@ -240,7 +240,7 @@ def load_scales(ctx, stage, scales, count, parity):
 
 
 @device_function
-def send_scales(ctx, inputs, goal, first, stage, parity):
+def send_scales(ctx, inputs, destination, first, stage, parity):
     """Put the scales of neighbours, at most 32, into their rows; one warp. Returns the parity of the next fill.
 
     Rows of neighbours that go to the same rank follow each other, so one copy takes the scales of a run of tokens.
@@ -251,8 +251,8 @@ def send_scales(ctx, inputs, goal, first, stage, parity):
     scales = inputs.x_scales + 4 * first * ctx.sizes.scale_token_stride
     parity = load_scales(ctx, stage, scales, count, parity)
     for turn in range(peers.num_ranks):
-        area = ptx.shfl_idx_s64(ptx.FULL_MASK, goal.area, turn)
-        first_row = ptx.shfl_idx_s32(ptx.FULL_MASK, goal.first_row, turn)
+        area = ptx.shfl_idx_s64(ptx.FULL_MASK, destination.area, turn)
+        first_row = ptx.shfl_idx_s32(ptx.FULL_MASK, destination.first_row, turn)
         row = -1
         if lane < count:
             peer = peer_of(peers, turn)
@@ -340,7 +340,7 @@ def send_token(ctx, inputs, there, token, stage, parity):
         if ptx.has_tma() and lane == 0:
             ptx.tma_store_1d(area + places.x + to * shape.hidden_bytes, stage.data, part)
         first_expert = peer_of(ctx.peers, turn) * ctx.sizes.num_local_experts
-        store_notes(ctx, area, to, token, (expert, weight), first_expert)
+        store_header(ctx, area, to, token, (expert, weight), first_expert)
     if ptx.has_tma():
         if lane == 0:
             ptx.tma_store_commit()
@@ -356,34 +356,34 @@ def send_token(ctx, inputs, there, token, stage, parity):
 def send_tokens(ctx, inputs):
     """Sender: all tokens of this rank, each warp its share."""
     shape, sizes, warp, lane = ctx.shape, ctx.sizes, ctx.team.warp, ctx.team.lane
-    goal = find_goal(inputs, ctx.peers, lane)
+    destination = find_destination(inputs, ctx.peers, lane)
     stage = open_stage(ptx.smem_base(), warp, lane)
     parity = 0
     num_warps = ptx.block_dim() // 32
     num_senders = ptx.grid_dim() * num_warps
     token = ptx.block_idx() * num_warps + warp
-    row = load_own_row(ctx, inputs, goal, token)
+    row = load_own_row(ctx, inputs, destination, token)
     at_once = num_scales_at_once(shape)
     # Scales go out behind a row, whose copies keep the way out busy meanwhile.
     first = at_once * (ptx.block_idx() + ptx.grid_dim() * warp) if at_once > 0 else sizes.num_tokens
     while token < sizes.num_tokens or first < sizes.num_tokens:
         next_row = -1
         if ptx.has_tma():  # it arrives while this token goes out; without a copy engine the registers are needed there
-            next_row = load_own_row(ctx, inputs, goal, token + num_senders)
+            next_row = load_own_row(ctx, inputs, destination, token + num_senders)
         wanted = ptx.vote_ballot(ptx.FULL_MASK, row >= 0)
         if wanted != 0:
-            parity = send_token(ctx, inputs, There(goal.area, row, wanted), token, stage, parity)
+            parity = send_token(ctx, inputs, There(destination.area, row, wanted), token, stage, parity)
         if first < sizes.num_tokens:
-            parity = send_scales(ctx, inputs, goal, first, stage, parity)
+            parity = send_scales(ctx, inputs, destination, first, stage, parity)
             first += at_once * num_senders
         token += num_senders
-        row = next_row if ptx.has_tma() else load_own_row(ctx, inputs, goal, token)
+        row = next_row if ptx.has_tma() else load_own_row(ctx, inputs, destination, token)
     if ptx.has_tma() and lane == 0:
         ptx.tma_store_wait_all()
 
 
 @device_function
-def tell_channel_starts(ctx, inputs):
+def notify_channel_starts(ctx, inputs):
     """Tell each rank where the channels start among the tokens that go there; one block."""
     peers, shape = ctx.peers, ctx.shape
     for i in range(ptx.thread_idx(), peers.num_ranks * shape.num_channels, ptx.block_dim()):
@@ -470,7 +470,7 @@ def direct_dispatch(
     if may_send:
         send_tokens(ctx, inputs)
         if ptx.block_idx() == 0:
-            tell_channel_starts(ctx, inputs)
+            notify_channel_starts(ctx, inputs)
     if sizes.num_worst_tokens > 0:
         clean_unused_rows(ctx, inputs)
     have_sent = ptx.bar_red_and(1, ptx.block_dim(), may_send)

@@ -36,18 +36,18 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.arguments import Context
-from nbep.device.kernels.parts.notes import (
+from nbep.device.kernels.parts.header import (
     Experts,
     Token,
     clean_choices,
     clear_padding,
-    read_notes,
+    read_header,
     to_memory,
     to_stage,
-    write_notes,
+    write_header,
 )
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil_rows
-from nbep.device.layout.intranode import Notes, RingShape, locate_notes, locate_ring, note_bytes, slot_bytes
+from nbep.device.layout.intranode import Header, RingShape, header_bytes, locate_header, locate_ring, slot_bytes
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.matrices import matrix_cell
@@ -165,27 +165,27 @@ def own_token(ctx, inputs, token):
 
 @device_function
 def fill_slot(ctx, token, row, stage, parity):
-    """Copy one token and its notes into a slot; one warp. Returns the parity of the stage's next copy.
+    """Copy one token and its header into a slot; one warp. Returns the parity of the stage's next copy.
 
-    row is the address of the slot's row; the notes lie in front of it.
+    row is the address of the slot's row; the header lies in front of it.
     """
     shape, lane = ctx.shape, ctx.team.lane
-    copied = Row(token.inputs.x + token.row * shape.hidden_bytes, shape.hidden_bytes, note_bytes(shape))
+    copied = Row(token.inputs.x + token.row * shape.hidden_bytes, shape.hidden_bytes, header_bytes(shape))
     begin_copy(copied, stage, lane)
     if ptx.has_tma():
         ptx.syncwarp(ptx.FULL_MASK)
-        write_notes(to_stage(), locate_notes(stage.data + copied.front, shape), token, token.row, shape, lane)
+        write_header(to_stage(), locate_header(stage.data + copied.front, shape), token, token.row, shape, lane)
         ptx.fence_proxy_async_shared()
         ptx.syncwarp(ptx.FULL_MASK)
     else:
-        write_notes(to_memory(), locate_notes(row, shape), token, token.row, shape, lane)
+        write_header(to_memory(), locate_header(row, shape), token, token.row, shape, lane)
     return end_copy(ptx.ld_nc_v4, row, copied, stage, parity, lane)
 
 
 @device_function
 def locate_output(out, row, shape):
-    """Where the notes of an output row go."""
-    return Notes(
+    """Where the header of an output row goes."""
+    return Header(
         out.recv_topk_idx + 8 * row * shape.num_topk,
         out.recv_topk_weights + 4 * row * shape.num_topk,
         out.recv_x_scales + 4 * row * shape.num_scales,
@@ -226,7 +226,7 @@ def send_tokens(ctx, out, inputs):
     token, end = channel_task_range(sizes.num_tokens, shape.num_channels, team.channel)
     stage = open_stage(ptx.smem_base() + SHARED_TAILS_BYTES, ptx.thread_idx() // 32, team.lane)
     if ptx.has_tma():
-        clear_padding(stage.data + note_bytes(shape), shape, team.lane)
+        clear_padding(stage.data + header_bytes(shape), shape, team.lane)
     parity = 0
     tail = 0
     chunk_end = 0
@@ -325,7 +325,7 @@ def receive_token(ctx, out, src, row, stage, parity):
     """Copy the slot that has its row at src to an output row; one warp. Returns the parity of the stage's next copy."""
     shape, lane = ctx.shape, ctx.team.lane
     begin_copy(Row(src, shape.hidden_bytes, 0), stage, lane)
-    read_notes(locate_output(out, row, shape), locate_notes(src, shape), shape, lane)  # while the row is on its way
+    read_header(locate_output(out, row, shape), locate_header(src, shape), shape, lane)  # while the row is on its way
     dst = out.recv_x + row * shape.hidden_bytes
     return end_copy(ptx.ld_na_v4, dst, Row(src, shape.hidden_bytes, 0), stage, parity, lane)
 
@@ -375,7 +375,7 @@ def copy_own_token(ctx, out, token, row, stage, parity):
     shape, lane = ctx.shape, ctx.team.lane
     copied = Row(token.inputs.x + token.row * shape.hidden_bytes, shape.hidden_bytes, 0)
     begin_copy(copied, stage, lane)
-    write_notes(to_memory(), locate_output(out, row, shape), token, token.row, shape, lane)
+    write_header(to_memory(), locate_output(out, row, shape), token, token.row, shape, lane)
     return end_copy(ptx.ld_nc_v4, out.recv_x + row * shape.hidden_bytes, copied, stage, parity, lane)
 
 

@@ -1,5 +1,5 @@
-"""Offer rows: each rank tells the others where the rows lie that it has for them, and all ranks meet. Before a combine
-that fetches.
+"""Offer rows: each rank says where the rows lie that it has for the others, and all ranks meet. Before a combine that
+fetches.
 
  rank d: offers[d] at rank s = where its x and topk_weights begin, in 16 bytes; the first row that came from s
 

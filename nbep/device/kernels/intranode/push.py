@@ -24,13 +24,13 @@ BOTH = 2  # odd warps at home, even ones to the peers: as many bytes each
 
 
 @kernel(max_threads=768, clusters=CLUSTERS)
-def push(src: In, region_offset: I64, num_rows: I32, goal: I32, peers: Peers):
+def push(src: In, region_offset: I64, num_rows: I32, destination: I32, peers: Peers):
     """Grid: any. Block: any multiple of 64. Copies num_rows rows of ROW_BYTES to each region, from region_offset on."""
     num_peers = peers.num_ranks - 1
     warp = ptx.thread_idx() // 32
     num_warps = ptx.block_dim() // 32
-    at_home = goal == AT_HOME
-    if goal == BOTH:
+    at_home = destination == AT_HOME
+    if destination == BOTH:
         at_home = warp % 2 == 1
         warp //= 2
         num_warps //= 2
@@ -39,9 +39,9 @@ def push(src: In, region_offset: I64, num_rows: I32, goal: I32, peers: Peers):
     which = ptx.u32_mod(warp, num_peers)
     row = ptx.u32_div(warp, num_peers)
     if row < num_warps_per_peer:
-        goal_rank = peers.rank if at_home else ptx.u32_mod(peers.rank + 1 + which, peers.num_ranks)
+        dst_rank = peers.rank if at_home else ptx.u32_mod(peers.rank + 1 + which, peers.num_ranks)
         region = peers.num_ranks + which if at_home else peers.rank
-        dst = buffer_of(peers, goal_rank) + region_offset + region * num_rows * ROW_BYTES
+        dst = buffer_of(peers, dst_rank) + region_offset + region * num_rows * ROW_BYTES
         while row < num_rows:
             copy_row(ptx.ld_nc_v4, dst + row * ROW_BYTES, src + row * ROW_BYTES, ROW_BYTES, ptx.thread_idx() % 32)
             row += num_warps_per_peer

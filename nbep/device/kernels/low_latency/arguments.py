@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from nbep.device.alignment import align_up
 from nbep.device.jit import device_function
-from nbep.device.kernels.parts.arrivals import tell
+from nbep.device.kernels.parts.arrivals import notify
 from nbep.device.layout.low_latency import MAX_EXPERTS, arrival_offset, count_offset
 from nbep.device.network.seam import Place, own_ptr
 from nbep.device.protocols.matrices import matrix_cell
@@ -21,9 +21,9 @@ class Workspace(NamedTuple):
     """Memory of this rank alone, all zeros at first."""
 
     slots: Sym  # [NUM_HALVES, slot_words] s32: how many tokens have a place, for each expert and then each rank
-    journal: Sym  # see coordinator.py
+    state: Sym  # see coordinator.py
     mask: Sym  # [num_ranks] s32: whether each is masked; 0 without enable_shrink
-    sums: Sym  # of the shape of slots: parts of counts and arrivals that are not sent yet; see arrivals.tell
+    sums: Sym  # of the shape of slots: parts of counts and arrivals that are not sent yet; see arrivals.notify
     barriers: Sym  # [num_ranks] s32: the latest barrier that each rank got a signal of; for this rank the latest of all
 
 
@@ -64,7 +64,7 @@ def slot_counter(ctx, unit):
 
 @device_function
 def sum_cell(ctx, unit):
-    """Where the parts of what this rank tells a count are added up; unit as in `slot_counter`."""
+    """Where the parts of what this rank adds to a count are added up; unit as in `slot_counter`."""
     return matrix_cell(ctx.work.sums, ctx.call.half, unit, slot_words(ctx.network.num_ranks))
 
 
@@ -84,7 +84,7 @@ def arrival_of_call(ctx, rank):
 def add_to_arrival(ctx, peer, value, is_behind):
     """Add to a rank's count of this rank's messages; one thread. is_behind: see amo_add"""
     place = Place(arrival_of_call(ctx, ctx.network.rank), 0, peer, QUEUE)
-    tell(ctx.network, place, sum_cell(ctx, MAX_EXPERTS + peer), value, is_behind)
+    notify(ctx.network, place, sum_cell(ctx, MAX_EXPERTS + peer), value, is_behind)
 
 
 @device_function

@@ -1,4 +1,4 @@
-"""What all ranks must pass alike to a low-latency call: each rank tells every peer, in two words.
+"""What all ranks must pass alike to a low-latency call: each rank notifies every peer, in two words.
 
  cell                 written by         with                              read by    with
  calls[h, s, word]    notify of s (1)    amo_add (-word - 1)               notify (2) ld_relaxed_sys

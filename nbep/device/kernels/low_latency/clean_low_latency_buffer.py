@@ -6,7 +6,7 @@
  all other cells:        their owner      st_weak, st_na,         peers, later behind the second barrier
    counts, arrivals,                      st_relaxed_sys
    calls, credits,
-   slots, sums, journal
+   slots, sums, state
    of a masked rank      their owner      atom_exch_acq_rel_sys   (ABSENT): that rank may still add
 
 No rank sends before all have cleaned, and none cleans before all are done. Ranks that are masked are not waited for.
@@ -24,7 +24,7 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.low_latency.arguments import Workspace, slot_words
 from nbep.device.kernels.low_latency.calls import empty_word
-from nbep.device.kernels.low_latency.coordinator import JOURNAL_WORDS
+from nbep.device.kernels.low_latency.coordinator import STATE_WORDS
 from nbep.device.kernels.parts.arrivals import Expected, empty_cell, is_masked, leave_out, wait_for_peer
 from nbep.device.network.seam import Network, amo_add, own_ptr
 from nbep.device.protocols.waits import Bounds, Waiter, site
@@ -102,5 +102,5 @@ def clean_low_latency_buffer(network: Network, work: Workspace, bounds: Bounds, 
         empty_rank(network, num_rdma_bytes, rank, is_masked(work.mask, rank))
     clear_vectors(work.slots, layout.NUM_HALVES * slot_words(network.num_ranks) // 4)
     clear_vectors(work.sums, layout.NUM_HALVES * slot_words(network.num_ranks) // 4)
-    reset_words(work.journal, JOURNAL_WORDS, 0)
+    reset_words(work.state, STATE_WORDS, 0)
     barrier_network(network, work, bounds, num_rdma_bytes)

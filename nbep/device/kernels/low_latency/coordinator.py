@@ -1,7 +1,7 @@
 """What every low-latency launch begins with: its coordinator ends the calls before it, on this rank and for its peers.
 
  cell              written by        with                  read by            with
- journal           coordinator       st_weak               the next one       ld_weak
+ state             coordinator       st_weak               the next one       ld_weak
  slots[h]          senders           atom_add_relaxed_gpu  -                  -
                    coordinator       st_weak (0)           senders            of a later launch
  counts, arrivals  peers             amo_add               receivers          ld_acquire_sys
@@ -19,7 +19,7 @@ A credit counts how often the peer has freed the half, which is free at first. I
 network writes it. A call may fill the half once the credits are ahead of how often this rank has.
 
 The coordinator is the last warp of the last block, which has the least other work where that does not divide evenly.
-The journal lies on the device, so that a CUDA graph replays the right steps.
+The launch state lies on the device, so that a CUDA graph replays the right steps.
 
  send phase in half h    takes the credits of h, one of each peer        the next launch counts the use of h,
                          and slots of h                                  and zeroes the slots
@@ -40,16 +40,16 @@ from nbep.device.kernels.parts.arrivals import empty_cell, is_masked, wait_credi
 from nbep.device.network.seam import amo_add, own_ptr, sends_from_buffer
 from nbep.device.protocols.waits import report_fault, site
 
-LOW_LATENCY_HALF = site(13, "low-latency sender", "journal", "calls that take the two halves in turn")
+LOW_LATENCY_HALF = site(13, "low-latency sender", "state", "calls that take the two halves in turn")
 
-# Words of the journal
+# Words of the launch state
 SENT_HALF = 0  # one more than the half that the launch before has sent in; 0 if it has not
 RECEIVED_HALF = 1  # the same for its receive phase
 NUM_SLOTS = 2  # of experts, in the call that was sent
 NUM_COUNTS = 3  # of all ranks, in the call that was received
 NEXT_HALF = 4  # that the next send phase takes; UNCLEAN if clean_low_latency_buffer has to come first
 USES = 5  # of each half: send phases that have ended
-JOURNAL_WORDS = 7
+STATE_WORDS = 7
 UNCLEAN = layout.NUM_HALVES
 
 
@@ -62,15 +62,15 @@ def is_last_block():
 def end_earlier_calls(ctx):
     """Coordinator: take and give the credits of the launch before; write down what this one does. The whole warp."""
     # All loads begin before the first of them is used.
-    sent = ptx.ld_weak_s32(ctx.work.journal + 4 * SENT_HALF)
-    received = ptx.ld_weak_s32(ctx.work.journal + 4 * RECEIVED_HALF)
-    num_slots = ptx.ld_weak_s32(ctx.work.journal + 4 * NUM_SLOTS)
-    num_counts = ptx.ld_weak_s32(ctx.work.journal + 4 * NUM_COUNTS)
-    uses_0 = ptx.ld_weak_s32(ctx.work.journal + 4 * USES) if ctx.lane == 0 else 0
-    uses_1 = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + 1)) if ctx.lane == 0 else 0
+    sent = ptx.ld_weak_s32(ctx.work.state + 4 * SENT_HALF)
+    received = ptx.ld_weak_s32(ctx.work.state + 4 * RECEIVED_HALF)
+    num_slots = ptx.ld_weak_s32(ctx.work.state + 4 * NUM_SLOTS)
+    num_counts = ptx.ld_weak_s32(ctx.work.state + 4 * NUM_COUNTS)
+    uses_0 = ptx.ld_weak_s32(ctx.work.state + 4 * USES) if ctx.lane == 0 else 0
+    uses_1 = ptx.ld_weak_s32(ctx.work.state + 4 * (USES + 1)) if ctx.lane == 0 else 0
     if sent != 0:
         if ctx.lane == 0:
-            ptx.st_weak_s32(ctx.work.journal + 4 * (USES + sent - 1), ptx.s32((uses_0 if sent == 1 else uses_1) + 1))
+            ptx.st_weak_s32(ctx.work.state + 4 * (USES + sent - 1), ptx.s32((uses_0 if sent == 1 else uses_1) + 1))
         slots = ctx.work.slots + 4 * (sent - 1) * slot_words(ctx.network.num_ranks)
         clear_slots(ctx, slots, num_slots)
         clear_slots(ctx, slots + 4 * layout.MAX_EXPERTS, ctx.network.num_ranks)
@@ -78,7 +78,7 @@ def end_earlier_calls(ctx):
         empty_half(ctx, received - 1, num_counts)
     ptx.syncwarp(ptx.FULL_MASK)
     if ctx.lane == 0:
-        write_journal(ctx)
+        write_state(ctx)
 
 
 @device_function
@@ -115,7 +115,7 @@ def credit_cell(ctx, peer):
 @device_function
 def may_send(ctx, peer):
     """Whether the peer is there and its half of the buffer is free; one thread."""
-    uses = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + ctx.call.half))
+    uses = ptx.ld_weak_s32(ctx.work.state + 4 * (USES + ctx.call.half))
     credit = credit_cell(ctx, peer)
     return wait_credit(credit, uses, ctx.bounds, ctx.work.mask, peer, ctx.call.half)
 
@@ -127,7 +127,7 @@ def wait_send_area(ctx):
     One warp of a block, before it sends. Threads that synchronise with it may write there, too.
     """
     if sends_from_buffer(ctx.network):
-        uses = ptx.ld_weak_s32(ctx.work.journal + 4 * (USES + ctx.call.half))
+        uses = ptx.ld_weak_s32(ctx.work.state + 4 * (USES + ctx.call.half))
         for rank in range(ctx.lane, ctx.network.num_ranks, 32):
             other = credit_cell(ctx, rank)
             wait_credit(other, uses, ctx.bounds, ctx.work.mask, rank, ctx.call.half)
@@ -157,20 +157,20 @@ def end_send_phase(ctx):
 
 
 @device_function
-def write_journal(ctx):
+def write_state(ctx):
     """Coordinator: for the coordinator of the next launch; one thread."""
     sends = ctx.call.phases & SEND_PHASE != 0
     receives = ctx.call.phases & RECV_PHASE != 0
-    ptx.st_weak_s32(ctx.work.journal + 4 * SENT_HALF, ctx.call.half + 1 if sends else 0)
-    ptx.st_weak_s32(ctx.work.journal + 4 * RECEIVED_HALF, ctx.call.half + 1 if receives else 0)
+    ptx.st_weak_s32(ctx.work.state + 4 * SENT_HALF, ctx.call.half + 1 if sends else 0)
+    ptx.st_weak_s32(ctx.work.state + 4 * RECEIVED_HALF, ctx.call.half + 1 if receives else 0)
     if receives:
-        ptx.st_weak_s32(ctx.work.journal + 4 * NUM_COUNTS, ctx.shape.num_experts)
+        ptx.st_weak_s32(ctx.work.state + 4 * NUM_COUNTS, ctx.shape.num_experts)
     if sends:
-        ptx.st_weak_s32(ctx.work.journal + 4 * NUM_SLOTS, ctx.shape.num_experts)
-        expected = ptx.ld_weak_s32(ctx.work.journal + 4 * NEXT_HALF)
+        ptx.st_weak_s32(ctx.work.state + 4 * NUM_SLOTS, ctx.shape.num_experts)
+        expected = ptx.ld_weak_s32(ctx.work.state + 4 * NEXT_HALF)
         if expected != ctx.call.half:
             report_fault(ctx.bounds, LOW_LATENCY_HALF, -1, -1, expected, ctx.call.half)
-        ptx.st_weak_s32(ctx.work.journal + 4 * NEXT_HALF, 1 - ctx.call.half)
+        ptx.st_weak_s32(ctx.work.state + 4 * NEXT_HALF, 1 - ctx.call.half)
 
 
 # Whether calls are compared is the type of the call: for a plain Call nothing of it is in the binary. See calls.py.
@@ -178,7 +178,7 @@ def write_journal(ctx):
 
 @device_function
 def is_notifier():
-    """Whether this is the warp that tells and compares calls, beside the coordinator in the last block."""
+    """Whether this is the warp that sends and compares calls, beside the coordinator in the last block."""
     return ptx.thread_idx() // 32 == ptx.block_dim() // 32 - 2
 
 

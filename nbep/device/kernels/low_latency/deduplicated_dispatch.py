@@ -1,7 +1,7 @@
 """Low-latency dispatch with deduplicate: a token goes to each rank of its experts once, and is copied to them there.
 
  rank s: x[t] --sender: cast--> stage --put_nbi_warp--> message[s, j] --receiver--> recv_x[e, i] for each e : rank r
-         note: for each choice its local expert, its place among those from s, its weight
+         header: for each choice its local expert, its place among those from s, its weight
          counter: how many for expert e, how many messages --amo_add--> counts[e, s], arrivals[s]
 
  cell            written by         with                  read by      with
@@ -10,7 +10,7 @@
  arrivals[s]     senders, counters  amo_add               receivers    ld_acquire_sys
  counts[e, s]    counter            amo_add (-n - 1)      receivers    ld_relaxed_sys
  stage           casters            st_shared_v2, _v4     network      after a proxy fence and bar_sync
-   its notes     sender             st_shared             network      the same
+   its header    sender             st_shared             network      the same
  histogram       counter            st_shared 0           counter      after syncwarp
                  counter            atom_add_relaxed_cta  counter      ld_shared, after syncwarp
  table           receivers          st_shared             receivers    ld_shared, after syncthreads
@@ -19,7 +19,7 @@
  message_*, num_messages  receivers  st_weak              (combine)    -
  slots, counts, arrivals  next coordinator  resets, see coordinator.py
 
-All messages for a rank go through one queue, and behind each of them a TAG for the rank's arrival. Counts tell nothing
+All messages for a rank go through one queue, and behind each of them a TAG for the rank's arrival. Counts say nothing
 but themselves, so they need not wait for what is on its way.
 
 The table of a block holds the counts of each (local expert, source): a token's row in recv_x is its place behind the
@@ -55,8 +55,8 @@ from nbep.device.kernels.low_latency.dispatch_receiver import (
 from nbep.device.kernels.low_latency.dispatch_sender import (
     clear_gap,
     expert_of,
+    header_stride,
     next_stage,
-    note_stride,
     open_to_engine,
     stage_bytes,
 )
@@ -76,7 +76,7 @@ from nbep.device.protocols.staging import (
 )
 from nbep.device.protocols.waits import Waiter
 
-# Words of a note
+# Words of a header
 SRC_IDX = 0
 ENTRIES = 4  # for each choice: local expert or -1, place, weight
 NO_PEER = -1
@@ -118,48 +118,48 @@ def take_places(ctx, inputs, token):
 
 
 @device_function
-def write_notes(ctx, notes, token, choice):
-    """Write the notes for all ranks of a token, in the place of the first choice that is there; one warp."""
+def write_headers(ctx, headers, token, choice):
+    """Write the headers for all ranks of a token, in the place of the first choice that is there; one warp."""
     left = ptx.vote_ballot(ptx.FULL_MASK, choice.is_first)
     while left != 0:
         first = ptx.ffs_u32(left) - 1
         peer = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.peer, first)
-        note = notes + first * note_stride(ctx.shape)
+        header = headers + first * header_stride(ctx.shape)
         if ctx.lane < ctx.shape.num_topk:
-            entry = note + 4 * ENTRIES + 12 * ctx.lane
+            entry = header + 4 * ENTRIES + 12 * ctx.lane
             ptx.st_shared_s32(entry, choice.local_expert if choice.peer == peer else -1)
             ptx.st_shared_s32(entry + 4, choice.place)
             ptx.st_shared_f32(entry + 8, choice.weight)
         if ctx.lane < ENTRIES:
-            ptx.st_shared_s32(note + 4 * ctx.lane, token if ctx.lane == SRC_IDX else 0)
-        if ctx.lane < ctx.shape.num_topk & 3:  # three words for each choice, and padding up to NOTE_ALIGNMENT
-            ptx.st_shared_s32(note + 4 * ENTRIES + 12 * ctx.shape.num_topk + 4 * ctx.lane, 0)
+            ptx.st_shared_s32(header + 4 * ctx.lane, token if ctx.lane == SRC_IDX else 0)
+        if ctx.lane < ctx.shape.num_topk & 3:  # three words for each choice, and padding up to HEADER_ALIGNMENT
+            ptx.st_shared_s32(header + 4 * ENTRIES + 12 * ctx.shape.num_topk + 4 * ctx.lane, 0)
         left &= left - 1
 
 
 @device_function
-def put_message(ctx, stage, note, token, peer, slot):
-    """Start to put the values in the stage and a note into a slot of a rank; one warp."""
+def put_message(ctx, stage, header, token, peer, slot):
+    """Start to put the values in the stage and a header into a slot of a rank; one warp."""
     stride = ctx.sizes.message_stride
     dst = layout.recv_offset(ctx.call, ctx.network.rank) + slot * stride
     src = layout.send_offset(ctx.call.num_rdma_bytes, ctx.call.half) + (token * ctx.shape.num_ranks + peer) * stride
-    at = ctx.sizes.note_offset
+    at = ctx.sizes.header_offset
     place = Place(dst, src, peer, QUEUE)
     keep_message(ctx.network, src, stage, at, ctx.lane)
     put_nbi_warp(ctx.network, place, stage, at, ctx.lane)
-    keep_message(ctx.network, src + at, note, layout.note_bytes(ctx.shape), ctx.lane)
-    put_nbi_warp(ctx.network, further(place, at), note, layout.note_bytes(ctx.shape), ctx.lane)
+    keep_message(ctx.network, src + at, header, layout.header_bytes(ctx.shape), ctx.lane)
+    put_nbi_warp(ctx.network, further(place, at), header, layout.header_bytes(ctx.shape), ctx.lane)
 
 
 @device_function
-def put_to_ranks(ctx, stage, notes, token, choice):
-    """Sender: put the message in the stage to all ranks of the token, then tell them."""
+def put_to_ranks(ctx, stage, headers, token, choice):
+    """Sender: put the message in the stage to all ranks of the token, then notify them."""
     left = ptx.vote_ballot(ptx.FULL_MASK, choice.slot >= 0)
     while left != 0:
         source = ptx.ffs_u32(left) - 1
         peer = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.peer, source)
         slot = ptx.shfl_idx_s32(ptx.FULL_MASK, choice.slot, source)
-        put_message(ctx, stage, notes + source * note_stride(ctx.shape), token, peer, slot)
+        put_message(ctx, stage, headers + source * header_stride(ctx.shape), token, peer, slot)
         left &= left - 1
     quiet(ctx.network, ctx.lane)
     if choice.slot >= 0:
@@ -173,12 +173,12 @@ def send_to_ranks(ctx, inputs):
     stage = ptx.smem_base()
     token = ptx.block_idx()
     while token < ctx.sizes.num_tokens:
-        notes = stage + ctx.sizes.message_stride
+        headers = stage + ctx.sizes.message_stride
         choice = take_places(ctx, inputs, token)
-        write_notes(ctx, notes, token, choice)
+        write_headers(ctx, headers, token, choice)
         clear_gap(ctx, stage)
         open_to_engine()
-        put_to_ranks(ctx, stage, notes, token, choice)
+        put_to_ranks(ctx, stage, headers, token, choice)
         token += ptx.grid_dim()
         stage = next_stage(ctx.shape, stage)
 
@@ -240,7 +240,7 @@ def notify_counts(ctx, histogram, num_messages, peer):
 
 @device_function
 def count_ranks(ctx, inputs):
-    """Counter: tell every grid_dim()-th rank how many tokens its experts get, then count its messages; one warp."""
+    """Counter: notify every grid_dim()-th rank of its experts' tokens, then count its messages; one warp."""
     num_local_experts = ctx.shape.num_local_experts
     histogram = ptx.smem_base() + 2 * stage_bytes(ctx.shape)
     # The blocks before the last one, which has the coordinator: if they have no token to send, their SMs have nothing
@@ -354,7 +354,7 @@ def note_ranges(ctx, out, table):
 
 @device_function
 def find_row(ctx, out, table, entry, src, cell):
-    """Where the token goes that an entry of a note names: local expert * T + row, or -1; one thread.
+    """Where the token goes that an entry of a header names: local expert * T + row, or -1; one thread.
 
     entry: local expert, place and weight. cell: the entry's index among those that combine will need
     """
@@ -427,12 +427,12 @@ def receive_message(ctx, out, unit, stage, parity):
     message = message_of(ctx, unit)
     if ptx.has_tma():
         begin_fill(message, layout.payload_bytes(ctx.shape), stage, ctx.lane)
-    note = message + ctx.sizes.note_offset
+    header = message + ctx.sizes.header_offset
     entry = (-1, 0, ptx.f32(0))
     if ctx.lane < ctx.shape.num_topk:
-        at = note + 4 * ENTRIES + 12 * ctx.lane
+        at = header + 4 * ENTRIES + 12 * ctx.lane
         entry = (ptx.ld_na_s32(at), ptx.ld_na_s32(at + 4), ptx.ld_na_f32(at + 8))
-    src_idx = ptx.ld_na_s32(note + 4 * SRC_IDX)
+    src_idx = ptx.ld_na_s32(header + 4 * SRC_IDX)
     scale = load_scale(message, ctx.shape, ctx.lane)
     next_scale = load_scale(message, ctx.shape, ctx.lane + 32)
     cell = src * ctx.shape.num_max_tokens + index

@@ -87,7 +87,7 @@ class DispatchSizes(NamedTuple):
     num_teams: I32
     inverse_of_team: I32  # of team_warps: see nbep.device.alignment
     message_stride: I32  # as the layout has it: worked out once
-    note_offset: I32
+    header_offset: I32
     round_scale: I32  # 1: scales are powers of two
     use_ue8m0: I32  # 1: recv_x_scales are exponent bytes, four in a word
 

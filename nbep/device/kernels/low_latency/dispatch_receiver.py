@@ -84,7 +84,7 @@ def store_scale(ctx, out, scale, local_expert, row, index):
 
 @device_function
 def index_of(shape, src_idx):
-    """The token's index that a note tells; 0 if there is no such token: then the message is one of another call."""
+    """The token's index that a header names; 0 if there is no such token: then the message is one of another call."""
     return src_idx if 0 <= src_idx < shape.num_max_tokens else 0
 
 
@@ -104,7 +104,7 @@ def receive_message(ctx, out, message, place, stage, parity):
     num_bytes = layout.payload_bytes(ctx.shape)
     source = Row(message, num_bytes, 0)
     begin_copy(source, stage, ctx.lane)
-    src_idx = ptx.ld_na_s32(message + ctx.sizes.note_offset)
+    src_idx = ptx.ld_na_s32(message + ctx.sizes.header_offset)
     scale = load_scale(message, ctx.shape, ctx.lane)
     next_scale = load_scale(message, ctx.shape, ctx.lane + 32)
     to = local_expert * (ctx.shape.num_ranks * ctx.shape.num_max_tokens) + row

@@ -14,7 +14,7 @@ from nbep.device.alignment import ALIGNMENT_BYTES, align_up
 from nbep.device.jit import by_type, device_function
 from nbep.device.kernels.low_latency.arguments import count_of_call, slot_counter, sum_cell
 from nbep.device.kernels.low_latency.coordinator import may_send, notify_call, wait_send_area
-from nbep.device.kernels.parts.arrivals import TAG, completion, tell
+from nbep.device.kernels.parts.arrivals import TAG, completion, notify
 from nbep.device.network.seam import Place, keep_message, put_nbi_warp, quiet
 from nbep.device.protocols.fp8 import fp8_scales, to_e4m3x8
 from nbep.device.protocols.reduce import abs_max8, half_warp_max_f32, unpack_bf16x8, warp_sum_s32
@@ -31,15 +31,15 @@ COLUMNS = 256  # of a token that a warp casts at once, eight a lane
 
 
 @device_function
-def note_stride(shape):
-    """From the note for one rank to that for the next, in shared memory."""
-    return align_up(layout.note_bytes(shape), ALIGNMENT_BYTES)
+def header_stride(shape):
+    """From the header for one rank to that for the next, in shared memory."""
+    return align_up(layout.header_bytes(shape), ALIGNMENT_BYTES)
 
 
 @device_function
 def stage_bytes(shape):
-    """One token in shared memory: its message and, with deduplicate, a note for each rank that it goes to."""
-    return layout.message_stride(shape) + (shape.num_topk * note_stride(shape) if layout.deduplicates(shape) else 0)
+    """One token in shared memory: its message and, with deduplicate, a header for each rank that it goes to."""
+    return layout.message_stride(shape) + (shape.num_topk * header_stride(shape) if layout.deduplicates(shape) else 0)
 
 
 @device_function
@@ -111,8 +111,8 @@ def fill_message(ctx, stage, row, caster, num_casters):
 
 @device_function
 def clear_gap(ctx, stage):
-    """Write what may be padding between the scales and the note of a message."""
-    if ctx.lane < -layout.num_scales(ctx.shape) & 3:  # words; the note begins at a multiple of NOTE_ALIGNMENT
+    """Write what may be padding between the scales and the header of a message."""
+    if ctx.lane < -layout.num_scales(ctx.shape) & 3:  # words; the header begins at a multiple of HEADER_ALIGNMENT
         ptx.st_shared_s32(stage + layout.payload_bytes(ctx.shape) + 4 * layout.num_scales(ctx.shape) + 4 * ctx.lane, 0)
 
 
@@ -126,7 +126,7 @@ def open_to_engine():
 
 @device_function
 def message_bytes(shape):
-    return layout.note_offset(shape) + layout.NOTE_ALIGNMENT
+    return layout.header_offset(shape) + layout.HEADER_ALIGNMENT
 
 
 @device_function
@@ -143,7 +143,7 @@ def put_choice(ctx, stage, token, expert, slot):
     dst = layout.recv_offset(ctx.call, ctx.network.rank)
     dst += (local_expert * ctx.shape.num_max_tokens + slot) * stride
     src = message_offset(ctx, token)
-    num_bytes = ctx.sizes.note_offset + layout.NOTE_ALIGNMENT
+    num_bytes = ctx.sizes.header_offset + layout.HEADER_ALIGNMENT
     put_nbi_warp(ctx.network, Place(dst, src, peer, local_expert), stage, num_bytes, ctx.lane)
 
 
@@ -152,12 +152,12 @@ def add_to_count(ctx, expert, value, is_behind):
     """Add to the count of messages at an expert's rank; one thread. is_behind: see amo_add"""
     peer, local_expert = layout.rank_of(ctx.shape, expert)
     place = Place(count_of_call(ctx, ctx.network.rank, local_expert), 0, peer, local_expert)
-    tell(ctx.network, place, sum_cell(ctx, expert), value, is_behind)
+    notify(ctx.network, place, sum_cell(ctx, expert), value, is_behind)
 
 
 @device_function
 def put_token(ctx, stage, token, expert, slot):
-    """Sender: put the message in the stage to all experts, then tell them.
+    """Sender: put the message in the stage to all experts, then notify them.
 
     expert, slot: in lane k those of choice k; a slot is -1 if nothing goes there
     """
@@ -167,8 +167,8 @@ def put_token(ctx, stage, token, expert, slot):
         keep_message(ctx.network, message_offset(ctx, token), stage, message_bytes(ctx.shape), ctx.lane)
     while left != 0:
         choice = ptx.ffs_u32(left) - 1
-        goal = ptx.shfl_idx_s32(ptx.FULL_MASK, expert, choice)
-        put_choice(ctx, stage, token, goal, ptx.shfl_idx_s32(ptx.FULL_MASK, slot, choice))
+        dst_expert = ptx.shfl_idx_s32(ptx.FULL_MASK, expert, choice)
+        put_choice(ctx, stage, token, dst_expert, ptx.shfl_idx_s32(ptx.FULL_MASK, slot, choice))
         left &= left - 1
     quiet(ctx.network, ctx.lane)
     if slot >= 0:
@@ -205,7 +205,7 @@ def send_choices(ctx, inputs):
         expert, slot = take_slot(ctx, inputs, token, ctx.lane)
         clear_gap(ctx, stage)
         if ctx.lane == 0:
-            ptx.st_shared_v4(stage + layout.note_offset(ctx.shape), (token, 0, 0, 0))
+            ptx.st_shared_v4(stage + layout.header_offset(ctx.shape), (token, 0, 0, 0))
         open_to_engine()
         put_token(ctx, stage, token, expert, slot)
         token += ptx.grid_dim()
@@ -245,7 +245,7 @@ def matches(p, q, r, s, expert):
 
 @by_type("shape", layout.LowLatencyShape)
 def count_choices(ctx, inputs):
-    """Counter: count the choices of every grid_dim()-th expert, four at a time, and tell their ranks; one warp."""
+    """Counter: count the choices of every grid_dim()-th expert, four at a time, and notify their ranks; one warp."""
     step = ptx.grid_dim()
     expert = ptx.block_idx()
     while expert < ctx.shape.num_experts:
@@ -255,12 +255,12 @@ def count_choices(ctx, inputs):
         c = warp_sum_s32(ptx.FULL_MASK, c)
         d = warp_sum_s32(ptx.FULL_MASK, d)
         num_chosen = a if ctx.lane == 0 else b if ctx.lane == 1 else c if ctx.lane == 2 else d
-        goal = expert + ctx.lane * step
-        if ctx.lane < 4 and goal < ctx.shape.num_experts:
-            peer, local_expert = layout.rank_of(ctx.shape, goal)
+        dst_expert = expert + ctx.lane * step
+        if ctx.lane < 4 and dst_expert < ctx.shape.num_experts:
+            peer, local_expert = layout.rank_of(ctx.shape, dst_expert)
             if may_send(ctx, peer):
                 if local_expert == 0:
                     notify_call(ctx, peer)
-                add_to_count(ctx, goal, completion(num_chosen), False)
+                add_to_count(ctx, dst_expert, completion(num_chosen), False)
         ptx.syncwarp(ptx.FULL_MASK)
         expert += 4 * step

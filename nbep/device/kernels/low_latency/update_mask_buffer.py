@@ -3,7 +3,7 @@
  cell                     written by     with                            read by            with
  mask                     thread r       atom_exch_acq_rel_sys           any wait           see `kernels.parts.arrivals`
  counts, arrivals, calls  all threads    atom_exch_acq_rel_sys (ABSENT)  receivers, notify  the same
- journal[next half]       thread 0       st_weak (UNCLEAN)               the next coordinator  see coordinator.py
+ state[next half]       thread 0       st_weak (UNCLEAN)               the next coordinator  see coordinator.py
 
 Whoever masks a rank gives up all that it has sent, or may still send: what comes of that is for no call, until
 clean_low_latency_buffer. So when masks are taken off no half is next: a call that comes before that reports it, also in
@@ -47,4 +47,4 @@ def update_mask_buffer(
         for rank in range(first_rank, first_rank + num_ranks):
             give_up_rank(network, num_rdma_bytes, rank)
     elif ptx.thread_idx() == 0:
-        ptx.st_weak_s32(work.journal + 4 * NEXT_HALF, UNCLEAN)
+        ptx.st_weak_s32(work.state + 4 * NEXT_HALF, UNCLEAN)

@@ -1,1 +1,1 @@
-"""Steps that kernels of several modes share: notes, sums, arrivals, the comparison of calls."""
+"""Steps that kernels of several modes share: headers, sums, arrivals, the comparison of calls."""

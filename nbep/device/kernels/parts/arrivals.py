@@ -91,18 +91,18 @@ def completion(count):
 
 @device_function
 def number_of(value):
-    """The number that a complete cell tells."""
+    """The number that a complete cell holds."""
     return -value - 1
 
 
 @device_function
 def announced(value, most):
-    """The number that a complete cell tells, 0 if it was given up; no more than `most`, whatever a fault has left."""
+    """The number that a complete cell holds, 0 if it was given up; no more than `most`, whatever a fault has left."""
     return min(number_of(value), most) if is_complete(value) else 0
 
 
 @device_function
-def tell(network, place, sum_cell, value, is_behind):
+def notify(network, place, sum_cell, value, is_behind):
     """Add a part to a count at a peer; one thread. place: of the count. is_behind: see amo_add
 
     sum_cell, of this rank, is 0 before the first part, and again after the last. Where an add is a message of its own,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.layout.intranode import locate_notes, slot_bytes
+from nbep.device.layout.intranode import locate_header, slot_bytes
 from nbep.device.protocols.reduce import to_bf16x8, unpack_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import VEC_BYTES, WARP_BYTES
 
@@ -58,13 +58,13 @@ def add_bf16x8(total, row):
 def rows_of_ring(slots, shape):
     """The rows in the slots of a ring."""
     stride = slot_bytes(shape)
-    return Source(slots, stride, locate_notes(slots, shape).topk_weights, stride, shape.num_slots)
+    return Source(slots, stride, locate_header(slots, shape).topk_weights, stride, shape.num_slots)
 
 
 @device_function
 def rows_or_ring(inputs, shape, is_own, first, slots):
     """What this rank has made of its own tokens, the rows of x from the first on, or else the rows of a ring."""
-    x, topk_weights, num_slots = slots, locate_notes(slots, shape).topk_weights, shape.num_slots
+    x, topk_weights, num_slots = slots, locate_header(slots, shape).topk_weights, shape.num_slots
     x_stride = topk_weights_stride = slot_bytes(shape)
     if is_own:
         x_stride, topk_weights_stride = shape.hidden_bytes, 4 * shape.num_topk

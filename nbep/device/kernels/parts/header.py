@@ -1,4 +1,4 @@
-"""What a token takes along besides its row: its index, its experts and their weights, its scales.
+"""The header of a token, which goes along with its row: its index, its experts and their weights, its scales.
 
 A sender writes them in front of the row, in its stage or else in the slot; a copier writes them to the outputs. The
 receiver reads them from the slot.
@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
-from nbep.device.layout.intranode import ALIGNMENT_BYTES, note_bytes
+from nbep.device.layout.intranode import ALIGNMENT_BYTES, header_bytes
 from nbep.device.protocols.matrices import matrix_cell
 
 
 class Stores(NamedTuple):
-    """What notes are written with, as they stand in a stage or in global memory."""
+    """What headers are written with, as they stand in a stage or in global memory."""
 
     s32: Callable
     s64: Callable
@@ -32,7 +32,7 @@ class Experts(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of the caller, and the experts whose choice its notes are to say."""
+    """A token of the caller, and the experts whose choice its header is to say."""
 
     inputs: NamedTuple
     sizes: NamedTuple
@@ -50,13 +50,13 @@ class Scales(NamedTuple):
 
 @device_function
 def to_stage():
-    """Stores for notes that stand in front of the row in a stage."""
+    """Stores for a header that stands in front of the row in a stage."""
     return Stores(ptx.st_shared_s32, ptx.st_shared_s64, ptx.st_shared_f32)
 
 
 @device_function
 def to_memory():
-    """Stores for notes of a slot, or of an output."""
+    """Stores for the header of a slot, or of an output."""
     return Stores(ptx.st_na_s32, ptx.st_na_s64, ptx.st_na_f32)
 
 
@@ -73,8 +73,8 @@ def copy_scales(load, store, dst, src, lane):
 
 @device_function
 def clear_padding(row, shape, lane):
-    """Write what may be padding between the notes and the row of a stage, once: it leaves with every token."""
-    if note_bytes(shape) != 0:
+    """Write what may be padding between the header and the row of a stage, once: it leaves with every token."""
+    if header_bytes(shape) != 0:
         ptx.st_shared_s32(row - ALIGNMENT_BYTES + 4 * lane, 0)
 
 
@@ -96,49 +96,49 @@ def clean_choices(topk_idx, topk_weights, begin, end):
 
 
 @device_function
-def write_notes(store, notes, token, word, shape, lane):
-    """Write the notes of an input token; one warp. Experts that it is not about become -1, their weights 0.
+def write_header(store, header, token, word, shape, lane):
+    """Write the header of an input token; one warp. Experts that it is not about become -1, their weights 0.
 
     store: see `Stores`; word: in lane i word i of src_idx
     """
     inputs, num_topk = token.inputs, shape.num_topk
     if lane < shape.num_src_idx:
-        store.s32(notes.src_idx + 4 * lane, word)
+        store.s32(header.src_idx + 4 * lane, word)
     if lane < num_topk:
         expert = ptx.ld_na_s64(inputs.topk_idx + 8 * (token.row * num_topk + lane))
         weight = ptx.ld_na_f32(matrix_cell(inputs.topk_weights, token.row, lane, num_topk))
         expert, weight = keep_in_range(expert, weight, token.experts)
-        store.s64(notes.topk_idx + 8 * lane, expert)
-        store.f32(notes.topk_weights + 4 * lane, weight)
+        store.s64(header.topk_idx + 8 * lane, expert)
+        store.f32(header.topk_weights + 4 * lane, weight)
     scales = inputs.x_scales + 4 * token.row * token.sizes.scale_token_stride
     scales = Scales(scales, token.sizes.scale_hidden_stride, shape.num_scales)
     # Column-major scales of neighbouring tokens share sectors, so L1 keeps them.
-    copy_scales(ptx.ld_nc_keep_s32, store.s32, notes.scales, scales, lane)
+    copy_scales(ptx.ld_nc_keep_s32, store.s32, header.scales, scales, lane)
 
 
 @device_function
-def read_notes(to, notes, shape, lane):
-    """Copy the notes of a slot to those of an output row; one warp."""
+def read_header(to, header, shape, lane):
+    """Copy the header of a slot to those of an output row; one warp."""
     if lane < shape.num_src_idx:
-        ptx.st_weak_s32(to.src_idx + 4 * lane, ptx.ld_na_s32(notes.src_idx + 4 * lane))
+        ptx.st_weak_s32(to.src_idx + 4 * lane, ptx.ld_na_s32(header.src_idx + 4 * lane))
     if lane < shape.num_topk:
-        ptx.st_weak_s64(to.topk_idx + 8 * lane, ptx.ld_na_s64(notes.topk_idx + 8 * lane))
-        ptx.st_weak_f32(to.topk_weights + 4 * lane, ptx.ld_na_f32(notes.topk_weights + 4 * lane))
-    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, Scales(notes.scales, 1, shape.num_scales), lane)
+        ptx.st_weak_s64(to.topk_idx + 8 * lane, ptx.ld_na_s64(header.topk_idx + 8 * lane))
+        ptx.st_weak_f32(to.topk_weights + 4 * lane, ptx.ld_na_f32(header.topk_weights + 4 * lane))
+    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, Scales(header.scales, 1, shape.num_scales), lane)
 
 
 @device_function
-def read_notes_for(to, notes, experts, keeps_source, shape, lane):
+def read_header_for(to, header, experts, keeps_source, shape, lane):
     """The same for a slot that says all experts of the token: other experts become -1, their weights 0.
 
     keeps_source: whether the output has src_idx
     """
     if lane < shape.num_src_idx and keeps_source:
-        ptx.st_weak_s32(to.src_idx + 4 * lane, ptx.ld_na_s32(notes.src_idx + 4 * lane))
+        ptx.st_weak_s32(to.src_idx + 4 * lane, ptx.ld_na_s32(header.src_idx + 4 * lane))
     if lane < shape.num_topk:
-        expert = ptx.ld_na_s64(notes.topk_idx + 8 * lane)
-        weight = ptx.ld_na_f32(notes.topk_weights + 4 * lane)
+        expert = ptx.ld_na_s64(header.topk_idx + 8 * lane)
+        weight = ptx.ld_na_f32(header.topk_weights + 4 * lane)
         expert, weight = keep_in_range(expert, weight, experts)
         ptx.st_weak_s64(to.topk_idx + 8 * lane, expert)
         ptx.st_weak_f32(to.topk_weights + 4 * lane, weight)
-    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, Scales(notes.scales, 1, shape.num_scales), lane)
+    copy_scales(ptx.ld_na_s32, ptx.st_na_s32, to.scales, Scales(header.scales, 1, shape.num_scales), lane)
