@@ -26,41 +26,28 @@ def fail(node: ast.AST, filename: str, message: str) -> KernelTypeError:
 
 
 @cache
-def _parsed(template: str) -> ast.expr:
-    return ast.parse(template, mode="eval").body
-
-
-@cache
 def _named(template: str, count: int) -> ast.expr:
-    return _parsed(template.format(*(f"_a{i}_" for i in range(count))))
+    return ast.parse(template.format(*(f"_a{i}_" for i in range(count))), mode="eval").body
 
 
-def _copy(tree: Any, holes: dict[str, ast.expr], at: ast.AST) -> Any:
+def _copy(tree: Any, holes: dict[str, ast.expr]) -> Any:
     if isinstance(tree, list):
-        return [_copy(one, holes, at) for one in tree]
+        return [_copy(one, holes) for one in tree]
     if not isinstance(tree, ast.AST):
         return tree
     if isinstance(tree, ast.Name) and tree.id in holes:
         return holes[tree.id]
-    new = type(tree)(**{field: _copy(getattr(tree, field, None), holes, at) for field in tree._fields})
-    return placed(new, at)
+    return type(tree)(**{field: _copy(getattr(tree, field, None), holes) for field in tree._fields})
 
 
-def placed(new: Any, at: ast.AST) -> Any:
-    """A new node, at the place of another one."""
-    if "lineno" in new._attributes:
-        new.lineno, new.col_offset = at.lineno, at.col_offset  # type: ignore[attr-defined]
-        new.end_lineno, new.end_col_offset = at.end_lineno, at.end_col_offset  # type: ignore[attr-defined]
-    return new
-
-
-def build(template: str, at: ast.AST, *parts: ast.expr) -> ast.expr:
+def build(template: str, *parts: ast.expr) -> ast.expr:
     """The code of a template in which {0}, {1}, ... are pieces of code."""
-    return _copy(_named(template, len(parts)), {f"_a{i}_": part for i, part in enumerate(parts)}, at)
+    return _copy(_named(template, len(parts)), {f"_a{i}_": part for i, part in enumerate(parts)})
 
 
-def constant(value: Any, at: ast.AST) -> ast.expr:
-    return placed(ast.Constant(value), at)
+def at_place_of(new: Any, old: ast.AST) -> Any:
+    """New code where the kernel's own stands, if it has no place yet."""
+    return new if hasattr(new, "lineno") else ast.copy_location(new, old)
 
 
 @cache

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from . import ops, stubs
-from .calls import helper, need, plain, rule
-from .code import build, constant
-from .env import NOT_CONSTANT, V
+from . import device, ops, stubs
+from .arrays import local_array
+from .calls import Rule, helper, plain, rule
+from .code import build
+from .env import NOT_CONSTANT, V, called, invoked
 from .types import (
     BOOL,
     F32,
@@ -50,7 +51,7 @@ class SharedSite:
         self.shape, self.dtype, self.alignment, self.name = shape, dtype, alignment, name
 
 
-def _shape(c: Any, value: V, dtype: V, where: str, node: ast.AST) -> tuple[int, ...] | None:
+def _shape(c: Any, value: V, dtype: V, where: str) -> tuple[int, ...] | None:
     known = value.known if value.is_known else None
     shape = known if isinstance(known, tuple) else (known,)
     if isinstance(value.t, Tup) and value.t.of is list:
@@ -66,9 +67,7 @@ def _shape(c: Any, value: V, dtype: V, where: str, node: ast.AST) -> tuple[int, 
     given = f"array(shape={name_in_numba(value)}, dtype={name_in_numba(dtype)})"
     function = "array" if c.unit.successor else f"{where}.array"
     raise c.fail(
-        node,
-        f"No implementation of function Function(<function {function}>) found for signature:\n \n >>> {given}\n"
-        f"{reason}",
+        f"No implementation of function Function(<function {function}>) found for signature:\n \n >>> {given}\n{reason}"
     )
 
 
@@ -81,345 +80,233 @@ def _at_run_time(c: Any, value: V, where: str) -> bool:
 
 def name_in_numba(value: V) -> str:
     """The type of a value, as messages of Numba have it."""
+    if isinstance(value.t, Tup) and value.t.of is list:
+        return f"list({value.t.items[0]})" + (f"<iv={list(value.known)}>" if value.is_known else "")
     if isinstance(value.t, Tup):
-        parts = [_literal(t, const) for t, const in zip(value.t.items, _consts(value), strict=True)]
-        if value.t.of is list:
-            return (
-                f"list({value.t.items[0]})<iv={list(value.known)}>" if value.is_known else f"list({value.t.items[0]})"
-            )
-        return f"Tuple({', '.join(parts)})"
+        consts = value.const
+        if not isinstance(consts, tuple):
+            codes = value.code.elts if isinstance(value.code, ast.Tuple) else [None] * len(value.t.items)
+            consts = tuple(one.value if isinstance(one, ast.Constant) else NOT_CONSTANT for one in codes)
+        return f"Tuple({', '.join(_literal(t, const) for t, const in zip(value.t.items, consts, strict=True))})"
     if isinstance(value.t, Known):
         return f"class({value.t.value})"
     return _literal(value.t, value.const)
-
-
-def _consts(value: V) -> tuple[Any, ...]:
-    if isinstance(value.const, tuple):
-        return value.const
-    codes = value.code.elts if isinstance(value.code, ast.Tuple) else [None] * len(value.t.items)
-    return tuple(one.value if isinstance(one, ast.Constant) else NOT_CONSTANT for one in codes)
 
 
 def _literal(t: Any, const: Any) -> str:
     return f"Literal[int]({const})" if is_int(t) and const is not NOT_CONSTANT else str(t)
 
 
-def _array_arguments(
-    c: Any, args: list[V], kwargs: dict[str, V], where: str, node: ast.AST
-) -> tuple[Any, np.dtype, int]:
-    given = dict(zip(("shape", "dtype", "alignment"), args, strict=False)) | kwargs
-    if "shape" not in given or "dtype" not in given or set(given) > {"shape", "dtype", "alignment"}:
-        raise c.fail(node, "takes a shape and a dtype, and maybe an alignment")
-    alignment = given.get("alignment")
+def _array_arguments(c: Any, where: str, shape: V, dtype: V, alignment: V | None) -> tuple[Any, np.dtype, int]:
     align = 0
     if alignment is not None and alignment.known is not None:
         align = alignment.known
         if not isinstance(align, int) or align <= 0 or align & (align - 1) or align % 8:
-            raise c.fail(
-                node, f"Alignment must be a positive power of 2 and a multiple of the size of a pointer: {align!r}"
-            )
-    known = given["dtype"].known
+            raise c.fail(f"Alignment must be a positive power of 2 and a multiple of the size of a pointer: {align!r}")
+    known = dtype.known
     if isinstance(known, stubs.VectorStub):
-        raise c.fail(node, "arrays of vector types are not supported on the emulator")
+        raise c.fail("arrays of vector types are not supported on the emulator")
     try:
-        dtype = dtype_of(known)
+        found = dtype_of(known)
     except TypeError:
-        raise c.fail(node, f"Invalid NumPy dtype specified: {known!r}") from None
-    if dtype.hasobject or (dtype.kind not in "biufcmMV"):
+        raise c.fail(f"Invalid NumPy dtype specified: {known!r}") from None
+    if found.hasobject or (found.kind not in "biufcmMV"):
         variable = f"Cannot infer the type of variable {c.target_name!r}: " if c.target_name else ""
-        raise c.fail(node, f"{variable}dtype: {known!r} is no type of numbers or records")
-    return _shape(c, given["shape"], given["dtype"], where, node), dtype, align
+        raise c.fail(f"{variable}dtype: {known!r} is no type of numbers or records")
+    return _shape(c, shape, dtype, where), found, align
 
 
 @rule(stubs.shared.array)  # type: ignore[attr-defined]
-def _shared(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    from . import device
-
-    name = c.target_name
-    shape, dtype, alignment = _array_arguments(c, args, kwargs, "shared", node)
-    sizes: Any = None
-    if shape is None:
-        sizes = args[0] if args else kwargs["shape"]
-        sizes = sizes if isinstance(sizes.t, Tup) else c.tuple_of([sizes], node)
-    ndim = len(sizes.t.items if shape is None else shape)
-    key = (node.lineno, node.col_offset)  # type: ignore[attr-defined]
-    site = c.unit.shared_sites.setdefault((id(c.compiled), key), SharedSite(shape, dtype, alignment, name))
+def _shared(c: Any, shape: V, dtype: V, alignment: V | None = None) -> V:
+    found, of, align = _array_arguments(c, "shared", shape, dtype, alignment)
+    sizes = [] if found is not None else [shape if isinstance(shape.t, Tup) else c.tuple_of([shape])]
+    key = id(c.compiled), (c.at.lineno, c.at.col_offset)
+    site = c.unit.shared_sites.setdefault(key, SharedSite(found, of, align, c.target_name))
     c.compiled.uses.add("shared")
     if site not in c.unit.sites:
         c.unit.sites.append(site)
-    keep, size = c.keep(device.shared_array), ", {0}" if sizes else ""
-    code = build(f"{keep}(_t, _w, {c.keep(site)}{size})", node, *([sizes.code] if sizes else []))
-    return V(Arr(dtype, ndim, "C"), code)
+    ndim = len(sizes[0].t.items if found is None else found)
+    return V(Arr(of, ndim, "C"), called(c.keep(device.shared_array), "_t", "_w", c.keep(site), *sizes))
 
 
 @rule(stubs.local.array)  # type: ignore[attr-defined]
-def _local(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    from . import device
-
+def _local(c: Any, shape: V, dtype: V, alignment: V | None = None) -> V:
+    found, of, _ = _array_arguments(c, "local", shape, dtype, alignment)
     name = c.target_name or "local array"
-    shape, dtype, _ = _array_arguments(c, args, kwargs, "local", node)
-    code = build(f"{c.keep(device.local_array)}(_t, _w, {shape!r}, {c.keep(dtype)}, {name!r})", node)
-    return V(Arr(dtype, len(shape), "C"), code)
+    code = called(c.keep(local_array), "_t.world", repr(found), c.keep(of), repr(name))
+    return V(Arr(of, len(found), "C"), code)
 
 
 @rule(stubs.const.array_like)  # type: ignore[attr-defined]
-def _const(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    need(c, args, 1, "cuda.const.array_like", node)
-    if not isinstance(args[0].t, Arr):
-        raise c.fail(node, f"cuda.const.array_like of {args[0].t}")
-    return args[0]
+def _const(c: Any, array: V) -> V:
+    if not isinstance(array.t, Arr):
+        raise c.fail(f"cuda.const.array_like of {array.t}")
+    return array
 
 
-def constant_array(c: Any, array: np.ndarray, node: ast.AST) -> V:
+def constant_array(c: Any, array: np.ndarray) -> V:
     """An array that is a global of the kernel: constant, as it is when the kernel is compiled."""
-    from . import device
-
-    frozen = c.unit.frozen(array)
+    frozen, node = c.unit.frozen(array), c.at
     layout = "C" if frozen.flags.c_contiguous else "F" if frozen.flags.f_contiguous else "A"
     name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else "constant array"
-    code = build(f"{c.keep(device.constant_array)}(_t, _w, {c.keep(frozen)}, {name!r})", node)
-    return V(Arr(frozen.dtype, frozen.ndim, layout, True), code)
+    return V(Arr(frozen.dtype, frozen.ndim, layout, True), called("_w.run.constant", c.keep(frozen), repr(name)))
 
 
 # --- who a thread is --------------------------------------------------------------------------------------------------
-def _dimensions(letters: tuple[str, ...]) -> Any:
-    def dimensions(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-        need(c, args, 1, "cuda.grid", node)
-        count = args[0].const
-        if count not in (1, 2, 3):
-            message = "takes the number of dimensions, 1, 2 or 3, as a literal (RequireLiteralValue)"
-            raise c.fail(node, message)
-        values = [V(I64, build(one, node), NOT_CONSTANT, 42) for one in letters[:count]]
-        return values[0] if count == 1 else c.tuple_of(values, node)
+def _dimensions(*letters: str) -> Rule:
+    def dimensions(c: Any, ndim: V) -> V:
+        if ndim.const not in (1, 2, 3):
+            raise c.fail("takes the number of dimensions, 1, 2 or 3, as a literal (RequireLiteralValue)")
+        values = [V(I64, build(one), NOT_CONSTANT, 42) for one in letters[: ndim.const]]
+        return values[0] if ndim.const == 1 else c.tuple_of(values)
 
     return dimensions
 
 
-rule(stubs.grid)(_dimensions(("_w.x", "_w.y", "_w.z")))
-rule(stubs.gridsize)(_dimensions(("(_w.gx * _w.dx)", "(_w.gy * _w.dy)", "(_w.gz * _w.dz)")))
+rule(stubs.grid)(_dimensions("_w.x", "_w.y", "_w.z"))
+rule(stubs.gridsize)(_dimensions("(_w.gx * _w.dx)", "(_w.gy * _w.dy)", "(_w.gz * _w.dz)"))
 
 
-def special(c: Any, stub: Any, node: ast.AST) -> V | None:
+def special(c: Any, stub: Any) -> V | None:
     """laneid and warpsize, which are no calls."""
     if stub is stubs.laneid:
-        return V(I32, build("_t.lane", node), NOT_CONSTANT, 5)
-    if stub is stubs.warpsize:
-        return V(I32, constant(32, node), 32)
-    return None
+        return V(I32, build("_t.lane"), NOT_CONSTANT, 5)
+    return V(I32, ast.Constant(32), 32) if stub is stubs.warpsize else None
 
 
 # --- meetings ---------------------------------------------------------------------------------------------------------
-@rule(stubs.syncthreads)
-def _syncthreads(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    need(c, args, 0, "cuda.syncthreads", node)
-    return helper(c, Known(None), "syncthreads", [], node)
-
-
+for _name in ("syncthreads", "threadfence", "threadfence_block", "threadfence_system"):
+    rule(getattr(stubs, _name))(lambda c, *, name=_name: helper(c, Known(None), name))
 for _name in ("syncthreads_count", "syncthreads_and", "syncthreads_or"):
-
-    @rule(getattr(stubs, _name))
-    def _counted(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST, name: str = _name) -> V:
-        need(c, args, 1, f"cuda.{name}", node)
-        return helper(c, I32, name, [c.truth(args[0], node)], node, bits=11)
+    rule(getattr(stubs, _name))(lambda c, test, *, name=_name: helper(c, I32, name, c.truth(test), bits=11))
 
 
 @rule(stubs.cg.this_grid)  # type: ignore[attr-defined]
-def _this_grid(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
+def _this_grid(c: Any) -> V:
     c.compiled.uses.add("grid")
-    return V(Other("grid group"), constant(None, node))
+    return V(Other("grid group"), ast.Constant(None))
 
 
-@rule(stubs.syncwarp)
-def _syncwarp(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    return helper(c, Known(None), "syncwarp", [c.converted(one, I64, node) for one in args], node)
-
-
-for _name in ("threadfence", "threadfence_block", "threadfence_system"):
-
-    @rule(getattr(stubs, _name))
-    def _fence(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST, name: str = _name) -> V:
-        need(c, args, 0, f"cuda.{name}", node)
-        return helper(c, Known(None), name, [], node)
+rule(stubs.syncwarp)(lambda c, *mask: helper(c, Known(None), "syncwarp", *(c.converted(one, I64) for one in mask)))
 
 
 for _name, _mode in (
-    ("shfl_sync", "idx"),
-    ("shfl_up_sync", "up"),
-    ("shfl_down_sync", "down"),
-    ("shfl_xor_sync", "xor"),
-):
-
-    @rule(getattr(stubs, _name))
-    def _shuffle(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST, name: str = _name, mode: str = _mode) -> V:
-        need(c, args, 3, f"cuda.{name}", node)
-        t = args[1].t
-        if t not in (I32, I64, U32, U64, F32, F64, BOOL) and not is_int(t):
-            raise c.fail(node, f"cuda.{name} of {t}; must be an integer or a float of 32 or 64 bits")
-        return helper(c, t, "shuffle", args, node, mode, bits=args[1].bits)
-
-
-for _name, _mode, _gives in (
-    ("any_sync", "any", BOOL), ("all_sync", "all", BOOL), ("eq_sync", "eq", BOOL), ("ballot_sync", "ballot", I32),
+    ("shfl_sync", "idx"), ("shfl_up_sync", "up"), ("shfl_down_sync", "down"), ("shfl_xor_sync", "xor"),
 ):  # fmt: skip
 
     @rule(getattr(stubs, _name))
-    def _vote(
-        c: Any,
-        args: list[V],
-        kwargs: dict[str, V],
-        node: ast.AST,
-        name: str = _name,
-        mode: str = _mode,
-        t: Num = _gives,
-    ) -> V:
-        need(c, args, 2, f"cuda.{name}", node)
-        if not is_int(args[0].t) or args[0].t == BOOL:
-            raise c.fail(node, f"cuda.{name}: Mask type must be an integer, got {args[0].t}")
-        if not is_int(args[1].t):
-            raise c.fail(node, f"cuda.{name}: Predicate must be an integer or boolean, got {args[1].t}")
-        made = helper(c, t, "vote", args, node, mode)
-        return V(I32, build("wrap_i32({0})", node, made.code)) if mode == "ballot" else made
+    def _shuffle(c: Any, mask: V, value: V, lane: V, *, name: str = _name, mode: str = _mode) -> V:
+        if value.t not in (F32, F64) and not is_int(value.t):
+            raise c.fail(f"cuda.{name} of {value.t}; must be an integer or a float of 32 or 64 bits")
+        return helper(c, value.t, "shuffle", mask, value, lane, before=(mode,), bits=value.bits)
+
+
+for _name in ("any", "all", "eq", "ballot"):
+
+    @rule(getattr(stubs, f"{_name}_sync"))
+    def _vote(c: Any, mask: V, predicate: V, *, mode: str = _name) -> V:
+        if not is_int(mask.t) or mask.t == BOOL:
+            raise c.fail(f"cuda.{mode}_sync: Mask type must be an integer, got {mask.t}")
+        if not is_int(predicate.t):
+            raise c.fail(f"cuda.{mode}_sync: Predicate must be an integer or boolean, got {predicate.t}")
+        made = helper(c, BOOL, "vote", mask, predicate, before=(mode,))
+        return V(I32, build("wrap_i32({0})", made.code)) if mode == "ballot" else made
 
 
 @rule(stubs.match_any_sync)
-def _match_any(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    return V(I32, build("wrap_i32({0})", node, helper(c, I32, "match_any", args, node).code))
+def _match_any(c: Any, mask: V, value: V) -> V:
+    return V(I32, build("wrap_i32({0})", helper(c, I32, "match_any", mask, value).code))
 
 
 @rule(stubs.match_all_sync)
-def _match_all(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    name = c.temporary()
-    made = helper(c, I32, "match_all", args, node)
-    code = build(f"(({name} := {{0}}), (wrap_i32({name}[0]), {name}[1]))[1]", node, made.code)
-    return V(Tup((I32, BOOL)), code)
+def _match_all(c: Any, mask: V, value: V) -> V:
+    code = helper(c, I32, "match_all", mask, value).code
+    return c.apart(code, (I32, BOOL), lambda one: one if one.t == BOOL else V(I32, build("wrap_i32({0})", one.code)))
 
 
-@rule(stubs.activemask)
-def _activemask(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    return helper(c, U32, "activemask", [], node)
-
-
-@rule(stubs.lanemask_lt)
-def _lanemask_lt(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    return V(U32, build("((1 << _t.lane) - 1)", node))
-
-
-@rule(stubs.nanosleep)
-def _nanosleep(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    return helper(c, Known(None), "nanosleep", args, node)
+rule(stubs.activemask)(lambda c: helper(c, U32, "activemask"))
+rule(stubs.lanemask_lt)(lambda c: V(U32, build("((1 << _t.lane) - 1)")))
+rule(stubs.nanosleep)(lambda c, duration: helper(c, Known(None), "nanosleep", duration))
 
 
 # --- bits and numbers -------------------------------------------------------------------------------------------------
 for _name in ("popc", "clz", "ffs", "brev"):
 
     @rule(getattr(stubs, _name))
-    def _bits(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST, name: str = _name) -> V:
-        need(c, args, 1, f"cuda.{name}", node)
-        t = args[0].t
-        if not is_int(t):
-            raise c.fail(node, f"cuda.{name} of {t}; must be an integer")
-        size = 8 * t.dtype.itemsize if name != "brev" else max(32, 8 * t.dtype.itemsize)
-        size = 32 if size < 32 and name != "popc" else size
-        code = build(f"{name}({{0}}, {size})", node, args[0].code)
-        if name != "brev":
-            return V(I32 if size <= 32 else I64 if name == "popc" else I32, code, NOT_CONSTANT, 7)
-        gives = U32 if size == 32 else U64
-        return V(gives, code)
+    def _bits(c: Any, value: V, *, name: str = _name) -> V:
+        if not is_int(value.t):
+            raise c.fail(f"cuda.{name} of {value.t}; must be an integer")
+        size = 8 * value.t.dtype.itemsize
+        size = size if name == "popc" else max(32, size)
+        code = build(f"{name}({{0}}, {size})", value.code)
+        if name == "brev":
+            return V(U32 if size == 32 else U64, code)
+        return V(I64 if name == "popc" and size > 32 else I32, code, NOT_CONSTANT, 7)
 
 
 @rule(stubs.selp)
-def _selp(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    need(c, args, 3, "cuda.selp", node)
-    t = unify(args[1].t, args[2].t)
-    test = c.truth(args[0], node)
-    a, b = (c.converted(one, t, node) for one in args[1:])
-    return V(t, build("({1}, {2})[not {0}]", node, test.code, a.code, b.code), NOT_CONSTANT, max(a.bits, b.bits))
+def _selp(c: Any, test: V, a: V, b: V) -> V:
+    t = unify(a.t, b.t)
+    test, a, b = c.truth(test), c.converted(a, t), c.converted(b, t)
+    return V(t, build("({1}, {2})[not {0}]", test.code, a.code, b.code), NOT_CONSTANT, max(a.bits, b.bits))
 
 
 @rule(stubs.fma)
-def _fma(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    need(c, args, 3, "cuda.fma", node)
-    t = Num(np.result_type(*(one.t.dtype for one in args)))
+def _fma(c: Any, x: V, y: V, z: V) -> V:
+    t = Num(np.result_type(*(one.t.dtype for one in (x, y, z))))
     t = t if is_float(t) else F64
-    return plain(c, t, ops.fma, [c.converted(one, t, node) for one in args], node)
+    return plain(c, t, ops.fma, *(c.converted(one, t) for one in (x, y, z)))
 
 
 @rule(stubs.cbrt)
-def _cbrt(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-    from . import device
-
-    t = args[0].t if args[0].t in (F32, F64) else F64
-    made = plain(c, F64, device.cbrt, [c.converted(args[0], F64, node)], node)
-    return made if t == F64 else V(t, build("f32({0})", node, made.code))
+def _cbrt(c: Any, value: V) -> V:
+    made = plain(c, F64, device.cbrt, c.converted(value, F64))
+    return V(F32, build("f32({0})", made.code)) if value.t == F32 else made
 
 
-# --- atomics ----------------------------------------------------------------------------------------------------------
-def _atomic(name: str) -> Any:
-    def atomic(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
-        counts = {"cas": 4, "compare_and_swap": 3}
-        need(c, args, counts.get(name, 3), f"cuda.atomic.{name}", node)
-        array = args[0]
-        if not isinstance(array.t, Arr) or array.t.dtype.names:
-            raise c.fail(node, f"cuda.atomic.{name} on {array.t}; must be an array of numbers")
-        if array.t.is_const:
-            raise c.fail(node, f"cuda.atomic.{name} on an array that is constant in kernels")
-        if array.t.dtype.str[1:] not in ATOMIC_TYPES[name]:
-            raise c.fail(node, f"cuda.atomic.{name} on elements of type {array.t.dtype} is not supported")
-        t = Num(array.t.dtype)
-        if name == "compare_and_swap":
-            if array.t.ndim != 1:
-                raise c.fail(node, f"cuda.atomic.{name} on an array of {array.t.ndim} dimensions; must have 1")
-            indices = [c.number(0, node)]
-            old, value = args[1:]
-        else:
-            at = args[1]
-            if array.t.ndim == 1 and is_number(at.t):
-                at = c.converted(at, I64, node)  # Numba takes any number here
-            indices = _atomic_index(c, at, array.t.ndim, f"atomic.{name}", node)
-            value, old = (args[3], args[2]) if name == "cas" else (args[2], None)  # type: ignore[assignment]
-        value = c.converted(value, t, node)
-        compare = build("None", node) if old is None else c.converted(old, t, node).code
-        op = {"and_": "and", "or_": "or", "compare_and_swap": "cas"}.get(name, name)
-        if c.unit.successor and name in ("max", "min"):
-            op = f"nan{name}"  # a number takes the place of what is none
-        holes = "".join(f", {{{i + 3}}}" for i in range(len(indices)))
-        code = build(
-            f"{{0}}.atomic(_t, {op!r}, {{1}}, {{2}}{holes})", node, array.code, value.code, compare,
-            *(one.code for one in indices),
-        )  # fmt: skip
-        return V(t, code)
-
-    return atomic
+# --- atomics, and loads and stores with cache hints -------------------------------------------------------------------
+def _atomic(c: Any, name: str, array: V, at: V | None, value: V, old: V | None = None) -> V:
+    if not isinstance(array.t, Arr) or array.t.dtype.names:
+        raise c.fail(f"cuda.atomic.{name} on {array.t}; must be an array of numbers")
+    if array.t.is_const:
+        raise c.fail(f"cuda.atomic.{name} on an array that is constant in kernels")
+    if array.t.dtype.str[1:] not in ATOMIC_TYPES[name]:
+        raise c.fail(f"cuda.atomic.{name} on elements of type {array.t.dtype} is not supported")
+    t, ndim = Num(array.t.dtype), array.t.ndim
+    if at is None:
+        if ndim != 1:
+            raise c.fail(f"cuda.atomic.{name} on an array of {ndim} dimensions; must have 1")
+        at = c.number(0)
+    elif ndim == 1 and is_number(at.t):
+        at = c.converted(at, I64)  # Numba takes any number here
+    indices = _indices(c, at, ndim, f"atomic.{name}")
+    compare = "None" if old is None else c.converted(old, t)
+    op = {"and_": "and", "or_": "or", "compare_and_swap": "cas"}.get(name, name)
+    if c.unit.successor and name in ("max", "min"):
+        op = f"nan{name}"  # a number takes the place of what is none
+    return V(t, invoked(array.code, "atomic", repr(op), c.converted(value, t), compare, *indices))
 
 
-def _atomic_index(c: Any, index: V, ndim: int, name: str, node: ast.AST) -> list[V]:
-    if isinstance(index.t, Tup):
-        parts = [c.tuple_item(index, c.number(i, node), node) for i in range(len(index.t.items))]
-        if not isinstance(index.code, (ast.Tuple, ast.Name)):
-            kept = c.temporary()
-            parts = [V(t, build(f"{kept}[{i}]", node)) for i, t in enumerate(index.t.items)]
-            parts[0] = V(index.t.items[0], build(f"({kept} := {{0}})[0]", node, index.code))
-        elif isinstance(index.code, ast.Tuple):
-            parts = [V(t, code) for t, code in zip(index.t.items, index.code.elts, strict=True)]
-    else:
-        parts = [index]
+def _indices(c: Any, index: V, ndim: int, name: str) -> list[V]:
+    parts = [c.as_index(one) for one in c.parts_of(index)]
     if len(parts) != ndim:
-        raise c.fail(node, f"cuda.{name}: {len(parts)} indices for an array of {ndim} dimensions")
-    for one in parts:
-        c.as_index(one, node)
+        raise c.fail(f"cuda.{name}: {len(parts)} indices for an array of {ndim} dimensions")
     return parts
 
 
-for _name in stubs.ATOMICS:
-    rule(getattr(stubs.atomic, _name))(_atomic(_name))
-
-
-# --- loads and stores with cache hints --------------------------------------------------------------------------------
-for _name in (*stubs.LOADS, *stubs.STORES):
-
-    @rule(getattr(stubs, _name))
-    def _hinted(c: Any, args: list[V], kwargs: dict[str, V], node: ast.AST, name: str = _name) -> V:
-        indices = _atomic_index(c, args[1], args[0].t.ndim, name, node)
-        if name in stubs.LOADS:
-            return c.element(args[0], indices, node)
-        return V(Known(None), c.store_element(args[0], indices, args[2], node))
+for _name in ATOMIC_TYPES:
+    rule(getattr(stubs.atomic, _name))(lambda c, array, at, value, *, name=_name: _atomic(c, name, array, at, value))
+rule(stubs.atomic.cas)(lambda c, array, at, old, value: _atomic(c, "cas", array, at, value, old))  # type: ignore[attr-defined]
+rule(stubs.atomic.compare_and_swap)(  # type: ignore[attr-defined]
+    lambda c, array, old, value: _atomic(c, "compare_and_swap", array, None, value, old)
+)
+for _name in stubs.LOADS:
+    rule(getattr(stubs, _name))(
+        lambda c, array, at, *, name=_name: c.element(array, _indices(c, at, array.t.ndim, name))
+    )
+for _name in stubs.STORES:
+    rule(getattr(stubs, _name))(
+        lambda c, array, at, value, *, name=_name: V(
+            Known(None), c.store_element(array, _indices(c, at, array.t.ndim, name), value)
+        )
+    )

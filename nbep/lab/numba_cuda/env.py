@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .code import build
 from .types import NONE, Known, Num, Opt, Tup, is_int, unify
 
 NOT_CONSTANT: Any = object()
@@ -49,6 +50,22 @@ class V:
     @property
     def known(self) -> Any:
         return self.t.value if isinstance(self.t, Known) else self.const
+
+
+def called(function: str | ast.expr, *args: str | ast.expr | V) -> ast.expr:
+    """The code of a call. args: values, or their code"""
+    codes = [build(one) if isinstance(one, str) else one.code if isinstance(one, V) else one for one in args]
+    return ast.Call(build(function) if isinstance(function, str) else function, codes, [])
+
+
+def invoked(array: ast.expr, method: str, *args: str | ast.expr | V) -> ast.expr:
+    """The code of a call of an array's method that is passed the thread."""
+    return called(ast.Attribute(array, method, ast.Load()), "_t", *args)
+
+
+def calls(code: ast.AST, method: str) -> bool:
+    """Whether code is a call of such a method."""
+    return isinstance(code, ast.Call) and isinstance(code.func, ast.Attribute) and code.func.attr == method
 
 
 class Var(NamedTuple):
@@ -145,6 +162,7 @@ class Part:
     """What the parts of a compiler use of each other."""
 
     env: Any
+    at: Any
     target_name: str | None = None
     may_be_compiled_again: bool = False  # for the values of its arguments, if it fails for their types
     if TYPE_CHECKING:

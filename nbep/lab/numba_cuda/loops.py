@@ -18,8 +18,8 @@ from nbep.emulator.machine.kinds import KINDS
 from nbep.emulator.reports.expected import Seen
 from nbep.emulator.schedule.strategies import Alone
 
-from .code import build, placed
-from .env import Env
+from .code import build
+from .env import Env, calls
 from .types import Known
 
 MOST_LOOKS = 1000  # of a turn that is noted
@@ -66,25 +66,21 @@ def silence(c: Any, code: ast.expr) -> None:
     waiting: list[ast.AST] = [code] if any(one.is_while for one in c.loops) else []
     while waiting:
         node = waiting.pop()
-        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "run"):
+        if not calls(node, "run"):
             waiting += ast.iter_child_nodes(node)
         if isinstance(node, ast.Attribute):
             node.attr = SILENT.get(node.attr, node.attr)
 
 
-def is_atomic(code: ast.expr) -> bool:
-    return isinstance(code, ast.Call) and isinstance(code.func, ast.Attribute) and code.func.attr == "atomic"
-
-
 def watched(c: Any, node: ast.While, head: Env) -> tuple[ast.stmt, ast.stmt]:
     """What stands before a loop, and at the beginning of each turn."""
     turns_of_loop = c.temporary()
-    begin = c.named(turns_of_loop, build(f"{c.keep(turns)}(_t)", node), node)
+    begin = c.named(turns_of_loop, build(f"{c.keep(turns)}(_t)"))
     state = [name for name in deciding(node) if name in head and not isinstance(head[name].t, Known)]
-    turn = placed(ast.Expr(build(f"{turns_of_loop}({', '.join(state)})", node)), node)
-    unbound = placed(ast.Name("UnboundLocalError", ast.Load()), node)
-    nothing = placed(ast.ExceptHandler(unbound, None, [placed(ast.Pass(), node)]), node)
-    return begin, placed(ast.Try([turn], [nothing], [], []), node)
+    turn = ast.Expr(build(f"{turns_of_loop}({', '.join(state)})"))
+    unbound = build("UnboundLocalError")
+    nothing = ast.ExceptHandler(unbound, None, [ast.Pass()])
+    return begin, ast.Try([turn], [nothing], [], [])
 
 
 def _names(nodes: Iterable[ast.AST | None]) -> list[str]:

@@ -197,15 +197,15 @@ def brev(value: int, bits: int) -> int:
 
 
 # --- mathematics ------------------------------------------------------------------------------------------------------
-def quiet(function: Callable[..., Any], of_numpy: Callable[..., Any] | None = None) -> Callable[..., Any]:
-    """A function of `math` that returns what the device does where Python raises."""
+def quiet(function: Callable[..., Any], of_numpy: Callable[..., Any] | None = None, kind: type = float) -> Any:
+    """A function of `math` or `cmath` that returns what the device does where Python raises. kind: float or complex"""
 
     def call(*args: Any) -> Any:
         try:
             return function(*args)
         except (ValueError, OverflowError, ZeroDivisionError):
             with np.errstate(all="ignore"):
-                return NAN if of_numpy is None else float(of_numpy(*map(np.float64, args)))
+                return NAN if of_numpy is None else kind(of_numpy(*map(np.dtype(kind).type, args)))
 
     return call
 
@@ -229,17 +229,6 @@ def ldexp(value: float, exponent: int) -> float:
         return math.ldexp(value, exponent)
     except OverflowError:
         return math.copysign(INF, value)
-
-
-def complex_quiet(function: Callable[..., Any], of_numpy: Callable[..., Any] | None) -> Callable[..., Any]:
-    def call(*args: Any) -> Any:
-        try:
-            return function(*args)
-        except (ValueError, OverflowError, ZeroDivisionError):
-            with np.errstate(all="ignore"):
-                return complex(NAN, NAN) if of_numpy is None else complex(of_numpy(*map(np.complex128, args)))
-
-    return call
 
 
 def fma(a: Any, b: Any, c: Any) -> Any:

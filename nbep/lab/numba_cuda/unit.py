@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from . import stubs
-from .code import KernelTypeError, build, constant, placed
-from .env import NOT_CONSTANT, V
+from .code import KernelTypeError, at_place_of
+from .env import NOT_CONSTANT, V, called
 from .types import BOOL, C128, F32, F64, UNKNOWN, Arr, Known, Num, Rec, Tup, is_complex, type_of_int
 
 MAX_DEPTH = 40
@@ -31,7 +30,6 @@ class Unit:
         self.shared_sites: dict[Any, Any] = {}
         self.sites: list[Any] = []
         self.constants: dict[int, tuple[Any, np.ndarray]] = {}
-        self.callers: list[Any] = []
         self.uses: set[str] = set()
         self.depth = 0
         self.by_constants: set[Any] = set()  # functions that must know the values of arguments
@@ -51,9 +49,8 @@ class Unit:
         from .statements import Compiled, FunctionCompiler
 
         compiled = Compiled(function.__name__)
-        FunctionCompiler(
-            self, function, dict(zip(inspect.signature(function).parameters, types, strict=True)), compiled
-        ).compile()
+        named = dict(zip(inspect.signature(function).parameters, types, strict=True))
+        FunctionCompiler(self, function, named, compiled).compile()
         return compiled
 
     def division_raises(self, op: str, t: Num) -> bool:
@@ -66,81 +63,43 @@ class Unit:
             self.constants[id(array)] = (array, array.copy(order="K"))
         return self.constants[id(array)][1]
 
-    def known(self, c: Any, value: Any, node: ast.AST) -> V:
-        """A value that is there before the kernel runs."""
-        from . import cuda_rules
-        from .memory import DeviceNDArray
-
-        if isinstance(value, V):
-            return value
-        if isinstance(value, stubs.Stub):
-            special = cuda_rules.special(c, value, node)
-            return special or V(Known(value), constant(None, node))
-        if isinstance(value, enum.Enum):
-            if isinstance(value, enum.IntEnum):
-                return c.number(int(value), node)
-            return V(Known(value), placed(ast.Name(c.keep(value), ast.Load()), node))
-        if isinstance(value, (bool, int, float, complex)) and not isinstance(value, np.generic):
-            return c.number(value, node)
-        if isinstance(value, np.generic) and not isinstance(value, (np.void, np.str_, np.bytes_)):
-            from . import ops
-
-            return c.typed_constant(ops.from_numpy(value, value.dtype), Num(value.dtype), node)
-        if isinstance(value, tuple):
-            made = c.tuple_of([self.known(c, one, node) for one in value], node)
-            return V(Tup(made.t.items, type(value)), made.code, made.const)
-        if isinstance(value, np.ndarray):
-            return cuda_rules.constant_array(c, value, node)
-        if isinstance(value, (np.void,)):
-            return V(
-                Rec(value.dtype),
-                build("{0}.rec(_t, 0)", node, cuda_rules.constant_array(c, np.array([value]), node).code),
-            )
-        if isinstance(value, DeviceNDArray) or hasattr(value, "__cuda_array_interface__"):
-            return V(type_of(value), build(f"_w.run.captured({c.keep(value)})", node))
-        if value is None or isinstance(value, (str, bytes)):
-            return V(Known(value), constant(value, node))
-        return V(Known(value), constant(None, node))
-
     # --- device functions -------------------------------------------------------------------------------------------
 
-    def call_function(self, c: Any, function: Any, args: list[V], kwargs: dict[str, V], node: ast.AST) -> V:
+    def call_function(self, c: Any, function: Any, args: list[V], kwargs: dict[str, V]) -> V:
         """A call of a device function: it is compiled for the types of these arguments."""
         from .statements import Compiled, FunctionCompiler, LocalFunction
 
         is_local = isinstance(function, LocalFunction)
         if not getattr(function, "_can_compile", True):
             name = function.py_func.__name__
-            raise c.fail(
-                node, f"Untyped global name {name!r}: using cpu function on device, with a signature of its own"
-            )
+            raise c.fail(f"Untyped global name {name!r}: using cpu function on device, with a signature of its own")
         source = function.compiler.function if is_local else function.py_func
         signature = _signature_of(function.node) if is_local else inspect.signature(source)
         name = getattr(function.node, "name", "lambda") if is_local else source.__name__
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise c.fail(node, f"{name}: {error}") from None
+            raise c.fail(f"{name}: {error}") from None
         bound.apply_defaults()
         values: dict[str, V] = {}
         for parameter, given in bound.arguments.items():
             if signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL:
-                given = c.tuple_of(list(given), node)
+                given = c.tuple_of(list(given))
             elif not isinstance(given, V):
-                given = given.value_in(c) if hasattr(given, "value_in") else self.known(c, given, node)
+                given = c.value(given) if isinstance(given, ast.expr) else c.known(given)
             values[parameter] = given
         declared = getattr(function, "declared", None)
         if declared is not None:
             for (parameter, value), t in zip(list(values.items()), declared[1], strict=True):
-                values[parameter] = c.converted(value, t, node)
+                values[parameter] = c.converted(value, t)
         extra: dict[str, V] = {}
         if is_local:
             for free in _free_names(function.node):
                 var = function.compiler.env.get(free) or function.env.get(free)
                 if var is not None and not isinstance(var.t, Known) and function.compiler is c:
-                    extra[free] = c.look_up(free, node)
+                    extra[free] = c.look_up(free)
         types = {parameter: value.t for parameter, value in (values | extra).items()}
-        key = (id(function), *types.items()) if not is_local else (id(function.node), *types.items())
+        key = (id(function.node if is_local else function), *types.items())
         consts: dict[str, Any] = {}
         if key in self.by_constants:
             consts = {n: v.const for n, v in values.items() if v.const is not NOT_CONSTANT}
@@ -148,7 +107,7 @@ class Unit:
         compiled = self.functions.get(key)
         if compiled is None and self.depth > MAX_DEPTH:
             message = f"{name}: more than {MAX_DEPTH} functions inside each other, each for new types"
-            raise c.fail(node, f"{message}. Return type of recursive function does not converge")
+            raise c.fail(f"{message}. Return type of recursive function does not converge")
         if compiled is None:
             compiled = self.functions[key] = Compiled(name)
             compiled.uses = self.uses
@@ -170,70 +129,42 @@ class Unit:
                 if not inner.may_be_compiled_again:
                     raise
                 self.by_constants.add(key)  # as Numba does: once more, with the values of arguments that are literals
-                return self.call_function(c, function, args, kwargs, node)
+                return self.call_function(c, function, args, kwargs)
             finally:
                 self.depth -= 1
             compiled.keep = function
-        result = compiled.returns
-        code = placed(
-            ast.Call(
-                build(f"{c.keep(compiled)}.run", node),
-                [build("_t", node), build("_w", node), *(value.code for value in (values | extra).values())],
-                [],
-            ),
-            node,
-        )
-        made = V(result, code)
-        if declared is not None and declared[0] is not None and result is not UNKNOWN and result != Known(None):
-            made = c.converted(made, declared[0], node)
+        made = V(compiled.returns, called(f"{c.keep(compiled)}.run", "_t", "_w", *(values | extra).values()))
+        if declared is not None and declared[0] is not None and made.t is not UNKNOWN and made.t != Known(None):
+            made = c.converted(made, declared[0])
         return made
 
 
 def _signature_of(node: Any) -> inspect.Signature:
+    """The parameters of a function that a kernel defines; their defaults are expressions."""
     kinds = inspect.Parameter
-    arguments = [*node.args.posonlyargs, *node.args.args]
-    defaults = [kinds.empty] * (len(arguments) - len(node.args.defaults))
-    defaults += [_Default(one) for one in node.args.defaults]  # type: ignore[misc]
-    found = [
-        kinds(one.arg, kinds.POSITIONAL_OR_KEYWORD, default=default)
-        for one, default in zip(arguments, defaults, strict=True)
-    ]
-    return inspect.Signature(found)
-
-
-class _Default:
-    """The default of a parameter of a function that a kernel defines."""
-
-    def __init__(self, node: ast.expr):
-        self.node = node
-
-    def value_in(self, c: Any) -> V:
-        return c.value(self.node)
+    names = [one.arg for one in (*node.args.posonlyargs, *node.args.args)]
+    defaults = [kinds.empty] * (len(names) - len(node.args.defaults)) + node.args.defaults
+    pairs = zip(names, defaults, strict=True)
+    return inspect.Signature([kinds(name, kinds.POSITIONAL_OR_KEYWORD, default=one) for name, one in pairs])
 
 
 def _free_names(node: Any) -> list[str]:
-    body = node.body if isinstance(node.body, list) else [node.body]
-    loads, stores = [], {one.arg for one in (*node.args.posonlyargs, *node.args.args)}
-    for statement in body:
-        for one in ast.walk(statement):
-            if isinstance(one, ast.Name):
-                (loads.append(one.id) if isinstance(one.ctx, ast.Load) else stores.add(one.id))
-    return [name for name in dict.fromkeys(loads) if name not in stores]
+    names = [one for part in ast.iter_child_nodes(node) for one in ast.walk(part) if isinstance(one, ast.Name)]
+    stores = {one.arg for one in (*node.args.posonlyargs, *node.args.args)}
+    stores |= {one.id for one in names if isinstance(one.ctx, ast.Store)}
+    return [name for name in dict.fromkeys(one.id for one in names) if name not in stores]
 
 
 def _with_extra(node: Any, names: list[str]) -> Any:
     """The same function, with more parameters."""
     if not names:
         return node
-    arguments = ast.arguments(
-        node.args.posonlyargs,
-        [*node.args.args, *(placed(ast.arg(name), node) for name in names)],
-        None, [], [], None, [],
-    )  # fmt: skip
+    parameters = [*node.args.args, *(ast.arg(name) for name in names)]
+    arguments = ast.arguments(node.args.posonlyargs, parameters, None, [], [], None, [])
     if isinstance(node, ast.Lambda):
-        return placed(ast.Lambda(arguments, node.body), node)
+        return at_place_of(ast.Lambda(arguments, node.body), node)
     new: Any = ast.FunctionDef(name=node.name, args=arguments, body=node.body, decorator_list=[])
-    return placed(new, node)
+    return at_place_of(new, node)
 
 
 def type_of(value: Any) -> Any:
