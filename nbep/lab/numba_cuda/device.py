@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,14 +69,6 @@ def shared_array(t: Thread, w: Who, site: Any, sizes: tuple[int, ...] = ()) -> a
     return found
 
 
-def local_array(t: Thread, w: Who, shape: tuple[int, ...], dtype: np.dtype, name: str) -> arrays.KArray:
-    return arrays.local_array(t.world, shape, dtype, name)
-
-
-def constant_array(t: Thread, w: Who, array: Any, name: str) -> arrays.KArray:
-    return w.run.constant(array, name)
-
-
 # --- meetings ---------------------------------------------------------------------------------------------------------
 def syncthreads(t: Thread, w: Who) -> None:
     frame = sys._getframe(1)
@@ -95,26 +88,23 @@ def _meet(t: Thread, w: Who, site: Site) -> Any:
     return t.meet(0, t.block_dim, True)
 
 
-def _votes(t: Thread, w: Who, predicate: Any) -> list[bool]:
-    """The predicates of all threads that meet."""
-    votes = w.block.votes.setdefault(w.phase, [])
-    votes.append(bool(predicate))
-    w.block.votes.pop(w.phase - 2, None)
-    frame = sys._getframe(2)
-    _meet(t, w, (frame.f_code, frame.f_lasti))
-    return votes
+def _votes(count: Callable[[list[bool]], int]) -> Callable[[Thread, Who, Any], int]:
+    """A barrier that counts the predicates of all threads that meet."""
+
+    def vote_of_block(t: Thread, w: Who, predicate: Any) -> int:
+        votes = w.block.votes.setdefault(w.phase, [])
+        votes.append(bool(predicate))
+        w.block.votes.pop(w.phase - 2, None)
+        frame = sys._getframe(1)
+        _meet(t, w, (frame.f_code, frame.f_lasti))
+        return count(votes)
+
+    return vote_of_block
 
 
-def syncthreads_count(t: Thread, w: Who, predicate: Any) -> int:
-    return sum(_votes(t, w, predicate))
-
-
-def syncthreads_and(t: Thread, w: Who, predicate: Any) -> int:
-    return int(all(_votes(t, w, predicate)))
-
-
-def syncthreads_or(t: Thread, w: Who, predicate: Any) -> int:
-    return int(any(_votes(t, w, predicate)))
+syncthreads_count = _votes(sum)
+syncthreads_and = _votes(lambda votes: int(all(votes)))
+syncthreads_or = _votes(lambda votes: int(any(votes)))
 
 
 def grid_sync(t: Thread, w: Who) -> int:
@@ -198,16 +188,11 @@ def activemask(t: Thread, w: Who) -> int:
     return sum(1 << lane for lane in group)
 
 
-def threadfence(t: Thread, w: Who) -> None:
-    t.fence("acq_rel", "gpu")
+def _fence(scope: str) -> Callable[[Thread, Who], None]:
+    return lambda t, w: t.fence("acq_rel", scope)
 
 
-def threadfence_block(t: Thread, w: Who) -> None:
-    t.fence("acq_rel", "cta")
-
-
-def threadfence_system(t: Thread, w: Who) -> None:
-    t.fence("acq_rel", "sys")
+threadfence, threadfence_block, threadfence_system = map(_fence, ("gpu", "cta", "sys"))
 
 
 def nanosleep(t: Thread, w: Who, duration: int) -> None:

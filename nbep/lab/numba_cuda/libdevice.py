@@ -28,18 +28,13 @@ def lookup(function: Any) -> tuple[Callable[..., Any] | None, list[Any], Any]:
     gives = _type(found.group(1).strip()) if found else None
     name = function.__name__
     compute = _find(name)
-    if compute is None or gives is None:
-        return None, takes, gives
-    return _typed(compute, gives), takes, gives
+    return None if compute is None or gives is None else _typed(compute, gives), takes, gives
 
 
 def _type(name: str) -> Any:
-    if "(" in name:
-        many = re.match(r"UniTuple\((\w+) x (\d+)\)", name)
-        if many:
-            return Tup((num(many.group(1)),) * int(many.group(2)))
-        return Tup(tuple(num(one) for one in re.findall(r"u?int\d+|float\d+", name)))
-    return num(name)
+    found = [num(one) for one in re.findall(r"u?int\d+|float\d+|double", name)]
+    many = re.match(r"UniTuple\(.* x (\d+)\)", name)
+    return Tup(tuple(found * int(many.group(1) if many else 1))) if "(" in name else num(name)
 
 
 def _typed(compute: Callable[..., Any], gives: Any) -> Callable[..., Any]:
@@ -74,105 +69,70 @@ def _find(name: str) -> Callable[..., Any] | None:
 
 
 # --- rounding: results are exact fractions first ----------------------------------------------------------------------
-def _to_float(exact: Fraction, how: str, single: bool) -> Any:
-    """The float next to a fraction, in a direction."""
-    make: Any = f32 if single else np.float64
+def _to_float(exact: Fraction, how: str, make: Any) -> Any:
+    """The float next to a fraction, in a direction. make: float32 or float64"""
     try:
-        near = make(float(exact)) if not single else _nearest_single(exact)
+        near = make(float(exact))
     except OverflowError:
         near = make(INF if exact > 0 else -INF)
-    if how == "rn" or (np.isfinite(near) and Fraction(float(near)) == exact):
-        return near
-    if how == "rz":
-        how = "rd" if exact > 0 else "ru"
-    below = make(np.nextafter(near, make(-INF))) if not np.isfinite(near) or Fraction(float(near)) > exact else near
-    above = make(np.nextafter(near, make(INF))) if not np.isfinite(near) or Fraction(float(near)) < exact else near
-    if np.isinf(near):
-        below, above = (
-            (make(np.nextafter(near, make(0))), near) if near > 0 else (near, make(np.nextafter(near, make(0))))
-        )
-    return below if how == "rd" else above
+    around = [near, np.nextafter(near, make(-INF)), np.nextafter(near, make(INF))]
+    if how == "rn":
+        finite = [one for one in around if np.isfinite(near) and np.isfinite(one)]
+        return min(finite, key=lambda one: abs(Fraction(float(one)) - exact), default=near)
+    if how == "rd" or (how == "rz" and exact > 0):
+        return max(one for one in around if float(one) <= exact)
+    return min(one for one in around if float(one) >= exact)
 
 
-def _nearest_single(exact: Fraction) -> Any:
-    near = f32(float(exact))
-    for other in (np.nextafter(near, f32(-INF)), np.nextafter(near, f32(INF))):
-        if np.isfinite(other) and abs(Fraction(float(other)) - exact) < abs(Fraction(float(near)) - exact):
-            near = other
-    return near
-
-
-_EXACT: dict[str, Callable[..., Fraction]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "rcp": lambda a: 1 / a,
-    "fma": lambda a, b, c: a * b + c,
-}
-_PLAIN: dict[str, Callable[..., Any]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: np.divide(a, b),
-    "rcp": lambda a: np.divide(type(a)(1), a),
-    "fma": lambda a, b, c: a * b + c,
-}
+_ARITHMETIC: dict[str, Callable[..., Any]] = {  # of floats and of fractions
+    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b,
+    "rcp": lambda a: type(a)(1) / a, "fma": lambda a, b, c: a * b + c,
+}  # fmt: skip
 
 
 def _rounded(base: str, how: str) -> Callable[..., Any] | None:
     """Arithmetic and conversions that name how they round."""
     if base in ("fma", "fmaf"):
-        return _arithmetic("fma", how, base == "fmaf")
-    if base[0] in "fd" and base[1:] in _EXACT:
-        return _arithmetic(base[1:], how, base[0] == "f")
+        base = "ffma" if base == "fmaf" else "dfma"
+    make: Any = f32 if base[0] == "f" else np.float64
+    if base[0] in "fd" and base[1:] in _ARITHMETIC:
+        return _arithmetic(base[1:], how, make)
     if base[1:] == "sqrt" or base == "frsqrt":
-        return _root(how, base[0] == "f", base == "frsqrt")
+        return _root(how, make, base == "frsqrt")
     found = re.fullmatch(r"(double|float|int|uint|ll|ull)2(double|float|int|uint|ll|ull)", base)
     if found is None:
         return None
     of, to = found.groups()
-    if to in ("int", "uint", "ll", "ull"):
-        towards: Any = {"rn": _even, "rd": math.floor, "ru": math.ceil, "rz": math.trunc}[how]
+    if to not in ("float", "double"):
+        towards: Any = {"rn": round, "rd": math.floor, "ru": math.ceil, "rz": math.trunc}[how]
         bits, signed = (32 if to.endswith("int") else 64), not to.startswith("u")
-
-        def whole(x: Any) -> int:
-            x = float(x)
-            return ops.to_int(x, bits, signed) if not math.isfinite(x) else ops.to_int(towards(x), bits, signed)
-
-        return whole
+        return lambda x: ops.to_int(towards(float(x)) if math.isfinite(x) else float(x), bits, signed)
     unsigned = 64 if of == "ull" else 32 if of == "uint" else 0
 
     def convert(x: Any) -> Any:
-        if of in ("double", "float"):
-            x = float(x)
-            return x if not math.isfinite(x) else _to_float(Fraction(x), how, to == "float")
-        return _to_float(Fraction(x & ((1 << unsigned) - 1) if unsigned else x), how, to == "float")
+        if not math.isfinite(x):
+            return float(x)
+        return _to_float(
+            Fraction(_u(x, unsigned) if unsigned else float(x) if of in ("double", "float") else x),
+            how,
+            f32 if to == "float" else np.float64,
+        )
 
     return convert
 
 
-def _even(x: float) -> int:
-    return round(x)
-
-
-def _arithmetic(op: str, how: str, single: bool) -> Callable[..., Any]:
-    make: Any = f32 if single else np.float64
-
+def _arithmetic(op: str, how: str, make: Any) -> Callable[..., Any]:
     def compute(*args: Any) -> Any:
-        values = [float(one) for one in args]
-        plain = _PLAIN[op](*map(make, values))
-        if not all(map(math.isfinite, values)) or (op in ("div", "rcp") and values[-1] == 0):
+        plain = _ARITHMETIC[op](*map(make, args))
+        if not all(map(math.isfinite, args)) or (op in ("div", "rcp") and args[-1] == 0):
             return plain
-        exact = _EXACT[op](*map(Fraction, values))
-        return plain if exact == 0 else _to_float(exact, how, single)
+        exact = _ARITHMETIC[op](*(Fraction(float(one)) for one in args))
+        return plain if exact == 0 else _to_float(exact, how, make)
 
     return compute
 
 
-def _root(how: str, single: bool, reciprocal: bool) -> Callable[..., Any]:
-    make: Any = f32 if single else np.float64
-
+def _root(how: str, make: Any, reciprocal: bool) -> Callable[..., Any]:
     def compute(x: Any) -> Any:
         x = float(x)
         if x <= 0 or not math.isfinite(x):
@@ -180,9 +140,9 @@ def _root(how: str, single: bool, reciprocal: bool) -> Callable[..., Any]:
         scale = 1 << 400
         root = Fraction(math.isqrt(int(Fraction(x) * scale * scale)), scale)
         if not reciprocal and root * root == Fraction(x):
-            return _to_float(root, how, single)
+            return _to_float(root, how, make)
         root += Fraction(1, scale * 4)
-        return _to_float(1 / root if reciprocal else root, how, single)
+        return _to_float(1 / root if reciprocal else root, how, make)
 
     return compute
 
@@ -201,20 +161,8 @@ def _byte_perm(x: int, y: int, z: int) -> int:
     return sum((eight >> 8 * (z >> 4 * i & 7) & 0xFF) << 8 * i for i in range(4))
 
 
-def _hiloint(high: int, low: int) -> float:
-    return struct.unpack("d", struct.pack("q", ops.wrap(high << 32 | _u(low), 64, True)))[0]
-
-
-def _bits(x: float) -> int:
-    return struct.unpack("q", struct.pack("d", x))[0]
-
-
 def _s24(x: int) -> int:
     return ops.wrap(x, 24, True)
-
-
-def _frexp(x: Any) -> tuple[float, int]:
-    return math.frexp(float(x))
 
 
 def _remquo(x: Any, y: Any) -> tuple[float, int]:
@@ -228,16 +176,11 @@ def _round(x: Any) -> float:
     return math.copysign(math.floor(abs(x) + 0.5), x) if math.isfinite(x) and abs(x) < 1 << 52 else x
 
 
-def _rint(x: Any) -> float:
-    return float(np.rint(float(x)))
+def _of_pi(function: Callable[[float], float]) -> Callable[[Any], float]:
+    return lambda x: function(math.pi * math.fmod(float(x), 2.0))
 
 
-def _sinpi(x: Any) -> float:
-    return math.sin(math.pi * math.fmod(float(x), 2.0))
-
-
-def _cospi(x: Any) -> float:
-    return math.cos(math.pi * math.fmod(float(x), 2.0))
+_sinpi, _cospi = _of_pi(math.sin), _of_pi(math.cos)
 
 
 def _normcdf(x: Any) -> float:
@@ -251,10 +194,7 @@ def _inverse(function: Callable[[float], float], low: float, high: float, rising
         a, b, y = low, high, float(y)
         for _ in range(200):
             middle = (a + b) / 2
-            if (function(middle) < y) == rising:
-                a = middle
-            else:
-                b = middle
+            a, b = (middle, b) if (function(middle) < y) == rising else (a, middle)
         return (a + b) / 2
 
     return invert
@@ -265,11 +205,6 @@ def _logb(x: Any) -> float:
     return -INF if x == 0 else INF if math.isinf(x) else x if x != x else float(math.frexp(x)[1] - 1)
 
 
-def _ilogb(x: Any) -> int:
-    value = _logb(x)
-    return int(value) if math.isfinite(value) else -(1 << 31)
-
-
 def _numpy(function: Any) -> Callable[..., Any]:
     return lambda *args: function(*map(np.float64, args))
 
@@ -278,29 +213,24 @@ def _math(name: str, of_numpy: Any = None) -> Callable[..., Any]:
     return quiet(getattr(math, name), of_numpy)
 
 
-def _bessel(kind: str) -> Callable[..., Any]:
-    """Bessel functions of integer order, by their integrals."""
+def _middles(end: float, count: int) -> np.ndarray:
+    """The points at which an integral from 0 is summed up."""
+    return end * (np.arange(count) + 0.5) / count
 
-    def j(n: int, x: float) -> float:
-        steps = 2000
-        return (
-            sum(math.cos(n * t - x * math.sin(t)) for t in (math.pi * (i + 0.5) / steps for i in range(steps))) / steps
-        )
 
-    def y(n: int, x: float) -> float:
-        if x <= 0:
-            return -INF if x == 0 else NAN
-        steps, end = 4000, 12.0
-        first = (
-            sum(math.sin(x * math.sin(t) - n * t) for t in (math.pi * (i + 0.5) / steps for i in range(steps))) / steps
-        )
-        second = 0.0
-        for i in range(steps):
-            t = end * (i + 0.5) / steps
-            second += (math.exp(n * t) + (-1) ** n * math.exp(-n * t)) * math.exp(-x * math.sinh(t))
-        return first - second * end / steps / math.pi
+def _jn(n: int, x: Any) -> Any:
+    """The Bessel function of the first kind and of integer order, by its integral."""
+    t = _middles(math.pi, 2000)
+    return np.cos(n * t - x * np.sin(t)).mean()
 
-    return j if kind == "j" else y
+
+def _yn(n: int, x: Any) -> Any:
+    """The Bessel function of the second kind and of integer order, by its integrals."""
+    if x <= 0:
+        return -INF if x == 0 else NAN
+    t, u = _middles(math.pi, 2000), _middles(12.0, 4000)
+    rest = (np.exp(n * u) + (-1) ** n * np.exp(-n * u)) * np.exp(-x * np.sinh(u))
+    return np.sin(x * np.sin(t) - n * t).mean() - rest.mean() * 12.0 / math.pi
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -313,9 +243,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     )},
     "abs": abs, "llabs": abs, "exp10": _numpy(lambda x: np.power(10.0, x)), "cbrt": _numpy(np.cbrt),
     "rcbrt": _numpy(lambda x: 1 / np.cbrt(x)), "rsqrt": _numpy(lambda x: 1 / np.sqrt(x)),
-    "ceil": _numpy(np.ceil), "floor": _numpy(np.floor), "trunc": _numpy(np.trunc), "rint": _rint, "nearbyint": _rint,
-    "round": _round, "llrint": lambda x: int(_rint(x)), "llround": lambda x: int(_round(x)),
-    "fmod": _numpy(np.fmod), "fmax": _numpy(np.fmax), "fmin": _numpy(np.fmin), "pow": _numpy(np.power),
+    **{name: _numpy(getattr(np, name)) for name in ("ceil", "floor", "trunc", "rint", "fmod", "fmax", "fmin")},
+    "nearbyint": _numpy(np.rint),
+    "round": _round, "llrint": lambda x: round(float(x)), "llround": lambda x: int(_round(x)),
+    "pow": _numpy(np.power),
     "powi": _numpy(np.power), "fdim": lambda x, y: max(x - y, type(x)(0)),
     "fast_fdividef": lambda x, y: np.divide(x, y),
     "fma": ops.fma, "max": max, "min": min, "llmax": max, "llmin": min, "umax": lambda x, y: max(_u(x), _u(y)),
@@ -330,15 +261,17 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "hadd": lambda x, y: x + y >> 1, "rhadd": lambda x, y: x + y + 1 >> 1,
     "uhadd": lambda x, y: _u(x) + _u(y) >> 1, "urhadd": lambda x, y: _u(x) + _u(y) + 1 >> 1,
     "sad": lambda x, y, z: abs(x - y) + z, "usad": lambda x, y, z: abs(_u(x) - _u(y)) + z,
-    "double2hiint": lambda x: _bits(x) >> 32, "double2loint": lambda x: _bits(x), "hiloint2double": _hiloint,
+    "double2hiint": lambda x: _as("d", "q")(x) >> 32, "double2loint": _as("d", "q"),
+    "hiloint2double": lambda high, low: _as("Q", "d")(_u(high) << 32 | _u(low)),
     "double_as_longlong": _as("d", "q"), "longlong_as_double": _as("q", "d"), "float_as_int": _as("f", "i"),
     "int_as_float": _as("i", "f"), "float2half_rn": lambda x: np.float16(x).view(np.int16),
     "half2float": lambda x: np.int16(ops.wrap(x, 16, True)).view(np.float16),
     "finitef": math.isfinite, "isfinited": math.isfinite, "isinfd": math.isinf, "isinff": math.isinf,
     "isnand": math.isnan, "isnanf": math.isnan, "signbitd": lambda x: math.copysign(1, x) < 0,
-    "signbitf": lambda x: math.copysign(1, x) < 0, "frexp": _frexp, "frexpf": _frexp,
+    "signbitf": lambda x: math.copysign(1, x) < 0, "frexp": math.frexp, "frexpf": math.frexp,
     "ldexp": lambda x, n: ops.ldexp(float(x), n), "scalbn": lambda x, n: ops.ldexp(float(x), n), "logb": _logb,
-    "ilogb": _ilogb, "modf": lambda x: math.modf(float(x)), "nan": lambda x: NAN,
+    "ilogb": lambda x: int(_logb(x)) if math.isfinite(_logb(x)) else -(1 << 31), "modf": math.modf,
+    "nan": lambda x: NAN,
     "nextafter": _numpy(np.nextafter), "nextafterf": lambda x, y: np.nextafter(f32(x), f32(y)),
     "remquo": _remquo, "saturatef": lambda x: 0.0 if x != x else min(max(x, f32(0)), f32(1)),
     "sincos": lambda x: (math.sin(x), math.cos(x)), "sinpi": _sinpi, "cospi": _cospi,
@@ -346,6 +279,6 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "lgamma": quiet(math.lgamma, ops._lgamma), "normcdf": _normcdf,
     "normcdfinv": _inverse(_normcdf, -40.0, 40.0, True), "erfinv": _inverse(math.erf, -7.0, 7.0, True),
     "erfcinv": _inverse(math.erfc, -7.0, 30.0, False), "erfcx": lambda x: math.exp(x * x) * math.erfc(x),
-    "j0": lambda x: _bessel("j")(0, x), "j1": lambda x: _bessel("j")(1, x), "jn": _bessel("j"),
-    "y0": lambda x: _bessel("y")(0, x), "y1": lambda x: _bessel("y")(1, x), "yn": _bessel("y"),
+    "j0": lambda x: _jn(0, float(x)), "j1": lambda x: _jn(1, float(x)), "jn": lambda n, x: _jn(n, float(x)),
+    "y0": lambda x: _yn(0, float(x)), "y1": lambda x: _yn(1, float(x)), "yn": lambda n, x: _yn(n, float(x)),
 }  # fmt: skip

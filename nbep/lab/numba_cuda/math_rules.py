@@ -139,7 +139,7 @@ def _two(function: Callable[..., Any], second: Num) -> Rule:
 
 rule(math.modf)(_two(math.modf, F64))
 rule(math.frexp)(_two(math.frexp, I32))
-rule(math.gcd)(lambda c, x, y: plain(c, I64, math.gcd, x, y))
+rule(math.gcd)(lambda c, *args: plain(c, I64, math.gcd, *args))
 
 
 @rule(math.ldexp)
@@ -150,8 +150,8 @@ def _ldexp(c: Any, x: V, exponent: V) -> V:
 
 # --- complex numbers --------------------------------------------------------------------------------------------------
 def _complex(function: Callable[..., Any]) -> Rule:
-    def of_complex(c: Any, z: V) -> V:
-        made = plain(c, C128, function, z)
+    def of_complex(c: Any, z: V, *base: V) -> V:
+        made = plain(c, C128, function, z, *base)
         return V(C64, build("c64({0})", made.code)) if z.t == C64 else made
 
     return of_complex

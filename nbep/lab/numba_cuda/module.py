@@ -6,7 +6,7 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,22 +57,15 @@ def device_array(
 
 
 def _like(array: Any) -> dict[str, Any]:
-    if array.ndim > 0 and not (_c(array) or _f(array)):
-        order = sorted(range(array.ndim), key=lambda axis: (-abs(array.strides[axis]), axis))
-        strides, size = [0] * array.ndim, np.dtype(array.dtype).itemsize
-        for axis in reversed(order):
-            strides[axis] = size
-            size *= array.shape[axis]
-        return {"shape": array.shape, "dtype": array.dtype, "strides": tuple(strides)}
-    return {"shape": array.shape, "dtype": array.dtype, "order": "F" if _f(array) and not _c(array) else "C"}
-
-
-def _c(array: Any) -> bool:
-    return array.flags["C_CONTIGUOUS"]
-
-
-def _f(array: Any) -> bool:
-    return array.flags["F_CONTIGUOUS"]
+    """Shape, type and layout of an array, without its gaps."""
+    is_c, is_f = array.flags["C_CONTIGUOUS"], array.flags["F_CONTIGUOUS"]
+    if array.ndim == 0 or is_c or is_f:
+        return {"shape": array.shape, "dtype": array.dtype, "order": "F" if is_f and not is_c else "C"}
+    strides, size = [0] * array.ndim, np.dtype(array.dtype).itemsize
+    for axis in sorted(range(array.ndim), key=lambda axis: (abs(array.strides[axis]), -axis)):
+        strides[axis] = size
+        size *= array.shape[axis]
+    return {"shape": array.shape, "dtype": array.dtype, "strides": tuple(strides)}
 
 
 def device_array_like(ary: Any, stream: Any = 0) -> DeviceNDArray:
@@ -90,26 +83,17 @@ def pinned_array_like(ary: Any) -> Any:
 
 def mapped_array(
     shape: Any, dtype: Any = np.float64, strides: Any = None, order: str = "C", stream: Any = 0, portable: bool = False,
-    wc: bool = False,
+    wc: bool = False, attach_global: bool = True,
 ) -> Any:  # fmt: skip
-    """An array of the host that kernels see."""
+    """An array of the host that kernels see, too."""
     return host_array(HostArray, shape, dtype, strides, order, stream)
+
+
+managed_array = mapped_array
 
 
 def mapped_array_like(ary: Any, stream: Any = 0, portable: bool = False, wc: bool = False) -> Any:
     return mapped_array(**_like(ary))
-
-
-def managed_array(
-    shape: Any,
-    dtype: Any = np.float64,
-    strides: Any = None,
-    order: str = "C",
-    stream: Any = 0,
-    attach_global: bool = True,
-) -> Any:
-    """An array that the host and kernels have together."""
-    return host_array(HostArray, shape, dtype, strides, order, stream)
 
 
 def from_cuda_array_interface(desc: Any, owner: Any = None, sync: bool = True) -> DeviceNDArray:
@@ -132,9 +116,12 @@ def _auto_device(ary: Any, stream: Any = 0, copy: bool = True) -> tuple[DeviceND
     return to_device(ary, stream, copy), True
 
 
-@contextlib.contextmanager
-def pinned(*arrays: Any) -> Iterator[None]:
-    yield
+def pinned(*arrays: Any) -> Any:
+    """Meanwhile these arrays are pinned."""
+    return contextlib.nullcontext()
+
+
+defer_cleanup = profiling = pinned
 
 
 @contextlib.contextmanager
@@ -147,13 +134,7 @@ def mapped(*arrays: Any, **_: Any) -> Iterator[Any]:
         device._read_into(one)
 
 
-@contextlib.contextmanager
-def defer_cleanup() -> Iterator[None]:
-    yield
-
-
-def stream() -> Stream:
-    return Stream()
+stream, event = Stream, Event
 
 
 def external_stream(ptr: Any) -> Stream:
@@ -163,10 +144,6 @@ def external_stream(ptr: Any) -> Stream:
     if there is None:
         raise NotImplementedError("external_stream: streams of other libraries cannot be emulated")
     return there.as_external()
-
-
-def event(timing: bool = True) -> Event:
-    return Event(timing)
 
 
 def event_elapsed_time(start: Event, end: Event) -> float:
@@ -180,26 +157,12 @@ def synchronize() -> None:
         session.synchronize()
 
 
-def is_available() -> bool:
-    return True
+is_available = is_supported_version = is_float16_supported = is_bfloat16_supported = lambda: True
+cuda_error = profile_start = profile_stop = lambda: None
+close = _session.reset
 
 
-def cuda_error() -> None:
-    return None
-
-
-def is_supported_version() -> bool:
-    return True
-
-
-def is_float16_supported() -> bool:
-    return True
-
-
-is_bfloat16_supported = is_float16_supported
-
-
-def is_fp8_supported():
+def is_fp8_supported() -> bool:
     return False
 
 
@@ -208,7 +171,7 @@ def detect() -> bool:
     return True
 
 
-class Device:
+class Device(contextlib.AbstractContextManager):
     """The emulated GPU."""
 
     id = 0
@@ -224,31 +187,25 @@ class Device:
     supports_float16 = supports_bfloat16 = True
     supports_fp8 = False
 
+    def __exit__(self, *_: object) -> None: ...
+
     def reset(self) -> None:
         _session.reset()
 
     def get_primary_context(self) -> Context:
         return CONTEXT
 
-    def __enter__(self) -> Device:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-class _Deallocations:
-    def clear(self) -> None:
-        """Nothing waits to be freed."""
-
-
-class Context:
+class Context(contextlib.AbstractContextManager):
     """The context of the emulated GPU."""
+
+    id = 0
+    deallocations: ClassVar[list[Any]] = []  # nothing waits to be freed
 
     def __init__(self, device: Device):
         self.device = device
-        self.deallocations = _Deallocations()
-        self.id = 0
+
+    def __exit__(self, *_: object) -> None: ...
 
     def reset(self) -> None:
         _session.reset()
@@ -263,45 +220,27 @@ class Context:
 
     def pop(self) -> None: ...
 
-    def __enter__(self) -> Context:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
 
 DEVICE = Device()
 CONTEXT = Context(DEVICE)
 
 
-class _Devices:
-    lst: list[Device] = [DEVICE]  # noqa: RUF012 - there is one
+class _Devices(list):
+    """The devices there are: one."""
+
+    lst = property(list)
     current: Any = DEVICE
 
-    def __getitem__(self, number: int) -> Device:
-        return self.lst[number]
 
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Device]:
-        return iter(self.lst)
-
-
-gpus = _Devices()
+gpus = _Devices([DEVICE])
 
 
 class Driver:
     """What programs ask of the driver."""
 
-    def get_device(self, number: int = 0) -> Device:
-        return gpus[number]
-
-    def get_device_count(self) -> int:
-        return len(gpus)
-
-    def get_version(self) -> tuple[int, int]:
-        return 12, 0
+    get_device = staticmethod(lambda number=0: gpus[number])
+    get_device_count = staticmethod(lambda: len(gpus))
+    get_version = staticmethod(lambda: (12, 0))
 
 
 DRIVER = Driver()
@@ -323,25 +262,14 @@ def require_context(function: Any) -> Any:
     return function
 
 
+def literal_unroll(values: Any) -> Any:
+    return values
+
+
 def select_device(device_id: int) -> Device:
     if device_id != 0:
         raise RuntimeError(f"device {device_id}: the emulator has one device, 0")
     return DEVICE
-
-
-def close() -> None:
-    _session.reset()
-
-
-def profile_start() -> None: ...
-
-
-profile_stop = profile_start
-
-
-@contextlib.contextmanager
-def profiling() -> Iterator[None]:
-    yield
 
 
 def _no_machine_code(*_: Any, **__: Any) -> Any:
@@ -365,15 +293,10 @@ def guvectorize(*args: Any, **options: Any) -> Any:
 class LinkableCode:
     """Code of C, C++ or PTX: who links it to a kernel hears that the emulator cannot run it."""
 
-    def __init__(self, *_: Any, **__: Any):
-        pass
+    def __init__(self, *_: Any, **__: Any): ...
 
 
 CUSource = PTXSource = Cubin = Fatbin = Archive = Object = LTOIR = LinkableCode
-
-
-def literal_unroll(values: Any) -> Any:
-    return values
 
 
 class Reduce:
