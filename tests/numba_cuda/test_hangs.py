@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nbep.emulator.machine.errors import DeadlockError
-from nbep.lab.numba_cuda import command, progress
+from nbep.lab.numba_cuda import command
 from nbep.lab.numba_cuda.code import exec_with_source
 
 # The body of a kernel that takes `a`; the line where it loops; what the report says of what it looks at.
@@ -178,7 +178,7 @@ def test_deadlock_says_where_the_threads_are(cuda):
 
 
 def test_what_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(progress, "FIRST_S", 0.01)
+    monkeypatch.setattr("nbep.lab.numba_cuda.script.FIRST_S", 0.01)
     script = tmp_path / "script.py"
     script.write_text(
         "import numpy as np\nfrom numba import cuda\n\n@cuda.jit\ndef kernel(a):\n    for k in range(300):\n"

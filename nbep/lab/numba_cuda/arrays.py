@@ -15,7 +15,7 @@ import numpy as np
 from nbep.emulator.machine.access import OPS
 from nbep.emulator.machine.memory import Allocation
 
-from . import faults, ops
+from . import ops, reports
 from .types import AS_SCALARS, Num
 
 KIND_OF = {
@@ -80,7 +80,7 @@ class KArray:
     nbytes = property(lambda self: self.nd.nbytes)
     strides = property(lambda self: self.nd.strides)
     dtype = property(lambda self: self.nd.dtype)
-    T = property(lambda self: self.like(self.nd.T, None if self.flags is None else self.flags.T))
+    T = property(lambda self: self.changed(lambda nd: nd.T))
 
     def __len__(self) -> int:
         return self.nd.shape[0]
@@ -100,12 +100,16 @@ class KArray:
     def like(self, nd: np.ndarray, flags: np.ndarray | None, name: str | None = None) -> KArray:
         return KArray(nd, flags, self.space, name or self.name, self.is_const)
 
+    def changed(self, change: Callable[[np.ndarray], np.ndarray], name: str | None = None) -> KArray:
+        """Another view of its bytes, and of their flags."""
+        return self.like(change(self.nd), None if self.flags is None else change(self.flags), name)
+
     def sub(self, thread: Any, *index: Any) -> KArray:
         """Some of it: a slice, a row."""
         try:
-            return self.like(self.nd[index], None if self.flags is None else self.flags[index])
+            return self.changed(lambda nd: nd[index])
         except IndexError:
-            raise faults.bad_index(thread, self, tuple(i for i in index if i is not Ellipsis), False) from None
+            raise reports.bad_index(thread, self, tuple(i for i in index if i is not Ellipsis), False) from None
 
     def rec(self, thread: Any, *index: Any) -> KArray:
         """An element of a structured array."""
@@ -114,8 +118,7 @@ class KArray:
     def field(self, name: str) -> KArray:
         made = self._fields.get(name)
         if made is None:
-            flags = None if self.flags is None else self.flags[name]
-            made = self._fields[name] = self.like(self.nd[name], flags, f"{self.name}.{name}")
+            made = self._fields[name] = self.changed(lambda nd: nd[name], f"{self.name}.{name}")
         return made
 
     def part(self, name: str) -> KArray:
@@ -130,13 +133,13 @@ class KArray:
 
     def reshape(self, *shape: Any) -> KArray:
         shape = shape[0] if shape and isinstance(shape[0], tuple) else shape
-        return self.like(self.nd.reshape(shape), None if self.flags is None else self.flags.reshape(shape))
+        return self.changed(lambda nd: nd.reshape(shape))
 
     def ravel(self) -> KArray:
         return self.reshape(-1)
 
     def transpose(self, *axes: Any) -> KArray:
-        return self.like(self.nd.transpose(*axes), None if self.flags is None else self.flags.transpose(*axes))
+        return self.changed(lambda nd: nd.transpose(*axes))
 
     def view(self, dtype: np.dtype) -> KArray:
         return self.like(self.nd.view(dtype), None if self.flags is None else self.flags.view(flag_type(dtype)))
@@ -160,10 +163,7 @@ class KArray:
                 there.field(name).assign(thread, value.field(name) if isinstance(value, KArray) else value[name])
             return
         if isinstance(value, KArray):
-            source = value.like(
-                np.broadcast_to(value.nd, there.nd.shape),
-                None if value.flags is None else np.broadcast_to(value.flags, there.nd.shape),
-            )
+            source = value.changed(lambda nd: np.broadcast_to(nd, there.nd.shape))
             of, to = Num(value.nd.dtype), Num(there.nd.dtype)
             for at in np.ndindex(*there.nd.shape):
                 there.st(thread, ops.convert(source.ld(thread, *at), of, to), *at)
@@ -235,14 +235,14 @@ class KArray:
         at = self.start
         shape = self.nd.shape
         if len(index) != len(shape):
-            raise faults.bad_index(thread, self, index, storing)
+            raise reports.bad_index(thread, self, index, storing)
         for i, n, stride in zip(index, shape, self.nd.strides, strict=True):
             if i < 0:
                 if i < -n:
-                    raise faults.bad_index(thread, self, index, storing)
+                    raise reports.bad_index(thread, self, index, storing)
                 i += n
             elif i >= n:
-                raise faults.bad_index(thread, self, index, storing)
+                raise reports.bad_index(thread, self, index, storing)
             at += i * stride
         return at
 
@@ -305,10 +305,10 @@ def _fast(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 thread.pause()
         try:
             if flag is not None and flag(*index) != written:
-                raise faults.unwritten(thread, array, index)
+                raise reports.unwritten(thread, array, index)
             value = get(index) if as_scalar else get(*index)
         except (IndexError, ValueError):
-            raise faults.bad_index(thread, array, index, False) from None
+            raise reports.bad_index(thread, array, index, False) from None
         if is_own or thread.looks is None:
             return value
         return thread.note("load", allocation, array.offset(thread, index, False), array.kind, value)
@@ -320,13 +320,13 @@ def _fast(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
                 thread.pause()
             world.has_changed = True
         if array.is_const:
-            raise faults.read_only(thread, array, index)
+            raise reports.read_only(thread, array, index)
         try:
             put(index, value)
             if set_flag is not None:
                 set_flag(index, written)
         except (IndexError, ValueError):
-            raise faults.bad_store(thread, array, index, value) from None
+            raise reports.bad_store(thread, array, index, value) from None
         if thread.looks is not None:
             if is_own:
                 thread.forget_turn()
@@ -355,9 +355,9 @@ def _exact(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
     def store(thread: Any, value: Any, *index: Any) -> None:
         if array.is_const:
-            raise faults.read_only(thread, array, index)
-        if value is faults.UNDEFINED:
-            raise faults.bad_store(thread, array, index, value)
+            raise reports.read_only(thread, array, index)
+        if value is reports.UNDEFINED:
+            raise reports.bad_store(thread, array, index, value)
         at = offset(thread, index, True)
         if is_bool:
             value = int(bool(value))

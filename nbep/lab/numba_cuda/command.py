@@ -38,12 +38,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if not options.script.is_file():
         parser.error(f"{options.script}: there is no such file")
-    from . import progress, script, session
+    from . import script, session
     from .code import KernelTypeError
 
     try:
         given = {name: getattr(options, name) for name in ("seed", "memory_model", "strategy", "num_sms", "max_calls")}
-        with session.options(**given), progress.shown():
+        with session.options(**given), script.shown():
             script.run(options.script, options.arguments)
     except (EmulatorError, KernelTypeError) as error:
         session.tell(error)

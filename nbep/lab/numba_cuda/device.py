@@ -16,8 +16,7 @@ from nbep.emulator.machine.thread import Thread
 from nbep.emulator.machine.warp import match_result, shfl_source, vote_result
 
 from . import arrays
-from .faults import UNDEFINED
-from .reports import different_barriers
+from .reports import UNDEFINED, different_barriers
 from .types import BF16
 
 MAX_LOOKS = 1000  # of a lane that asks who is with it

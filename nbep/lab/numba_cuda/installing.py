@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from . import args, children, core, dispatcher, memory, module, session, stubs
+from . import children, core, dispatcher, launch, memory, module, session, stubs
 from .code import KernelTypeError, exec_with_source
 from .types import BF16
 
@@ -204,9 +204,8 @@ def install() -> None:
     here.__spec__ = spec
     here.__dict__.update(_names(stubs) | _names(module))
     here.__dict__.update(
-        jit=dispatcher.jit, declare_device=dispatcher.declare_device, CUDADispatcher=dispatcher.Dispatcher, In=args.In,
-        Out=args.Out, InOut=args.InOut,
-    )  # fmt: skip
+        jit=dispatcher.jit, declare_device=dispatcher.declare_device, In=launch.In, Out=launch.Out, InOut=launch.InOut
+    )
     for name in list(sys.modules):
         if f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir.")):
             _overridden[name] = sys.modules.pop(name)
@@ -214,7 +213,9 @@ def install() -> None:
     parts = {
         "cg": _submodule("cg", this_grid=stubs.cg.this_grid),  # type: ignore[attr-defined]
         "api": _submodule("api", **_names(module)),
-        "args": args,
+        "args": _submodule(
+            "args", ArgHint=launch.ArgHint, In=launch.In, Out=launch.Out, InOut=launch.InOut, wrap_arg=launch.wrap_arg
+        ),
         "dispatcher": _submodule("dispatcher", CUDADispatcher=dispatcher.Dispatcher),
         "decorators": _submodule("decorators", jit=dispatcher.jit, declare_device=dispatcher.declare_device),
         "stubs": stubs,

@@ -159,8 +159,6 @@ def check_cooperative(name: str, blocks: int, most: Any) -> None:
 
 def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
     """An argument as the device can have it: arrays of the host are copied there, and back when the kernel is done."""
-    from .args import ArgHint
-
     if isinstance(value, ArgHint):
         return value.prepare(stream, back)
     if isinstance(value, DeviceNDArray):
@@ -171,7 +169,7 @@ def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
         return copied(value, stream, back, value.flags.writeable)
     if isinstance(value, np.void):
         device = copied(np.array([value], dtype=value.dtype), stream, back, False)
-        record = device._like(device._nd[0, ...], None)
+        record = device._changed(lambda nd: nd[0, ...])
         back.append(lambda: _write_record(value, record))
         return DeviceRecord.of(record._memory, record._nd, record._flags)
     if isinstance(value, tuple):
@@ -247,3 +245,40 @@ def in_kernel(value: Any, t: Any, session: Session, name: str) -> Any:
     if isinstance(t, Num):
         return ops.from_numpy(t.dtype.type(value) if t.dtype.kind not in "mM" else value, t.dtype)
     return value
+
+
+class ArgHint:
+    def __init__(self, value: Any):
+        self.value = value
+
+    def prepare(self, stream: Any, back: list[Callable[[], None]]) -> Any:
+        raise NotImplementedError
+
+
+def wrap_arg(value: Any, default: Any = None) -> ArgHint:
+    """The hint of an argument: InOut if it has none."""
+    return value if isinstance(value, ArgHint) else (default or InOut)(value)
+
+
+class In(ArgHint):
+    """An array that kernels read."""
+
+    def prepare(self, stream: Any, back: list[Callable[[], None]]) -> Any:
+        return copied(np.asarray(self.value), stream, back, False)
+
+
+class Out(ArgHint):
+    """An array that kernels write: what was in it does not come to them."""
+
+    def prepare(self, stream: Any, back: list[Callable[[], None]]) -> Any:
+        order = "F" if self.value.flags.f_contiguous and not self.value.flags.c_contiguous else "C"
+        device = DeviceNDArray.new(self.value.shape, self.value.dtype, order)
+        back.append(lambda: device._read_into(self.value))
+        return device
+
+
+class InOut(ArgHint):
+    """An array that goes both ways."""
+
+    def prepare(self, stream: Any, back: list[Callable[[], None]]) -> Any:
+        return copied(self.value, stream, back, True)

@@ -6,7 +6,7 @@ import ctypes
 import math
 import operator
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -51,18 +51,22 @@ class Memory:
         self.allocation.name = name
         return self.allocation
 
+    def views(self, shape: Any, dtype: np.dtype, offset: int, strides: Any) -> tuple[np.ndarray, np.ndarray | None]:
+        """NumPy's view of an array that lies there, and of its flags."""
+        nd = np.ndarray(shape, dtype, self.buffer, offset, strides)
+        return nd, None if self.shadow is None else np.ndarray(shape, flag_type(dtype), self.shadow, offset, strides)
+
     def host_reads(self, begin: int, end: int) -> None:
         """The host is about to read bytes: with "checked" it must have waited for who has stored them."""
-        if self.allocation is not None and self.session is current(create=False) and end > begin:
-            assert self.session is not None
-            with self.session.guarded():
-                self.session.world.cpu.read(self.allocation, begin, end - begin, False)
+        self._of_host(begin, end, lambda cpu: cpu.read(self.allocation, begin, end - begin, False))
 
     def host_writes(self, begin: int, end: int) -> None:
-        if self.allocation is not None and self.session is current(create=False) and end > begin:
-            assert self.session is not None
+        self._of_host(begin, end, lambda cpu: cpu.write(self.allocation, begin, end - begin))
+
+    def _of_host(self, begin: int, end: int, access: Callable[[Any], Any]) -> None:
+        if self.session is not None and self.session is current(create=False) and end > begin:
             with self.session.guarded():
-                self.session.world.cpu.write(self.allocation, begin, end - begin)
+                access(self.session.world.cpu)
 
 
 class Pointer:
@@ -96,7 +100,8 @@ class DeviceNDArray:
             raise ValueError("strides not match ndim")
         made = DeviceNDArray.new(shape, dtype, strides=strides)
         if gpu_data is not None and made.size:
-            made = made._over(gpu_data._memory, gpu_data.offset)
+            memory = gpu_data._memory
+            made = DeviceNDArray.of(memory, *memory.views(shape, made.dtype, gpu_data.offset, strides))
         self._set(made._memory, made._nd, made._flags, stream)
 
     def _set(self, memory: Memory, nd: np.ndarray, flags: np.ndarray | None, stream: Any) -> None:
@@ -112,14 +117,6 @@ class DeviceNDArray:
         made._set(memory, nd, flags, stream)
         return made
 
-    def _over(self, memory: Memory, offset: int) -> DeviceNDArray:
-        """An array like this one in other memory."""
-        nd = np.ndarray(self.shape, self.dtype, memory.buffer, offset, self.strides)
-        if memory.shadow is None:
-            return DeviceNDArray.of(memory, nd, None)
-        flags = np.ndarray(self.shape, flag_type(self.dtype), memory.shadow, offset, self.strides)
-        return DeviceNDArray.of(memory, nd, flags)
-
     @classmethod
     def new(cls, shape: Any, dtype: Any, order: Any = "C", strides: Any = None, written: bool = False) -> DeviceNDArray:
         shape, dtype = shape_of(shape), dtype_of(dtype)
@@ -129,20 +126,14 @@ class DeviceNDArray:
             nbytes = layout.nbytes
         else:
             strides = shape_of(strides)
-            nbytes = (
-                sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + dtype.itemsize
-                if math.prod(shape)
-                else 0
-            )
+            nbytes = dtype.itemsize + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+            nbytes = nbytes if math.prod(shape) else 0
         memory = Memory(nbytes, written)
         memory.describe = names_of_elements(shape, strides)
-        nd = np.ndarray(shape, dtype, memory.buffer, 0, strides) if nbytes else np.zeros(shape, dtype, order)
-        flags = None
-        if memory.shadow is not None:
-            flags = np.zeros(shape, flag_type(dtype), order)
-            if nbytes:
-                flags = np.ndarray(shape, flag_type(dtype), memory.shadow, 0, strides)
-        return cls.of(memory, nd, flags)
+        if nbytes:
+            return cls.of(memory, *memory.views(shape, dtype, 0, strides))
+        flags = None if memory.shadow is None else np.zeros(shape, flag_type(dtype), order)
+        return cls.of(memory, np.zeros(shape, dtype, order), flags)
 
     dtype = property(lambda self: self._nd.dtype)
     shape = property(lambda self: self._nd.shape)
@@ -176,8 +167,16 @@ class DeviceNDArray:
     def bind(self, stream: Any = 0) -> DeviceNDArray:
         return DeviceNDArray.of(self._memory, self._nd, self._flags, stream)
 
-    def _like(self, nd: np.ndarray, flags: np.ndarray | None) -> DeviceNDArray:
-        return DeviceNDArray.of(self._memory, nd, flags, self.stream)
+    def _changed(self, change: Callable[[np.ndarray], np.ndarray]) -> DeviceNDArray:
+        """Another view of its memory, and of the flags of that."""
+        flags = None if self._flags is None else change(self._flags)
+        return DeviceNDArray.of(self._memory, change(self._nd), flags, self.stream)
+
+    def _uncopied(self, what: str, change: Callable[[np.ndarray], np.ndarray]) -> DeviceNDArray:
+        made = self._changed(change)
+        if made.size and not np.shares_memory(made._nd, self._nd):
+            raise NotImplementedError(f"{what} would require copy")
+        return made
 
     @property
     def _range(self) -> tuple[int, int]:
@@ -252,9 +251,9 @@ class DeviceNDArray:
     def getitem(self, index: Any, stream: Any = 0) -> Any:
         part = self._nd[index]
         if isinstance(part, np.ndarray) and (part.ndim or _has_ellipsis(index)):
-            return self._like(part, None if self._flags is None else self._flags[index])
+            return self._changed(lambda nd: nd[index])
         there = _part(self._nd, index)
-        result = self._like(there, None).copy_to_host(stream=stream)
+        result = DeviceNDArray.of(self._memory, there, None, self.stream).copy_to_host(stream=stream)
         if there.dtype.names:
             return DeviceRecord.of(self._memory, there, None if self._flags is None else _part(self._flags, index))
         return result[()]
@@ -289,16 +288,10 @@ class DeviceNDArray:
         if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
             shape = tuple(shape[0])
         order = options.get("order", "C")
-        nd = self._nd.reshape(shape, order=order)
-        if nd.size and not np.shares_memory(nd, self._nd):
-            raise NotImplementedError("reshape would require copy")
-        return self._like(nd, None if self._flags is None else self._flags.reshape(shape, order=order))
+        return self._uncopied("reshape", lambda nd: nd.reshape(shape, order=order))
 
     def ravel(self, order: Any = "C", stream: Any = 0) -> DeviceNDArray:
-        nd = self._nd.ravel(order)
-        if nd.size and not np.shares_memory(nd, self._nd):
-            raise NotImplementedError("ravel would require copy")
-        return self._like(nd, None if self._flags is None else self._flags.ravel(order))
+        return self._uncopied("ravel", lambda nd: nd.ravel(order))
 
     def transpose(self, axes: Any = None) -> DeviceNDArray:
         """A transposed copy, as Numba makes it: what is stored to it does not come here."""
@@ -318,11 +311,12 @@ class DeviceNDArray:
         return made
 
     def squeeze(self, axis: Any = None, stream: Any = 0) -> DeviceNDArray:
-        return self._like(self._nd.squeeze(axis), None if self._flags is None else self._flags.squeeze(axis))
+        return self._changed(lambda nd: nd.squeeze(axis))
 
     def view(self, dtype: Any) -> DeviceNDArray:
         dtype = dtype_of(dtype)
-        return self._like(self._nd.view(dtype), None if self._flags is None else self._flags.view(flag_type(dtype)))
+        flags = None if self._flags is None else self._flags.view(flag_type(dtype))
+        return DeviceNDArray.of(self._memory, self._nd.view(dtype), flags, self.stream)
 
     def split(self, section: int, stream: Any = 0) -> Iterator[DeviceNDArray]:
         for begin in range(0, self.size, section):
@@ -483,11 +477,5 @@ def as_device(value: Any, sync: bool = True) -> DeviceNDArray:
     if (shape, dtype) == (own.shape, own.dtype) and strides in (None, own.strides):
         return own.bind(stream or 0)
     start = interface["data"][0] - own._memory.buffer.__array_interface__["data"][0]
-    nd = np.ndarray(shape, dtype, own._memory.buffer, start, strides)
-    shadow = own._memory.shadow
-    return DeviceNDArray.of(
-        own._memory,
-        nd,
-        None if shadow is None else np.ndarray(shape, flag_type(dtype), shadow, start, strides),
-        stream or 0,
-    )
+    nd, flags = own._memory.views(shape, dtype, start, strides)
+    return DeviceNDArray.of(own._memory, nd, flags, stream or 0)

@@ -24,8 +24,7 @@ from nbep.emulator.schedule.scheduler import Stuck
 
 from . import children
 from .code import KernelTypeError
-from .hangs import hang
-from .loops import LoopingThread, is_endless
+from .loops import LoopingThread, hang, is_endless
 from .reports import describe, show_source, tell_writer, words_of
 
 MANY_CALLS = 1 << 12  # primitive calls between two looks for loops that never end

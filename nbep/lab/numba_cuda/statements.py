@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import cuda_rules, faults, ops, stubs
+from . import cuda_rules, ops, reports, stubs
 from .code import assigned_in, at_place_of, build, fail, scope_of, source_of
 from .env import NOT_CONSTANT, Conflict, Env, V, Var, called, calls, invoked, join, same, widened
 from .expressions import Expressions
@@ -354,7 +354,7 @@ class FunctionCompiler(Expressions):
             raise self.fail("what a kernel raises must be the class of an exception, or a call of it")
         arguments = [self.value(one) for one in call.args] if call else []
         where = self.keep((self.function.__name__, self.filename))
-        made = called(self.keep(faults.raised), "_w", self.keep(what.t.value), where, str(node.lineno), *arguments)
+        made = called(self.keep(reports.raised), "_w", self.keep(what.t.value), where, str(node.lineno), *arguments)
         self.env = None
         return [ast.Raise(made, None)]
 
