@@ -94,7 +94,9 @@ class KArray:
     def start(self) -> int:
         """The byte of its allocation at which its element 0 lies."""
         if self._start is None:
-            self._start = address_of(self.nd) - address_of_memory(self.space.allocation)
+            allocation = self.space.allocation
+            first = np.frombuffer(allocation.memory, np.uint8) if allocation.nbytes else None  # type: ignore[union-attr]
+            self._start = address_of(self.nd) - (0 if first is None else address_of(first))
         return self._start
 
     def like(self, nd: np.ndarray, flags: np.ndarray | None, name: str | None = None) -> KArray:
@@ -237,13 +239,9 @@ class KArray:
         if len(index) != len(shape):
             raise reports.bad_index(thread, self, index, storing)
         for i, n, stride in zip(index, shape, self.nd.strides, strict=True):
-            if i < 0:
-                if i < -n:
-                    raise reports.bad_index(thread, self, index, storing)
-                i += n
-            elif i >= n:
+            if not -n <= i < n:
                 raise reports.bad_index(thread, self, index, storing)
-            at += i * stride
+            at += (i if i >= 0 else i + n) * stride
         return at
 
 
@@ -375,11 +373,6 @@ def _exact(array: KArray) -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 def address_of(array: np.ndarray) -> int:
     return array.__array_interface__["data"][0]
-
-
-def address_of_memory(allocation: Any) -> int:
-    """Where the bytes of an allocation lie in the memory of this process."""
-    return address_of(np.frombuffer(allocation.memory, np.uint8)) if allocation.nbytes else 0
 
 
 def names_of_elements(shape: tuple[int, ...], strides: tuple[int, ...], start: int = 0) -> Callable[[int], str]:

@@ -21,9 +21,7 @@ from .launch import (
     MAX_GRID,
     MAX_THREADS,
     Run,
-    _extended,
     blocks_at_once,
-    check_cooperative,
     in_kernel,
     places_of,
     prepare,
@@ -45,6 +43,9 @@ def _three(dims: Any, what: str, most: tuple[int, int, int]) -> tuple[int, int, 
     if x < 1 or y < 1 or z < 1 or x > most[0] or y > most[1] or z > most[2]:
         raise ValueError(f"{what}: {dims!r}; each must be at least 1, and at most {most}")
     return x, y, z
+
+
+OURS = Num, Arr, Tup, Rec, Known
 
 
 class Configured:
@@ -95,10 +96,8 @@ class Dispatcher:
         stream = rest[0] if rest else 0
         dynamic = rest[1] if len(rest) > 1 and rest[1] is not None else 0
         if self.device:
-            message = (
-                f"Cannot compile a device function as a kernel: `{self.py_func.__name__}`; only kernels can be launched"
-            )
-            raise RuntimeError(message)
+            name = self.py_func.__name__
+            raise RuntimeError(f"Cannot compile a device function as a kernel: `{name}`; only kernels can be launched")
         return Configured(self, grid, block, stream, dynamic)
 
     def configure(self, griddim: Any, blockdim: Any, stream: Any = 0, sharedmem: int = 0, **_: Any) -> Configured:
@@ -134,15 +133,9 @@ class Dispatcher:
         if found is None:
             options = self.targetoptions
             unit = Unit(bool(options.get("debug")), options.get("fastmath"), bool(options.get("successor")))
-            names = list(inspect.signature(self.py_func).parameters.values())
-            given: dict[str, Any] = {}
-            rest = list(types)
-            for parameter in names:
-                if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-                    given[parameter.name] = Tup(tuple(rest))
-                    rest = []
-                else:
-                    given[parameter.name] = rest.pop(0)
+            *names, last = [*inspect.signature(self.py_func).parameters] or [""]
+            given = dict(zip(names, types, strict=False))
+            given[last] = Tup(types[len(names) :]) if self.collects() else types[-1] if types else None
             found = self.units[types] = unit, unit.kernel(self.py_func, given)
         return found
 
@@ -152,13 +145,9 @@ class Dispatcher:
         try:
             bound = signature.bind(*args)
         except TypeError:
-            count = len(signature.parameters)
-            message = (
-                f"{self.py_func.__name__}: too many arguments"
-                if len(args) > count
-                else f"{self.py_func.__name__}: missing arguments"
-            )
-            raise TypeError(f"{message}: takes {count}, {len(args)} given") from None
+            count, name = len(signature.parameters), self.py_func.__name__
+            what = "too many" if len(args) > count else "missing"
+            raise TypeError(f"{name}: {what} arguments: takes {count}, {len(args)} given") from None
         bound.apply_defaults()
         return bound.args
 
@@ -168,8 +157,8 @@ class Dispatcher:
         args = self.bound(args)
         back: list[Callable[[], None]] = []
         for extension in reversed(self.targetoptions.get("extensions") or []):
-            args = tuple(_extended(extension, one, configured.stream, back) for one in args)
-        prepared = [prepare(one, configured.stream, back) for one in args]
+            args = tuple(extension.prepare_args(None, one, stream=configured.stream, retr=back)[1] for one in args)
+        prepared = [prepare(one, back) for one in args]
         types = tuple(type_of(one) for one in prepared)
         if self.sigs:
             prepared, types = self.as_declared(prepared, types)
@@ -182,12 +171,14 @@ class Dispatcher:
         if self.collects():
             count = len(inspect.signature(self.py_func).parameters) - 1
             values = (*values[:count], values[count:])
-        is_cooperative = "grid" in unit.uses
+        is_cooperative, blocks = "grid" in unit.uses, math.prod(configured.griddim)
         if is_cooperative:
             run.grid_cell = session.space.allocate(4, GRID_CELL, zero=True)
-        blocks = math.prod(configured.griddim)
-        if is_cooperative:
-            check_cooperative(self.py_func.__name__, blocks, run.most_blocks)
+            if blocks > run.most_blocks:
+                raise ValueError(
+                    f"{self.py_func.__name__}: {blocks} blocks of a cooperative launch, which all wait for each other; "
+                    f"at most {run.most_blocks} of this size are on the device at once: see max_cooperative_grid_blocks"
+                )
         stream = configured.stream.real()
         session.order(stream)
         with session.guarded():
@@ -216,8 +207,8 @@ class Dispatcher:
     def parameter_names(self, count: int) -> list[str]:
         names = list(inspect.signature(self.py_func).parameters)
         if self.collects():
-            names += [f"{names[-1]}[{i}]" for i in range(count)]
-            names.pop(len(inspect.signature(self.py_func).parameters) - 1)
+            last = names.pop()
+            names += [f"{last}[{i}]" for i in range(count)]
         return names[:count]
 
     def as_declared(self, values: list[Any], types: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
@@ -252,7 +243,7 @@ class Dispatcher:
         """Type it for a signature, so that errors show."""
         if signature is not None:
             arguments = signature if isinstance(signature, tuple) else parsed(signature)[1]
-            types = tuple(one if _is_ours(one) else type_from_numba(one) for one in arguments)
+            types = tuple(one if isinstance(one, OURS) else type_from_numba(one) for one in arguments)
             return _Kernel(self, *self.specialized(types))
         return _Kernel(self)
 
@@ -272,14 +263,6 @@ class Dispatcher:
         if name.startswith(("inspect_", "get_")):
             raise NotImplementedError(f"{name}: the emulator makes no machine code")
         raise AttributeError(name)
-
-
-def _is_data(t: Any) -> bool:
-    return isinstance(t, (Num, Arr, Tup))
-
-
-def _is_ours(t: Any) -> bool:
-    return isinstance(t, (Num, Arr, Tup, Rec, Known))
 
 
 class _Overloads(dict):
@@ -311,17 +294,17 @@ class _Kernel:
 
     @property
     def _type_annotation(self) -> Any:
-        variables = self.compiled.variables
-        return python.SimpleNamespace(typemap={n: numba_type(t) for n, t in variables.items() if _is_data(t)})
+        variables = self.compiled.variables.items()
+        return python.SimpleNamespace(
+            typemap={name: numba_type(t) for name, t in variables if isinstance(t, (Num, Arr, Tup))}
+        )
 
     def max_cooperative_grid_blocks(self, blockdim: Any, dynsmemsize: int = 0) -> int:
         """At most of a cooperative launch of this kernel."""
         threads = math.prod(_three(blockdim, "blockdim", MAX_BLOCK))
         _, end = places_of(self.unit.sites if self.unit else [], operator.index(dynsmemsize))
-        sms = current().options["num_sms"]
-        return (
-            blocks_at_once(threads, end, bool(self.dispatcher.targetoptions.get("successor"))) if sms is None else sms
-        )
+        successor = bool(self.dispatcher.targetoptions.get("successor"))
+        return current().options["num_sms"] or blocks_at_once(threads, end, successor)
 
 
 def jit(
@@ -371,18 +354,12 @@ def parsed(signature: Any) -> tuple[Any, list[Any]]:
     if isinstance(signature, str):
         import numba
 
-        signature = eval(signature, {}, _type_names(numba))
+        signature = eval(signature, {}, dict(vars(numba.types)) | {"void": numba.types.void})
     if isinstance(signature, tuple):
         return None, [type_from_numba(one) for one in signature]
     returns = getattr(signature, "return_type", None)
     gives = None if returns is None or str(returns) in ("none", "void") else type_from_numba(returns)
     return gives, [type_from_numba(one) for one in signature.args]
-
-
-def _type_names(numba: Any) -> dict[str, Any]:
-    names = dict(vars(numba.types))
-    names["void"] = numba.types.void
-    return names
 
 
 def type_from_numba(t: Any) -> Any:
@@ -421,9 +398,7 @@ def fitted(value: Any, of: Any, to: Any) -> Any:
     if isinstance(to, Num) and isinstance(of, Num):
         if to.dtype.kind in "iub" and of.dtype.kind in "fc":
             raise TypeError(f"{of} cannot be passed as {to}")
-        return ops.convert(
-            ops.from_numpy(of.dtype.type(value) if of.dtype.kind not in "mM" else value, of.dtype), of, to
-        )
+        return ops.convert(ops.from_numpy(ops.to_numpy(value, of), of.dtype), of, to)
     if isinstance(to, Arr) and isinstance(of, Arr):
         if to.dtype != of.dtype or to.ndim != of.ndim or (to.layout != "A" and to.layout != of.layout and of.ndim):
             same_size = to.dtype.itemsize == of.dtype.itemsize and to.ndim == of.ndim and not of.dtype.names

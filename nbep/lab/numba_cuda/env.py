@@ -122,11 +122,11 @@ def join_var(a: Var, b: Var) -> Var:
 
 def join(*envs: Env | None) -> Env | None:
     """What is known where several paths meet; None for a path that does not come here."""
-    there = [env for env in envs if env is not None]
-    if not there:
-        return None
-    result = dict(there[0])
-    for env in there[1:]:
+    result: Env | None = None
+    for env in envs:
+        if result is None or env is None:
+            result = result if env is None else dict(env)
+            continue
         for name, var in env.items():
             result[name] = join_var(result[name], var) if name in result else var
     return result
@@ -134,28 +134,18 @@ def join(*envs: Env | None) -> Env | None:
 
 def widened(before: Env, after: Env) -> Env:
     """What is known at the head of a loop, after another turn: a bound that grows has none."""
-    result = {}
-    for name, var in after.items():
-        old = before.get(name)
-        if old is not None and is_int(var.t) and var.bits > old.bits:
-            var = var._replace(bits=bits_of(var.t))
-        result[name] = var
-    return result
+
+    def grows(name: str, var: Var) -> bool:
+        return name in before and is_int(var.t) and var.bits > before[name].bits
+
+    return {name: var._replace(bits=bits_of(var.t)) if grows(name, var) else var for name, var in after.items()}
 
 
 def same(a: Env, b: Env) -> bool:
-    if a.keys() != b.keys():
-        return False
-    return all(
-        x is b[name]
-        or (
-            x.t == b[name].t
-            and x.is_mixed == b[name].is_mixed
-            and x.bits == b[name].bits
-            and _same_const(x.const, b[name].const)
-        )
-        for name, x in a.items()
-    )
+    def is_same(x: Var, y: Var) -> bool:
+        return x is y or (x[:3] == y[:3] and _same_const(x.const, y.const))
+
+    return a.keys() == b.keys() and all(is_same(x, b[name]) for name, x in a.items())
 
 
 class Part:

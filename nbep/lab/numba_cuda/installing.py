@@ -120,9 +120,8 @@ def _cudadrv(path: list[str]) -> dict[str, ModuleType]:
     )  # fmt: skip
     driver = _submodule(
         "cudadrv.driver", driver=module.DRIVER, CudaAPIError=module.CudaAPIError, Stream=session.Stream,
-        Event=session.Event,
+        Event=session.Event, __getattr__=lambda name: _of_numba(f"{path[0]}/cudadrv/driver.py", name),
     )  # fmt: skip
-    driver.__getattr__ = lambda name: _of_numba(f"{path[0]}/cudadrv/driver.py", name)  # type: ignore[method-assign]
     parts = {"devicearray": arrays, "devices": devices, "driver": driver}
     package = _submodule("cudadrv", **parts)
     package.__path__ = [f"{one}/cudadrv" for one in path]
@@ -131,8 +130,7 @@ def _cudadrv(path: list[str]) -> dict[str, ModuleType]:
 
 @functools.cache
 def _loaded(path: str) -> ModuleType:
-    name = Path(path).stem
-    folder = Path(path).parent.name
+    folder, name = Path(path).parent.name, Path(path).stem
     package = "numba.cuda" if folder == "cuda" else f"numba.cuda.{folder}"
     spec = importlib.util.spec_from_file_location(f"{package}._{name}", path)
     if spec is None or spec.loader is None:
@@ -162,18 +160,15 @@ def _vectorizers(path: str) -> ModuleType:
         sys.modules["numba.cuda.deviceufunc"].exec = exec_with_source  # type: ignore[attr-defined]
         return value
 
-    made = _submodule("vectorizers")
-    made.__getattr__ = found  # type: ignore[method-assign]
-    return made
+    return _submodule("vectorizers", __getattr__=found)
 
 
-def _bf16() -> ModuleType:
+def _bf16(**names: Any) -> ModuleType:
     """Numba's module of bfloat16, and the one behind it, whose names are those of C."""
     parts = {name: part for name, part in vars(stubs.bf16).items() if name != "_name"}
     own = getattr(importlib.import_module("numba.cuda.types"), "bfloat16", BF16.dtype.type)
-    return _submodule(
-        "bf16", **parts, **{f"__{name}": one for name, one in parts.items()}, bfloat16=own, nv_bfloat16=own
-    )
+    of_c = {f"__{name}": one for name, one in parts.items()}
+    return _submodule("bf16", **parts, **of_c, bfloat16=own, nv_bfloat16=own, **names)
 
 
 def _no_machine_code(name: str) -> Any:
@@ -182,11 +177,10 @@ def _no_machine_code(name: str) -> Any:
     raise NotImplementedError("the emulator makes no machine code")
 
 
-def _errors(path: str) -> ModuleType:
-    """Numba's module of errors, where a TypingError is what the emulator's compiler raises."""
-    made = _submodule("core.errors", TypingError=KernelTypeError)
-    made.__getattr__ = lambda name: _of_numba(path, name)  # type: ignore[method-assign]
-    return made
+def _taken_out() -> dict[str, ModuleType]:
+    """The modules of numba.cuda and of its successor, which are not imported any more."""
+    names = [name for name in sys.modules if f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir."))]
+    return {name: sys.modules.pop(name) for name in names}
 
 
 def install() -> None:
@@ -206,10 +200,11 @@ def install() -> None:
     here.__dict__.update(
         jit=dispatcher.jit, declare_device=dispatcher.declare_device, In=launch.In, Out=launch.Out, InOut=launch.InOut
     )
-    for name in list(sys.modules):
-        if f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir.")):
-            _overridden[name] = sys.modules.pop(name)
+    _overridden.update(_taken_out())
     sys.modules["numba.cuda"] = numba.cuda = here
+    home = here.__path__[0] if here.__path__ else ""
+    errors = _submodule("core.errors", TypingError=KernelTypeError)  # which the emulator's compiler raises
+    errors.__getattr__ = functools.partial(_of_numba, f"{home}/core/errors.py")  # type: ignore[method-assign]
     parts = {
         "cg": _submodule("cg", this_grid=stubs.cg.this_grid),  # type: ignore[attr-defined]
         "api": _submodule("api", **_names(module)),
@@ -220,12 +215,11 @@ def install() -> None:
         "decorators": _submodule("decorators", jit=dispatcher.jit, declare_device=dispatcher.declare_device),
         "stubs": stubs,
         "bf16": _bf16(),
-        "_internal.cuda_bf16": _bf16(),  # what the compiler takes of it besides makes machine code
-        "core.errors": _errors(f"{here.__path__[0]}/core/errors.py" if here.__path__ else ""),
-        "vectorizers": _vectorizers(f"{here.__path__[0]}/vectorizers.py" if here.__path__ else ""),
+        "_internal.cuda_bf16": _bf16(__getattr__=_no_machine_code),  # what the compiler takes of it besides
+        "core.errors": errors,
+        "vectorizers": _vectorizers(f"{home}/vectorizers.py"),
         **_cudadrv(here.__path__),
     }
-    parts["_internal.cuda_bf16"].__getattr__ = _no_machine_code  # type: ignore[method-assign]
     for name, made in parts.items():
         sys.modules[f"numba.cuda.{name}"] = made
         if "." not in name and name not in ("cg", "stubs"):
@@ -247,9 +241,7 @@ def uninstall() -> None:
     core.uninstall()
     if Successor in sys.meta_path:
         sys.meta_path.remove(Successor)
-    for name in list(sys.modules):
-        if f"{name}.".startswith(("numba.cuda.", "numba_cuda_mlir.")):
-            del sys.modules[name]
+    _taken_out()
     sys.modules.update(_overridden)
     if "numba.cuda" in _overridden:
         numba.cuda = _overridden["numba.cuda"]

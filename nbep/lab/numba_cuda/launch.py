@@ -67,10 +67,7 @@ class Run:
             del self.blocks[thread.block.serial]
 
     def state_of(self, block: Any) -> BlockState:
-        state = self.blocks.get(block.serial)
-        if state is None:
-            state = self.blocks[block.serial] = BlockState()
-        return state
+        return self.blocks.setdefault(block.serial, BlockState())
 
     def describe_shared(self, offset: int) -> str:
         for begin, end, name, names in self.parts:
@@ -92,10 +89,8 @@ class Run:
             shape, begin = sizes, block.dynamic
             block.dynamic += math.prod(sizes) * site.dtype.itemsize
             if block.dynamic > self.dynamic:
-                what = (
-                    f"shared array of shape {sizes}: takes {block.dynamic} dynamic bytes; the launch has {self.dynamic}"
-                )
-                raise error_at(thread, errors.OutOfBounds, what)
+                what = f"shared array of shape {sizes}: takes {block.dynamic} dynamic bytes"
+                raise error_at(thread, errors.OutOfBounds, f"{what}; the launch has {self.dynamic}")
         elif site.shape == (0,):
             begin = block.dynamic
             shape = ((self.dynamic - begin) // site.dtype.itemsize,)
@@ -108,11 +103,9 @@ class Run:
         return KArray(nd, flags, space, site.name or "shared array")
 
     def constant(self, array: np.ndarray, name: str) -> KArray:
-        found = self.constants.get(id(array))
-        if found is None:
-            found = KArray(array, None, Space(self.session.world, None), name, True)
-            self.constants[id(array)] = found
-        return found
+        if id(array) not in self.constants:
+            self.constants[id(array)] = KArray(array, None, Space(self.session.world, None), name, True)
+        return self.constants[id(array)]
 
     def captured(self, value: Any) -> KArray:
         """An array of the device that is a global of the kernel."""
@@ -148,41 +141,27 @@ def check_shared(name: str, static: int, dynamic: int, opts_in: bool = False) ->
         raise ValueError(f"{name}: {dynamic} bytes of dynamic shared memory{beside}; must be 0 to {most}")
 
 
-def check_cooperative(name: str, blocks: int, most: Any) -> None:
-    """Raises: ValueError for more blocks than can be there at once"""
-    if blocks > most:
-        raise ValueError(
-            f"{name}: {blocks} blocks of a cooperative launch, which all wait for each other; at most {most} of this "
-            "size are on the device at once: see max_cooperative_grid_blocks"
-        )
-
-
-def prepare(value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
+def prepare(value: Any, back: list[Callable[[], None]]) -> Any:
     """An argument as the device can have it: arrays of the host are copied there, and back when the kernel is done."""
     if isinstance(value, ArgHint):
-        return value.prepare(stream, back)
+        return value.prepare(back)
     if isinstance(value, DeviceNDArray):
         return value
     if isinstance(value, HostArray) and value._device is not None:
-        return mapped(value)
+        return DeviceNDArray.of(value._device._memory, value.view(np.ndarray), None)
     if isinstance(value, np.ndarray):
-        return copied(value, stream, back, value.flags.writeable)
+        return copied(value, back, value.flags.writeable)
     if isinstance(value, np.void):
-        device = copied(np.array([value], dtype=value.dtype), stream, back, False)
+        device = copied(np.array([value], dtype=value.dtype), back, False)
         record = device._changed(lambda nd: nd[0, ...])
         back.append(lambda: _write_record(value, record))
         return DeviceRecord.of(record._memory, record._nd, record._flags)
     if isinstance(value, tuple):
-        parts = [prepare(one, stream, back) for one in value]
+        parts = [prepare(one, back) for one in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     if hasattr(value, "__cuda_array_interface__"):
         return as_device(value)
     return value
-
-
-def _extended(extension: Any, value: Any, stream: Any, back: list[Callable[[], None]]) -> Any:
-    """What an extension of a kernel makes of an argument."""
-    return extension.prepare_args(None, value, stream=stream, retr=back)[1]
 
 
 def _write_record(value: np.void, record: Any) -> None:
@@ -191,7 +170,7 @@ def _write_record(value: np.void, record: Any) -> None:
         value[name] = there[name]
 
 
-def copied(value: np.ndarray, stream: Any, back: list[Callable[[], None]], returns: bool) -> DeviceNDArray:
+def copied(value: np.ndarray, back: list[Callable[[], None]], returns: bool) -> DeviceNDArray:
     device = to_device(value)
     if not value.flags.writeable:
         device._nd.flags.writeable = False
@@ -207,8 +186,7 @@ def to_device(value: Any) -> DeviceNDArray:
         raise TypeError(f"an array of type {array.dtype} cannot be on the device")
     if array.dtype == np.dtype("f2").newbyteorder():
         raise TypeError("the byte order of the array is not the device's")
-    strides = None
-    order = "C"
+    strides, order = None, "C"
     if array.size and not array.flags.c_contiguous:
         core = array[tuple(0 if stride == 0 else slice(None) for stride in array.strides)]  # of a broadcast array
         if array.flags.f_contiguous:
@@ -225,25 +203,15 @@ def to_device(value: Any) -> DeviceNDArray:
     return device
 
 
-def mapped(value: HostArray) -> DeviceNDArray:
-    """The device's view of mapped memory, or of a part of it."""
-    own = value._device
-    assert own is not None
-    plain = value.view(np.ndarray)
-    return DeviceNDArray.of(own._memory, plain, None)
-
-
 def in_kernel(value: Any, t: Any, session: Session, name: str) -> Any:
     """An argument as the kernel's code takes it."""
     if isinstance(value, DeviceNDArray):
         return value.in_kernel(session, name)
     if isinstance(t, Tup):
-        parts = [
-            in_kernel(one, of, session, f"{name}[{i}]") for i, (one, of) in enumerate(zip(value, t.items, strict=True))
-        ]
-        return tuple(parts)
+        pairs = enumerate(zip(value, t.items, strict=True))
+        return tuple(in_kernel(one, of, session, f"{name}[{i}]") for i, (one, of) in pairs)
     if isinstance(t, Num):
-        return ops.from_numpy(t.dtype.type(value) if t.dtype.kind not in "mM" else value, t.dtype)
+        return ops.from_numpy(ops.to_numpy(value, t), t.dtype)
     return value
 
 
@@ -251,7 +219,7 @@ class ArgHint:
     def __init__(self, value: Any):
         self.value = value
 
-    def prepare(self, stream: Any, back: list[Callable[[], None]]) -> Any:
+    def prepare(self, back: list[Callable[[], None]]) -> Any:
         raise NotImplementedError
 
 
@@ -263,14 +231,14 @@ def wrap_arg(value: Any, default: Any = None) -> ArgHint:
 class In(ArgHint):
     """An array that kernels read."""
 
-    def prepare(self, stream: Any, back: list[Callable[[], None]]) -> Any:
-        return copied(np.asarray(self.value), stream, back, False)
+    def prepare(self, back: list[Callable[[], None]]) -> Any:
+        return copied(np.asarray(self.value), back, False)
 
 
 class Out(ArgHint):
     """An array that kernels write: what was in it does not come to them."""
 
-    def prepare(self, stream: Any, back: list[Callable[[], None]]) -> Any:
+    def prepare(self, back: list[Callable[[], None]]) -> Any:
         order = "F" if self.value.flags.f_contiguous and not self.value.flags.c_contiguous else "C"
         device = DeviceNDArray.new(self.value.shape, self.value.dtype, order)
         back.append(lambda: device._read_into(self.value))
@@ -280,5 +248,5 @@ class Out(ArgHint):
 class InOut(ArgHint):
     """An array that goes both ways."""
 
-    def prepare(self, stream: Any, back: list[Callable[[], None]]) -> Any:
-        return copied(self.value, stream, back, True)
+    def prepare(self, back: list[Callable[[], None]]) -> Any:
+        return copied(self.value, back, True)

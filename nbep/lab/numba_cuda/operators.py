@@ -30,6 +30,7 @@ from .types import (
     is_number,
     result_of,
     unify,
+    wide,
 )
 
 SYMBOLS = {
@@ -192,7 +193,7 @@ class Operators(Part):
         if is_int(a.t):
             if op == "Invert" and a.t == BOOL:
                 return V(BOOL, build("(not {0})", a.code))
-            t = I64 if a.t.dtype.kind in "ib" else U64
+            t = wide(a.t)
             a = self.converted(a, t)
             if a.const is not NOT_CONSTANT:
                 value = {"USub": -a.const, "UAdd": a.const, "Invert": ~a.const}[op]

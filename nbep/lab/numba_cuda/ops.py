@@ -20,20 +20,12 @@ def wrap(value: int, bits: int, signed: bool) -> int:
     return value - (1 << bits) if signed and value >> (bits - 1) else value
 
 
-def wrap_i8(value: int) -> int:
-    return ((value + 0x80) & 0xFF) - 0x80
+def _wrapping(bits: int) -> Callable[[int], int]:
+    half, mask = 1 << bits - 1, (1 << bits) - 1
+    return lambda value: ((value + half) & mask) - half
 
 
-def wrap_i16(value: int) -> int:
-    return ((value + 0x8000) & 0xFFFF) - 0x8000
-
-
-def wrap_i32(value: int) -> int:
-    return ((value + 0x80000000) & 0xFFFFFFFF) - 0x80000000
-
-
-def wrap_i64(value: int) -> int:
-    return ((value + 0x8000000000000000) & 0xFFFFFFFFFFFFFFFF) - 0x8000000000000000
+wrap_i8, wrap_i16, wrap_i32, wrap_i64 = map(_wrapping, (8, 16, 32, 64))
 
 
 def to_int(value: Any, bits: int, signed: bool) -> int:
@@ -122,40 +114,28 @@ INEXACT = {
 }  # fmt: skip
 
 
-# {0} stands for the value: how one type's values become another's.
 def conversion(of: Num, to: Num) -> str | None:
-    """How a value of one number type becomes one of another, as code; "" if it is one already, None if it cannot."""
+    """How a value {0} of one number type becomes one of another, as code; "" if it is one, None if it cannot."""
     a, b = of.dtype, to.dtype
     if a == b:
         return ""
+    is_real = a.kind in "biuf" or of == BF16
     if b.kind == "b":
         return "bool({0})"
+    if b.kind in "iu" and a.kind in "iub":
+        bits = 8 * b.itemsize
+        if a.kind == "b" or np.can_cast(a, b, "safe"):
+            return "int({0})" if a.kind == "b" else ""
+        return f"wrap_i{bits}({{0}})" if b.kind == "i" else f"({{0}} & {(1 << bits) - 1:#x})"
     if b.kind in "iu":
-        if a.kind in "iub":
-            return int_conversion(a, b)
-        if a.kind == "f" or of == BF16:
+        if is_real:
             return f"to_int({{0}}, {8 * b.itemsize}, {b.kind == 'i'})"
         return "int({0}.astype('i8'))" if a.kind in "mM" else None
-    if b.kind == "f" or to == BF16:
-        if a.kind not in "biuf" and of != BF16:
-            return None
-        return INEXACT[b.str[1:]]
-    if b.kind == "c":
-        return INEXACT[b.str[1:]] if a.kind in "biufc" else None
-    if b.kind in "mM":
-        if a.kind in "iu":
-            return f"np.{'datetime64' if b.kind == 'M' else 'timedelta64'}({{0}}, {np.datetime_data(b)[0]!r})"
-        return f"{{0}}.astype('{b.str}')" if a.kind == b.kind else None
-    return None
-
-
-def int_conversion(a: np.dtype, b: np.dtype) -> str:
-    if a.kind == "b":
-        return "int({0})"
-    if np.can_cast(a, b, "safe"):
-        return ""
-    bits = 8 * b.itemsize
-    return f"wrap_i{bits}({{0}})" if b.kind == "i" else f"({{0}} & {(1 << bits) - 1:#x})"
+    if b.kind in "fc" or to == BF16:
+        return INEXACT[b.str[1:]] if is_real or (a.kind == b.kind == "c") else None
+    if b.kind in "mM" and a.kind in "iu":
+        return f"np.{'datetime64' if b.kind == 'M' else 'timedelta64'}({{0}}, {np.datetime_data(b)[0]!r})"
+    return f"{{0}}.astype('{b.str}')" if b.kind in "mM" and a.kind == b.kind else None
 
 
 def convert(value: Any, of: Num, to: Num) -> Any:
@@ -168,8 +148,10 @@ def convert(value: Any, of: Num, to: Num) -> Any:
 
 def from_numpy(value: Any, dtype: np.dtype) -> Any:
     """A NumPy scalar as kernels have it."""
-    if dtype.str[1:] in AS_SCALARS or dtype.kind in "mM":
-        return dtype.type(value) if dtype.kind not in "mM" else value
+    if dtype.kind in "mM":
+        return value
+    if dtype.str[1:] in AS_SCALARS:
+        return dtype.type(value)
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -248,11 +230,4 @@ def fma(a: Any, b: Any, c: Any) -> Any:
         return a * b + c
 
 
-NAMES: dict[str, Any] = {
-    name: globals()[name]
-    for name in (
-        "np", "f16", "f32", "c64", "bf16", "wrap", "wrap_i8", "wrap_i16", "wrap_i32", "wrap_i64", "to_int", "div",
-        "floordiv", "mod", "float_floordiv", "float_mod", "int_pow", "float_pow", "f32_pow", "complex_pow",
-        "shift_left", "shift_right", "popc", "clz", "ffs", "brev", "fma", "round_to",
-    )
-}  # fmt: skip
+NAMES: dict[str, Any] = dict(globals())  # what the code of kernels calls

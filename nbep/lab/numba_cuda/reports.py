@@ -311,11 +311,11 @@ def element(array: Any, index: tuple) -> str:
 
 
 def bad_index(thread: Any, array: Any, index: tuple, storing: bool) -> errors.EmulatorError:
-    verb = "store to" if storing else "load of"
     shape = array.nd.shape
-    what = f"{verb} {element(array, index)}: out of bounds, the shape of `{array.name}` is {shape}"
+    why = f"out of bounds, the shape of `{array.name}` is {shape}"
     if len(index) > len(shape):
-        what = f"{verb} {element(array, index)}: `{array.name}` has {len(shape)} axes"
+        why = f"`{array.name}` has {len(shape)} axes"
+    what = f"{'store to' if storing else 'load of'} {element(array, index)}: {why}"
     return error_at(thread, errors.OutOfBounds, what)
 
 

@@ -29,14 +29,9 @@ from .reports import describe, show_source, tell_writer, words_of
 
 MANY_CALLS = 1 << 12  # primitive calls between two looks for loops that never end
 OPTIONS: dict[str, Any] = {
-    "seed": 0,
-    "memory_model": "sc",
-    "strategy": "uniform",
-    "num_sms": None,
-    "tracer": None,
-    "on_failure": None,
+    "seed": 0, "memory_model": "sc", "strategy": "uniform", "num_sms": None, "tracer": None, "on_failure": None,
     "max_calls": None,
-}
+}  # fmt: skip
 
 
 class CudaWorld(World):
@@ -76,14 +71,12 @@ class CudaWorld(World):
         return self.dims.get((kernel, launch), ((1 << 31, 1, 1), (1024, 1, 1)))
 
 
-def _named(thread_class: Any) -> Any:
+@cache
+def named(thread_class: Any) -> Any:
     """A class of threads that are called as Numba does."""
     slots = "looks", "looker", "turn", "notes", "is_silent"
     bases = LoopingThread, thread_class
     return type(f"Cuda{thread_class.__name__}", bases, {"__slots__": slots, "describe": describe})
-
-
-named: Callable[[Any], Any] = cache(_named)
 
 
 LOCK = threading.RLock()  # threads of the host take turns with the device
@@ -101,33 +94,27 @@ class Session:
         self.space = self.rank.space
         self.is_fast = OPTIONS["memory_model"] == "sc" and OPTIONS["tracer"] is None
         self.streams: list[Any] = []
+        self.dirty: dict[Any, bool] = {}  # streams in which something was queued since the default one waited for them
+        self.behind: set[Any] = set()  # streams that wait for the latest of the default one
         self.default = self.new_stream("default stream")
-        self.launches = 0
         self.users: set[int] = set()  # threads of the host that have launched or waited
         self.runner = 0  # the one on which kernels have run last
 
     def new_stream(self, name: str) -> machine.Stream:
         stream = self.rank.create_stream(name)
         self.streams.append(stream)
-        self.dirty: dict[Any, bool] = getattr(self, "dirty", {})
         return stream
 
     def order(self, stream: machine.Stream) -> None:
         """Something is about to be queued in a stream: what the legacy default stream makes it wait for."""
-        if len(self.streams) == 1:  # whoever comes later has to wait for what this one has to do
-            self.dirty[stream] = True
-            return
         if stream is self.default:
             for other in self.streams[1:]:
                 if self.dirty.pop(other, False):
                     stream.wait(other.record())
-            self.behind = dict.fromkeys(self.streams[1:], False)
-        else:
-            behind = getattr(self, "behind", {})
-            if self.dirty.get(self.default) and not behind.get(stream, False):
-                stream.wait(self.default.record())
-                behind[stream] = True
-                self.behind = behind
+            self.behind.clear()
+        elif self.dirty.get(self.default) and stream not in self.behind:
+            stream.wait(self.default.record())
+            self.behind.add(stream)
         self.dirty[stream] = True
 
     @contextlib.contextmanager
@@ -142,7 +129,7 @@ class Session:
                     _findings.append((error, threading.current_thread()))
                     children.note(error)
                 if current(create=False) is self:
-                    _drop()
+                    _current.clear()
                 raise
 
     @contextlib.contextmanager
@@ -179,45 +166,30 @@ _latest: list[Any] = []  # the world that was made last, also when its session i
 def current(create: bool = True) -> Any:
     """The session that runs now."""
     with LOCK:
-        return _find(create)
-
-
-def _find(create: bool) -> Any:
-    if _current and _current[0].options != OPTIONS:
-        finish()
-        _drop()
-    if not _current and create:
-        _current.append(Session())
-        _latest[:] = [_current[0].world]
-    return _current[0] if _current else None
+        if _current and _current[0].options != OPTIONS:
+            reset()
+        if not _current and create:
+            _current.append(Session())
+            _latest[:] = [_current[0].world]
+        return _current[0] if _current else None
 
 
 def latest_world() -> Any:
     return _latest[0] if _latest else None
 
 
-def _drop() -> None:
-    _current.clear()
-
-
 def reset() -> None:
     """Finish what is queued; what comes then finds a new device."""
-    with _new_device_after():
+    try:
         finish()
+    finally:
+        _current.clear()
 
 
 def finish() -> None:
     """Run what is queued."""
     if _current:
         _current[0].synchronize()
-
-
-@contextlib.contextmanager
-def _new_device_after() -> Iterator[None]:
-    try:
-        yield
-    finally:
-        _drop()
 
 
 @contextlib.contextmanager
@@ -256,7 +228,7 @@ def _judge(forgives: bool) -> None:
 def begin_child() -> None:
     """This process has just been forked, or has started: what its parent has queued is its parent's."""
     LOCK._at_fork_reinit()  # type: ignore[attr-defined]
-    _drop()
+    _current.clear()
     _findings.clear()
 
 
@@ -304,15 +276,14 @@ def options(**given: Any) -> Iterator[None]:
     unknown = set(given) - set(OPTIONS)
     if unknown:
         raise TypeError(f"options: {', '.join(sorted(unknown))}; allowed: {', '.join(OPTIONS)}")
-    finish()
-    _drop()
+    reset()
     before = dict(OPTIONS)
     OPTIONS.update(given)
     try:
         with finishing():
             yield
     finally:
-        _drop()
+        _current.clear()
         OPTIONS.update(before)
 
 

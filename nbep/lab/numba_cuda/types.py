@@ -164,20 +164,16 @@ def is_number(t: Any) -> bool:
     return isinstance(t, Num) and (t.dtype.kind in "biufc" or t == BF16)
 
 
-def _wide(a: Num, b: Num) -> Num:
-    signed = a.dtype.kind in "ib" or b.dtype.kind in "ib"
-    return I64 if signed else U64
+def wide(*types: Num) -> Num:
+    """The type of 64 bits in which integers are computed."""
+    return I64 if any(t.dtype.kind in "ib" for t in types) else U64
 
 
 def _inexact(a: Num, b: Num) -> Num:
     """The least inexact type to which both go safely, as Numba sees it: no small unsigned integer goes to a float."""
-    wider = {"u1": "i2", "u2": "u4"}
-    pair = [a.dtype, b.dtype]
-    for i, dtype in enumerate(pair):
-        other = pair[1 - i]
-        if dtype.str[1:] == "u2" or (dtype.str[1:] == "u1" and other.str[1:] == "f2"):
-            pair[i] = np.dtype(wider[dtype.str[1:]])
-    return Num(np.promote_types(*pair))
+    halves = "f2" in (a.dtype.str[1:], b.dtype.str[1:])
+    wider = {"u1": I16.dtype if halves else U8.dtype, "u2": U32.dtype}
+    return Num(np.promote_types(*(wider.get(one.dtype.str[1:], one.dtype) for one in (a, b))))
 
 
 def _with_bf16(other: Num) -> Num | None:
@@ -202,26 +198,16 @@ def result_of(op: str, a: Num, b: Num) -> Num | None:
         if both is None or op not in ("Add", "Sub", "Mult", "Div", "FloorDiv", "Mod", "Pow"):
             return None
         return F32 if op == "Pow" and is_int(b) else both if op in ("Add", "Sub", "Mult", "Div") else at_least_f32(both)
-    if op in ("Add", "Sub", "Mult"):
-        return _wide(a, b) if both_ints else _inexact(a, b)
-    if op == "Div":
-        return F64 if both_ints else _inexact(a, b)
+    if both_ints:
+        if op in ("LShift", "RShift"):
+            return wide(a)
+        return F64 if op == "Div" else BOOL if op.startswith("Bit") and a == b == BOOL else wide(a, b)
+    if op in ("Add", "Sub", "Mult", "Div"):
+        return _inexact(a, b)
     if op in ("FloorDiv", "Mod"):
-        if both_ints:
-            return _wide(a, b)
         return None if is_complex(a) or is_complex(b) else at_least_f32(_inexact(a, b))
     if op == "Pow":
-        if both_ints:
-            return _wide(a, b)
-        if is_float(a) and is_int(b):
-            return at_least_f32(a)
-        return at_least_f32(_inexact(a, b))
-    if not both_ints:
-        return None
-    if op in ("LShift", "RShift"):
-        return I64 if a.dtype.kind in "ib" else U64
-    if op in ("BitAnd", "BitOr", "BitXor"):
-        return BOOL if a == b == BOOL else _wide(a, b)
+        return at_least_f32(a if is_float(a) and is_int(b) else _inexact(a, b))
     return None
 
 
@@ -281,12 +267,8 @@ def dtype_of(given: Any) -> np.dtype:
 
 def _record_dtype(given: Any) -> np.dtype:
     """The dtype of a record type of Numba."""
-    names, formats, offsets = [], [], []
-    for name, field in given.fields.items():
-        t = field.type
-        formats.append(np.dtype((dtype_of(t.dtype), t.shape)) if hasattr(t, "shape") else dtype_of(t))
-        names.append(name)
-        offsets.append(field.offset)
-    return np.dtype(
-        {"names": names, "formats": formats, "offsets": offsets, "itemsize": given.size}, align=given.aligned
-    )
+    types = [field.type for field in given.fields.values()]
+    formats = [np.dtype((dtype_of(t.dtype), t.shape)) if hasattr(t, "shape") else dtype_of(t) for t in types]
+    offsets = [field.offset for field in given.fields.values()]
+    whole = {"names": list(given.fields), "formats": formats, "offsets": offsets, "itemsize": given.size}
+    return np.dtype(whole, align=given.aligned)  # type: ignore[call-overload]

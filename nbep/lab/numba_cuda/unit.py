@@ -177,20 +177,14 @@ def type_of(value: Any) -> Any:
         return type_of_int(int(value))
     if isinstance(value, enum.Enum):
         return Known(value)
-    if isinstance(value, np.void):
+    if isinstance(value, np.void) or hasattr(value, "is_record"):
         return Rec(value.dtype)
     if isinstance(value, np.generic):
         return Num(value.dtype)
-    if isinstance(value, int):
-        return type_of_int(value)
-    if isinstance(value, float):
-        return F64
-    if isinstance(value, complex):
-        return C128
+    if isinstance(value, (int, float, complex)):
+        return type_of_int(value) if isinstance(value, int) else F64 if isinstance(value, float) else C128
     if isinstance(value, tuple):
         return Tup(tuple(map(type_of, value)), type(value))
-    if hasattr(value, "is_record"):
-        return Rec(value.dtype)
     if hasattr(value, "__cuda_array_interface__") and not hasattr(value, "_nd"):
         from .memory import as_device
 
