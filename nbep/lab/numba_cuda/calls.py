@@ -35,7 +35,6 @@ from .types import (
     Iter,
     Known,
     Num,
-    Other,
     Rec,
     Tup,
     Vec,
@@ -172,11 +171,6 @@ def attribute_of(c: Any, value: Any, name: str) -> V:
 
 def method(c: Any, base: V, name: str, args: list[V], kwargs: dict[str, V]) -> V:
     t = base.t
-    if isinstance(t, Other):
-        if t.name == "grid group" and name == "sync":
-            c.compiled.uses.add("grid")
-            return helper(c, I32, "grid_sync")
-        raise c.fail(f"a {t} has no method {name!r}")
     if isinstance(t, Arr):
         from .math_rules import array_method
 

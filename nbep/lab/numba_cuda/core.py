@@ -11,39 +11,9 @@ from typing import Any, ClassVar, NamedTuple
 from . import module, session
 from .dispatcher import Dispatcher
 from .launch import OPT_IN_BYTES, SHARED_BYTES, SM_SHARED_BYTES
+from .session import Event, Stream
 
 ComputeCapability = namedtuple("ComputeCapability", "major minor")  # as cuda.core has it
-
-
-class Event(session.Event):
-    sync = session.Event.synchronize
-    is_done = property(session.Event.query)
-
-    def __sub__(self, other: Event) -> float:
-        return other.elapsed_time(self)
-
-
-class Stream(session.Stream):
-    sync = session.Stream.synchronize
-    device = property(lambda self: Device())
-
-    def __cuda_stream__(self) -> tuple[int, int]:
-        return 0, int(self)
-
-    def close(self) -> None:
-        self.synchronize()
-
-    def record(self, event: Event | None = None, options: Any = None) -> Event:
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def wait(self, other: Any) -> None:
-        """Later work of this stream waits for an event, or for what another stream has to do by now."""
-        (other if isinstance(other, session.Event) else Stream.record(other)).wait(self)
-
-
-DEFAULT = Stream(is_default=True)
 
 
 class Device:
@@ -52,7 +22,7 @@ class Device:
     arch, name, device_id = "90", "nbep emulator", 0
     compute_capability = ComputeCapability(*module.Device.compute_capability)
     uuid = module.Device.uuid
-    default_stream = DEFAULT
+    default_stream = session.DEFAULT
 
     def __init__(self, device_id: int = 0) -> None:
         module.select_device(device_id or 0)
@@ -102,7 +72,7 @@ def _no_machine_code(*_: Any, **__: Any) -> Any:
 
 NAMES = {
     "Device": Device, "Stream": Stream, "Event": Event, "LaunchConfig": LaunchConfig, "launch": launch,
-    "LEGACY_DEFAULT_STREAM": DEFAULT, "PER_THREAD_DEFAULT_STREAM": DEFAULT, "Program": _no_machine_code,
+    "LEGACY_DEFAULT_STREAM": session.DEFAULT, "PER_THREAD_DEFAULT_STREAM": session.DEFAULT, "Program": _no_machine_code,
     "ObjectCode": _no_machine_code, "Linker": _no_machine_code,
 }  # fmt: skip
 

@@ -23,7 +23,6 @@ from .types import (
     Arr,
     Known,
     Num,
-    Other,
     Tup,
     dtype_of,
     is_float,
@@ -184,9 +183,10 @@ for _name in ("syncthreads_count", "syncthreads_and", "syncthreads_or"):
 @rule(stubs.cg.this_grid)  # type: ignore[attr-defined]
 def _this_grid(c: Any) -> V:
     c.compiled.uses.add("grid")
-    return V(Other("grid group"), ast.Constant(None))
+    return c.known(stubs.grid_group)
 
 
+rule(stubs.grid_group.sync)(lambda c: helper(c, I32, "grid_sync"))  # type: ignore[attr-defined]
 rule(stubs.syncwarp)(lambda c, *mask: helper(c, Known(None), "syncwarp", *(c.converted(one, I64) for one in mask)))
 
 

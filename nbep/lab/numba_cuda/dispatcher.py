@@ -136,7 +136,7 @@ class Dispatcher:
             *names, last = [*inspect.signature(self.py_func).parameters] or [""]
             given = dict(zip(names, types, strict=False))
             given[last] = Tup(types[len(names) :]) if self.collects() else types[-1] if types else None
-            found = self.units[types] = unit, unit.kernel(self.py_func, given)
+            found = self.units[types] = unit, unit.function(self.py_func, given, is_kernel=True)
         return found
 
     def bound(self, args: tuple) -> tuple:
@@ -289,7 +289,8 @@ class _Kernel:
         """What it takes and returns, in types of Numba."""
         returns, takes = self.dispatcher.signatures_given[0]
         if returns is None:
-            returns = Unit().function(self.dispatcher.py_func, takes).returns
+            names = inspect.signature(self.dispatcher.py_func).parameters
+            returns = Unit().function(self.dispatcher.py_func, dict(zip(names, takes, strict=True))).returns
         return numba_type(returns)(*map(numba_type, takes))
 
     @property

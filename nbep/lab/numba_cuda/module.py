@@ -33,9 +33,8 @@ class KernelRuntimeError(RuntimeError):
 
 def to_device(obj: Any, stream: Any = 0, copy: bool = True, to: Any = None) -> DeviceNDArray:
     """A copy of an array in memory of the device."""
-    if isinstance(obj, DeviceNDArray):
-        if to is None:
-            return obj
+    if isinstance(obj, DeviceNDArray) and to is None:
+        return obj
     if isinstance(obj, np.void) and to is None:
         there = _copy(np.array([obj], obj.dtype))
         return DeviceRecord.of(there._memory, there._nd[0, ...], None)

@@ -353,6 +353,28 @@ class Stream:
         self.synchronize()
         return True
 
+    # --- as cuda.core has it ----------------------------------------------------------------------------------------
+
+    close = sync = synchronize
+
+    @property
+    def device(self) -> Any:
+        from .core import Device
+
+        return Device()
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, int(self)
+
+    def record(self, event: Event | None = None, options: Any = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait(self, other: Any) -> None:
+        """Later work of this stream waits for an event, or for what another stream has to do by now."""
+        (other if isinstance(other, Event) else stream_of(other).record()).wait(self)
+
 
 class _ExternalStream(Stream):
     external = True
@@ -415,3 +437,5 @@ class Event:
     def elapsed_time(self, other: Event) -> float:
         """Milliseconds between two events. The emulator has no time: it is 0."""
         return 0.0
+
+    sync, __sub__, is_done = synchronize, elapsed_time, property(query)  # as cuda.core has it

@@ -49,6 +49,7 @@ ATOMICS = (
 )  # fmt: skip
 atomic = Stub("atomic", *ATOMICS)
 cg = Stub("cg", "this_grid")
+grid_group = Stub("grid group", "sync")
 LOADS = ("ldca", "ldcg", "ldcs", "ldlu", "ldcv")
 STORES = ("stcg", "stcs", "stwb", "stwt")
 ldca, ldcg, ldcs, ldlu, ldcv = (Stub(name) for name in LOADS)

@@ -83,16 +83,6 @@ class Iter:
 
 
 @dataclass(frozen=True)
-class Other:
-    """A value with nothing but its methods, such as a group of threads."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
 class Opt:
     """A value of another type, or None: what Numba calls an Optional. Who computes with it needs a value."""
 

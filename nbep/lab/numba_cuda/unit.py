@@ -34,23 +34,15 @@ class Unit:
         self.depth = 0
         self.by_constants: set[Any] = set()  # functions that must know the values of arguments
 
-    def kernel(self, function: python.FunctionType, types: dict[str, Any]) -> Any:
+    def function(self, function: python.FunctionType, types: dict[str, Any], is_kernel: bool = False) -> Any:
+        """A kernel or a device function for arguments of these types."""
         from .statements import Compiled, FunctionCompiler
 
         compiled = Compiled(function.__name__)
-        compiled.uses, compiled.is_kernel = self.uses, True
+        compiled.uses, compiled.is_kernel = self.uses, is_kernel
         FunctionCompiler(self, function, types, compiled).compile()
-        if compiled.returns != Known(None):
+        if is_kernel and compiled.returns != Known(None):
             raise KernelTypeError(f"{function.__name__}: a kernel returns {compiled.returns}; it must return nothing")
-        return compiled
-
-    def function(self, function: python.FunctionType, types: list[Any]) -> Any:
-        """A device function for arguments of these types."""
-        from .statements import Compiled, FunctionCompiler
-
-        compiled = Compiled(function.__name__)
-        named = dict(zip(inspect.signature(function).parameters, types, strict=True))
-        FunctionCompiler(self, function, named, compiled).compile()
         return compiled
 
     def division_raises(self, op: str, t: Num) -> bool:
