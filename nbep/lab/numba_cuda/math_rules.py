@@ -254,23 +254,9 @@ def array_method(c: Any, base: V, name: str, args: list[V], kwargs: dict[str, V]
     raise c.fail(f"an array has no method {name!r} in kernels")
 
 
-def _result(name: str, dtype: np.dtype) -> np.dtype:
-    """The type in which Numba has a reduction."""
-    if name in ("argmin", "argmax", "count_nonzero"):
-        return np.dtype("i8")
-    if name in ("all", "any"):
-        return np.dtype("?")
-    if name in ("sum", "prod", "nansum", "nanprod"):
-        return np.dtype({"i": "i8", "b": "i8", "u": "u8"}.get(dtype.kind, dtype))
-    if name in ("mean", "nanmean", "var", "std") and dtype.kind in "iub":
-        return np.dtype("f8")
-    is_real = name in ("var", "std") and dtype.kind == "c"
-    return np.dtype(f"f{dtype.itemsize // 2}") if is_real else dtype
-
-
 def _reduction(name: str, dtype: np.dtype) -> Any:
     """Its type, and what computes it: one element after the other, as kernels do."""
-    result = _result(name, dtype)
+    result = np.asarray(getattr(np, name)(np.ones(1, dtype))).dtype
 
     def reduce(array: Any, thread: Any) -> Any:
         values = np.array(list(array.every(thread)), dtype)

@@ -384,23 +384,22 @@ class HostArray(np.ndarray):
             self._device._mark_written()
 
     def __array_ufunc__(self, ufunc: Any, method: Any, *inputs: Any, **kwargs: Any) -> Any:
-        out = kwargs.get("out")
-        for one in (*inputs, *(out or ())):
-            if isinstance(one, HostArray):
-                one._looks()
-        if out:
-            kwargs["out"] = tuple(_plain(one) for one in out)
-        return getattr(ufunc, method)(*map(_plain, inputs), **kwargs)
+        return getattr(ufunc, method)(*_plain(inputs), **_plain(kwargs))
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        def plain(one: Any) -> Any:
-            if isinstance(one, (list, tuple)):
-                return type(one)(plain(part) for part in one)
-            if isinstance(one, HostArray):
-                one._looks()
-            return _plain(one)
+        return function(*_plain(args), **_plain(kwargs))
 
-        return function(*plain(tuple(args)), **{name: plain(one) for name, one in kwargs.items()})
+
+def _plain(one: Any) -> Any:
+    """What NumPy computes with in place of such arrays, which the host looks at."""
+    if isinstance(one, dict):
+        return {name: _plain(value) for name, value in one.items()}
+    if isinstance(one, (list, tuple)):
+        return type(one)(map(_plain, one))
+    if not isinstance(one, HostArray):
+        return one
+    one._looks()
+    return one.view(np.ndarray)
 
 
 class PinnedArray(HostArray):
@@ -419,10 +418,6 @@ class PinnedArray(HostArray):
                 "the host reads a pinned array while copy_to_host still copies to it: call `stream.synchronize()` of "
                 f"{there!r} before"
             )
-
-
-def _plain(one: Any) -> Any:
-    return one.view(np.ndarray) if isinstance(one, HostArray) else one
 
 
 def host_array(
