@@ -121,19 +121,13 @@ def explore(
         "on_failure": loud if on_failure else None,
     }
     try:
-        with session.options(**given), quiet():
+        with session.options(**given), contextlib.redirect_stdout(io.StringIO()):
             run(path)
     except SystemExit as end:
         if end.code not in (None, 0):
             raise RuntimeError(f"the script ends with exit status {end.code}") from None
     finally:
         seen.world = session.latest_world()
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
 
 
 FIRST_S = 5.0  # until the first word, then twice as long each time
