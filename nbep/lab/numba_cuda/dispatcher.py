@@ -350,6 +350,7 @@ def declare_device(name: str, signature: Any = None, link: Any = None, **_: Any)
     raise NotImplementedError(f"declare_device({name!r}): functions of C, C++ or PTX cannot run on the emulator")
 
 
+# --- signatures of Numba, and arguments that are made to fit them -----------------------------------------------------
 def parsed(signature: Any) -> tuple[Any, list[Any]]:
     """What a signature returns, None if that is nothing or open, and what it takes."""
     if isinstance(signature, str):

@@ -1,4 +1,4 @@
-"""Types and code of expressions: names, tuples, conversions, calls. Operators and elements have files of their own."""
+"""Types and code of expressions: names, tuples, conversions, calls, elements. Operators have a file of their own."""
 
 from __future__ import annotations
 

@@ -215,6 +215,7 @@ def in_kernel(value: Any, t: Any, session: Session, name: str) -> Any:
     return value
 
 
+# --- In, Out and InOut: which way an array of the host is copied ------------------------------------------------------
 class ArgHint:
     def __init__(self, value: Any):
         self.value = value

@@ -206,6 +206,7 @@ def _bytes(cells: list[Any]) -> set[Any]:
     return {(cell[0], cell[1] + i) for cell in cells for i in range(KINDS[cell[2]].size)}
 
 
+# --- the report of a hang: who loops or waits where, on what, and who is left to change it ----------------------------
 NOBODY = "no other thread is left that could change what they look at"
 WAITING = "all other threads wait, or have not started: none of them can change what these look at"
 GRID_CELL = "the barrier of the grid"

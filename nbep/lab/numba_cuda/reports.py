@@ -1,6 +1,7 @@
 """Reports in the words of Numba's users: threadIdx, blockIdx, arrays by name and index, the call that is missing.
 
 The first line says what is wrong and with which element. The next two are the accesses: line, source, thread.
+What a kernel does wrong with an array is said in Numba's words.
 """
 
 from __future__ import annotations
@@ -258,6 +259,7 @@ def different_barriers(thread: Any, other: Any, here: Site, there: Site) -> erro
     return error_at(thread, errors.Divergence, message)
 
 
+# --- what a kernel does wrong with an array ---------------------------------------------------------------------------
 class Undefined:
     """What a shuffle returns that reads a lane which is not there: any value, which must decide nothing."""
 

@@ -1,4 +1,4 @@
-"""Runs a script whose `numba.cuda` is the emulator's."""
+"""Runs a script whose `numba.cuda` is the emulator's, and says on stderr how far kernels are that take long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -130,10 +129,11 @@ def explore(
         seen.world = session.latest_world()
 
 
+# --- how far it is: from a thread of its own, of which the run itself notices nothing ---------------------------------
 FIRST_S = 5.0  # until the first word, then twice as long each time
 
 
-@contextmanager
+@contextlib.contextmanager
 def shown() -> Iterator[None]:
     """Meanwhile say how far kernels are."""
     over = threading.Event()
@@ -148,7 +148,7 @@ def _tell(over: threading.Event, runs_in: int) -> None:
     began, wait = time.monotonic(), FIRST_S
     while not over.wait(wait):
         wait = time.monotonic() - began
-        with suppress(Exception):  # the run goes on meanwhile: what is looked at may be gone
+        with contextlib.suppress(Exception):  # the run goes on meanwhile: what is looked at may be gone
             for text in how_far(wait, sys._current_frames().get(runs_in)):
                 print(f"nbep: after {wait:.3g} s: {text}", file=sys.stderr, flush=True)
 
