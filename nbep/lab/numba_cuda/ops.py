@@ -230,4 +230,5 @@ def fma(a: Any, b: Any, c: Any) -> Any:
         return a * b + c
 
 
-NAMES: dict[str, Any] = dict(globals())  # what the code of kernels calls
+# What the code of kernels calls. It has no __name__: by that the frames of this package are known.
+NAMES = {name: value for name, value in globals().items() if not name.startswith("_")}
