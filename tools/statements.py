@@ -51,7 +51,7 @@ OF_NO_RUN = (
     "`--sms 8` is another number",
     "The check runs your kernel under some seeds",
     "Here rank 0 raises the flag with a relaxed store",
-    "What is wrong in one order of many",
+    "This finds a mistake that only one order shows",
     "The list behind it says where",
     "Two buffers whose calls are on two streams",
     "So where one lane waits for room",

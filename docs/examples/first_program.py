@@ -12,7 +12,7 @@ import numpy as np
 import nbep
 
 NUM_EXPERTS, HIDDEN = 4, 64
-CONFIG = nbep.Config(2, 2, 4)  # few SMs, small chunks, small rings: the emulator has little to do
+CONFIG = nbep.Config(2, 2, 4)  # SMs, tokens of a chunk, slots of a ring: few, for the emulator
 
 
 def main(comm):

@@ -106,7 +106,7 @@ def main(comm, num_rows=10):
     memory = nbep.SharedMemory.create(comm, NUM_BYTES, timeout_ms=5000, cells=cells)
     x = to_target(memory, np.arange(LANES * num_rows, dtype=np.int32).reshape(num_rows, LANES))
     out = to_target(memory, np.full((num_rows, LANES), -1, np.int32))
-    comm.barrier()  # memory comes first: a GPU on which kernels wait may not hand out any
+    comm.barrier()  # allocate before any launch: a GPU may block allocations while kernels wait
 
     memory.comm_stream.wait_current_stream()  # x and out are written there
     memory.runtime.launch(memory.comm_stream, ring, 1, LANES, 0, out, x, memory.peers, memory.bounds, num_rows)
