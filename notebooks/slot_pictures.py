@@ -21,7 +21,6 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from nbep.lab.trace.events import Event
-from nbep.lab.trace.queues import entry_lives
 from nbep.lab.trace.recorder import Recorder
 from nbep.lab.trace.style import (
     FAINT,
@@ -37,6 +36,7 @@ from nbep.lab.trace.style import (
     count_steps,
     plain_axes,
 )
+from nbep.lab.trace.table import entry_lives
 
 HALF = 0.36  # of a lane's height
 GREY = "#8a8a8a"

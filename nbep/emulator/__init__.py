@@ -23,9 +23,9 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
         race            who did not order what: `chains` and `race_cause` find the end that is too weak,
                         `missing_wait` a wait that is missing, or a signal that says too much; `causes` has the
                         sentences
-        deadlock        who waits for whom: `waiting` groups the threads, `expected` asks them what they want to see,
-                        `hang_cause` finds the wait that holds up the others, `hang_words` says so,
-                        `stores` knows who stored where
+        deadlock        who waits for whom: `waiting` groups the threads and knows who stored where, `expected` asks
+                        them what they want to see,
+                        `hang_cause` finds the wait that holds up the others, `hang_words` says so
 
 Imports point from `world` down, never back: machine, models and schedule raise facts, and `reports` words them.
 """

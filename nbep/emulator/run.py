@@ -11,9 +11,8 @@ from typing import Any
 from .machine.cpu import Cpu
 from .machine.memory import AddressSpace
 from .machine.names import NIC_NUMBERS
-from .machine.order import Order
 from .machine.sms import UNLIMITED, Sms
-from .machine.stream import Stream
+from .machine.stream import Order, Stream
 from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread

@@ -6,7 +6,7 @@ import pytest
 
 import nbep
 from nbep.lab.trace import Trace
-from nbep.lab.trace.queues import entry_lives
+from nbep.lab.trace.table import entry_lives
 from research.model import runs
 from research.model.runs import count
 from research.model.traffic import Traffic

@@ -13,15 +13,15 @@ from unittest import mock
 from oracle_programs import SHAPES
 from oracle_runs import difference
 
-from nbep.emulator.machine.order import Order
+from nbep.emulator.machine.stream import Order
 from nbep.emulator.models import knowledge, races, signals
 from nbep.emulator.models.host import CheckedHost
 from nbep.emulator.models.knowledge import ALL_CLOCKS, Knowledge, Overwritten
 from nbep.emulator.models.streams import CheckedOrder
 from nbep.emulator.run import Run
 from nbep.emulator.schedule import every_order
-from nbep.emulator.schedule.every_barriers import BarrierChoices
 from nbep.emulator.schedule.every_choice import Choice, Tried
+from nbep.emulator.schedule.every_copies import BarrierChoices
 from nbep.emulator.schedule.every_hosts import EveryHost, OrderChoices
 from nbep.emulator.schedule.every_step import Step
 

@@ -9,7 +9,7 @@ from nbep.device.network.seam import Place
 from nbep.device.primitives import FULL_MASK, syncwarp, thread_idx
 from nbep.device.types import I32
 from nbep.lab.trace import Trace
-from nbep.lab.trace.queues import entry_lives
+from nbep.lab.trace.table import entry_lives
 from notebooks.queue_entries import entry_fields, entry_table
 from notebooks.slot_pictures import plot_queue
 

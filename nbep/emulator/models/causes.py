@@ -31,8 +31,8 @@ from ..machine.access import writes
 from ..machine.block import Block
 from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
-from ..machine.order import Order
 from ..machine.orders import ACQUIRES, RELEASES, SCOPES
+from ..machine.stream import Order
 from ..machine.warp import Warp
 from .delayed import DelayedThread
 from .versions import GRANULE, MAX_VERSIONS, Version

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..machine.order import Order
+from ..machine.stream import Order
 from ..machine.world import World
 from .knowledge import (
     NOTHING,

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.memory import Allocation, Writer
 from ..machine.names import NIC_NUMBERS
-from .stores import index_of, is_atomic, kernel_of, named_source, near, rank_of, stem_of
-from .waiting import Group
+from .waiting import Group, index_of, is_atomic, kernel_of, named_source, near, rank_of, stem_of
 
 if TYPE_CHECKING:
     from ..machine.access import Cell

@@ -10,8 +10,7 @@ from ..machine.memory import Allocation, Writer
 from ..machine.names import NIC_NUMBERS, name_of, ranges
 from ..machine.source import caller_site, describe_site
 from .hang_cause import Awaited, Waits, of_rank
-from .stores import kernel_of, near, rank_of, stem_of
-from .waiting import Group, is_idle, is_reported, warps_and_lanes, who
+from .waiting import Group, is_idle, is_reported, kernel_of, near, rank_of, stem_of, warps_and_lanes, who
 
 if TYPE_CHECKING:
     from ..machine.access import Cell

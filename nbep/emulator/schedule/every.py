@@ -26,11 +26,10 @@ from bisect import insort
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
-from .every_barriers import Barriers
-from .every_choice import Choice, Doubt, Rest, Tried
+from .every_choice import Choice, Doubt, Rest, Tried, reverse_races
+from .every_copies import Barriers
 from .every_order import Races, clock_before, settle_unsure
 from .every_parts import Parts
-from .every_reversal import reverse_races
 from .every_seen import Cells, Question
 from .every_step import Access, Replay, Step, Waiting, Who, Words, load_of
 from .every_turns import Failed, Redundant, Turns

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from ..machine.access import wake_watchers
 from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
-from ..machine.order import Order
 from ..machine.sms import Sms
+from ..machine.stream import Order
 from ..models.host import CheckedHost
 from ..models.knowledge import GRANULE_BITS
 from ..models.knowledge import join as together

@@ -2,7 +2,7 @@
 
 Weak accesses are no choices: "checked" looks for races of theirs in every run, and a program that has none has no other
 results. Neither are shuffles and votes: they wait for all whom they name, in whatever order these come. Of barriers,
-see `every_barriers`.
+see `every_copies`.
 """
 
 from __future__ import annotations

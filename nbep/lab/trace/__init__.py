@@ -19,7 +19,7 @@
 What knows nbep's kernels is a view, nbep.specimens.views: what roles threads have, what tokens are, and the pictures
 of rings and halves, which are methods of a Trace, too.
 
-Read in this order: events, view, recorder, queues; then table, space_time; stories,
+Read in this order: events, view, recorder; then table, space_time; stories,
 page, perfetto; touches stands alone.
 """
 
@@ -30,9 +30,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from nbep.lab.trace.events import Cell, Event, Launch
-from nbep.lab.trace.queues import queue_table
 from nbep.lab.trace.recorder import Recorder
-from nbep.lab.trace.table import Text, event_table, stuck_table
+from nbep.lab.trace.table import Text, event_table, queue_table, stuck_table
 from nbep.lab.trace.view import views
 from nbep.registry import object_at
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from nbep.device.cards import SM80, SM90
 from nbep.lab.check.scenario import Scenario
-from nbep.specimens.scenarios.tokens import counts_of
+from nbep.specimens.scenarios.intranode import counts_of
 from nbep.specimens.workloads.cases import Case, make_case
 from nbep.specimens.workloads.elastic import (
     ElasticExpected,

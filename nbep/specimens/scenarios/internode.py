@@ -9,7 +9,7 @@ from typing import Any
 import nbep
 from nbep.host.block_sizes import block_sizes
 from nbep.lab.check.scenario import Scenario
-from nbep.specimens.scenarios.tokens import Plan, check_rounds, counts_of, run_rounds
+from nbep.specimens.scenarios.intranode import Plan, check_rounds, counts_of, run_rounds
 from nbep.specimens.workloads.cases import Case, make_case, only_to
 from nbep.specimens.workloads.internode import NIC, Options
 from nbep.specimens.workloads.intranode import Outcome

@@ -22,9 +22,9 @@ from typing import Any, NamedTuple
 
 from nbep.emulator.machine.names import NIC_NUMBERS
 from nbep.lab.trace.events import Event, readings
-from nbep.lab.trace.queues import EntryLife, all_lives
 from nbep.lab.trace.recorder import Recorder
 from nbep.lab.trace.stories import Story, as_json, line_of_role, stories_of_values, value_of, with_finding
+from nbep.lab.trace.table import EntryLife, all_lives
 from nbep.lab.trace.view import views
 
 SCRIPTS = ("run.js", "rows.js", "timeline.js", "slots.js", "now.js", "story.js", "main.js")
