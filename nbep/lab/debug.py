@@ -199,12 +199,8 @@ def history(cell: int | str, rank: int | None = None) -> Text:
         return world.tracer.of(cell, rank)
     hint = "only the last store is known: for all of them, spawn(..., tracer=nbep.debug.History())"
     cells = [_locate(cell, rank)] if isinstance(cell, int) else _named(world, cell, rank)
-    lines = [line for allocation, offset in cells for line in (allocation.cell(offset), _last(allocation, offset))]
+    lines = [f"{allocation.cell(offset)}\n  {last_writer(allocation, offset)}" for allocation, offset in cells]
     return Text("\n".join([*lines, hint]))
-
-
-def _last(allocation: Allocation, offset: int) -> str:
-    return f"  {last_writer(allocation, offset)}"
 
 
 def _named(world: World, name: str, rank: int | None) -> list[tuple[Allocation, int]]:
@@ -253,14 +249,13 @@ def _locate(address: int, rank: int | None) -> tuple[Allocation, int]:
 def _kernel_frame() -> FrameType | None:
     """The innermost frame outside of this module and of a debugger."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and (_is_tool(frame) or frame.f_globals is globals()):
+    while frame is not None and (
+        frame.f_globals is globals()
+        or frame.f_globals.get("__name__") in ("bdb", "pdb", "cmd", "code", "codeop")
+        or frame.f_code.co_filename.startswith("<stdin>")
+    ):
         frame = frame.f_back
     return frame
-
-
-def _is_tool(frame: FrameType) -> bool:
-    name = str(frame.f_globals.get("__name__"))
-    return name in ("bdb", "pdb", "cmd", "code", "codeop") or frame.f_code.co_filename.startswith("<stdin>")
 
 
 def _host_state(host: Any) -> str:

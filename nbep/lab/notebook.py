@@ -35,24 +35,23 @@ _edited: dict[FunctionType, str] = {}  # edits inside edits start from here
 
 def show(*functions: Any) -> None:
     """Display the source of functions or classes; outside a notebook, print it."""
-    source = "\n\n".join(inspect.getsource(function) for function in functions)
-    if "ipykernel" not in sys.modules:
-        print(source)
-        return
-    from IPython.display import Markdown, display
-
-    display(Markdown(f"```python\n{source}```"))
+    _show("", *functions)
 
 
 def fold(title: str, *functions: Any) -> None:
     """The same, folded behind a title that the reader clicks; outside a notebook, print it."""
+    _show(title, *functions)
+
+
+def _show(title: str, *functions: Any) -> None:
     source = "\n\n".join(inspect.getsource(function) for function in functions)
     if "ipykernel" not in sys.modules:
-        print(f"{title}\n\n{source}")
+        print(f"{title}\n\n{source}" if title else source)
         return
     from IPython.display import Markdown, display
 
-    display(Markdown(f"<details><summary>{title}</summary>\n\n```python\n{source}```\n\n</details>"))
+    code = f"```python\n{source}```"
+    display(Markdown(f"<details><summary>{title}</summary>\n\n{code}\n\n</details>" if title else code))
 
 
 def picture(module: ModuleType) -> None:

@@ -11,7 +11,7 @@ from parts import both_parts
 from nbep.emulator import DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 from nbep.lab.litmus import PROGRAMS, Program, allowed
-from nbep.lab.litmus.command import rows_of, set_row, summary, words_of
+from nbep.lab.litmus.command import set_row, summary, words_of
 from nbep.lab.litmus.programs import PLACES
 from nbep.lab.litmus.runs import HANG, all_outcomes, run
 
@@ -287,7 +287,7 @@ def test_threads_of_a_block_have_the_outcomes_of_a_plain_enumeration(name):
 
 def test_the_summary_counts_all_programs():
     some = [one for one in PROGRAMS if one.shape in ("SB", "LB")]
-    lines = summary(some, rows_of(some, of=set_row))
+    lines = summary(some, list(map(set_row, some)))
     assert [line.split()[:2] for line in lines[1:]] == [["SB", "8"], ["LB", "4"]]
     assert set_row(some[0]).words[-1] == "-"
     assert set_row(some[-2]).words[-1] == "r0 = 1, r1 = 1, x = 1, y = 1"

@@ -1,4 +1,4 @@
-"""Bulk loads and mbarriers under the strategy `every`: when a load is there is a choice, if somebody can see it. Barriers.
+"""Bulk loads, mbarriers and barriers under `every`: when a load is there is a choice, if somebody can see it.
 
 A load that is there stores to its mbarrier, as the arrivals of threads do. Who asks whether a phase is over loads from
 it. Arrivals and loads of one phase commute: no thread can see which of them ends it. Bulk stores are seen by those

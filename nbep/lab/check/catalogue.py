@@ -69,11 +69,6 @@ HALVES = {"release": "release", "acquire": "acquire", "acq_rel": "acquire and re
 SMALLER = {"sys": "gpu", "gpu": "cta"}
 
 
-@cache
-def _steps_by_name() -> dict[str, tuple[str, str]]:
-    return dict(ChainMap(BY_NAME, *registered("steps")))
-
-
 def faults_of(*wholes: Any) -> list[Fault]:
     """All faults of a kernel, of a function that kernels call, or of a module.
 
@@ -82,18 +77,13 @@ def faults_of(*wholes: Any) -> list[Fault]:
     functions: dict[FunctionType, None] = {}
     for whole in wholes:
         if isinstance(whole, ModuleType):
-            found: Iterable[FunctionType] = _functions_in(whole)
+            own = [value for value in vars(whole).values() if isinstance(value, FunctionType)]
+            own = [function for function in own if function.__module__ == whole.__name__]
+            found: Iterable[FunctionType] = [function for function in own if not hasattr(function, "versions")]
         else:
             found = reached_from(whole) if hasattr(whole, "kernel_spec") else [whole]
         functions |= dict.fromkeys(found)
     return [fault for function in functions for fault in faults_of_function(function)]
-
-
-def _functions_in(module: ModuleType) -> list[FunctionType]:
-    own = [value for value in vars(module).values() if isinstance(value, FunctionType)]
-    return [
-        function for function in own if function.__module__ == module.__name__ and not hasattr(function, "versions")
-    ]
 
 
 @cache
@@ -182,7 +172,7 @@ def _module(function: FunctionType) -> str:
 
 def _ways(step: str, call: ast.Call, is_statement: bool, cell: Callable[[], str]) -> Iterator[tuple[str, str, str]]:
     """(kind, step in words, what comes in its place) for each way to break a call."""
-    if step in (by_name := _steps_by_name()):
+    if step in (by_name := ChainMap(BY_NAME, *registered("steps"))):
         kind, instead = by_name[step]
         if instead == UNORDERED and not (call.args and ast.unparse(call.args[-1]) == "True"):
             return

@@ -262,18 +262,12 @@ def print_faults(console: Console, name: str | None, json: Path | None) -> int:
     elif name.endswith(".py"):
         faults = faults_of(load_module(Path(name)))
     else:
-        faults = faults_of(*kernels_of(name))
+        kernels = scenarios()[name].kernels if name in scenarios() else (name,)
+        faults = faults_of(*(kernel for one in kernels for kernel in kernels_named(one)))
     write_json(json, [{"name": fault.name, "change": fault.change} for fault in faults])
     for fault in faults:
         console.print(f"{fault.name:80} {fault.change}")
     return NOTHING_FOUND
-
-
-def kernels_of(name: str) -> list[Any]:
-    """The kernels of a scenario, or of a name."""
-    scenario: Scenario | None = scenarios().get(name)
-    names = (name,) if scenario is None else scenario.kernels
-    return [kernel for one in names for kernel in kernels_named(one)]
 
 
 # --- The options of `nbep check`. Those of a scenario are its parameters ----------------------------------------------
@@ -417,11 +411,6 @@ def check_fault(task: Task) -> Row:
     return Row(task.fault, "", task.num_seeds, None)
 
 
-def fault_json(row: Row) -> dict[str, Any]:
-    command = None if row.run is None else row.run.command
-    return {"fault": row.fault, "kind": row.kind, "num_seeds": row.num_seeds, "command": command}
-
-
 def check_faults(console: Console, file: Path, num_seeds: int, jobs: int, json: Path | None = None) -> int:
     """Print what finds each fault. Exit status: 1 if there is a hole."""
     tasks = [Task(fault.name, (Run(str(file)),), num_seeds) for fault in faults_of(load_module(file))]
@@ -432,7 +421,11 @@ def check_faults(console: Console, file: Path, num_seeds: int, jobs: int, json: 
             rows.append(row)
             console.print(f"{row.fault:{width}}  {row.found}")
             advance()
-    write_json(json, [fault_json(row) for row in rows])
+    of_rows = (
+        {"fault": row.fault, "kind": row.kind, "num_seeds": row.num_seeds, "command": row.run and row.run.command}
+        for row in rows
+    )
+    write_json(json, list(of_rows))
     found = sum(bool(row.kind) for row in rows)
     console.print(f"{len(rows)} faults: {found} found, {len(rows) - found} not found.")
     return 1 if found < len(rows) else 0

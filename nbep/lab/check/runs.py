@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import FrameType, TracebackType
+from traceback import walk_stack, walk_tb
+from types import TracebackType
 from typing import Any
 
 from nbep.device.extras import what_is_missing
@@ -211,15 +212,10 @@ def kind_of(error: BaseException) -> str:
         return MEMORY
     if isinstance(error, AssertionError):
         return WRONG
-    return REPORTED if isinstance(error, ValueError) and _is_from_host(error) else ERROR
-
-
-def _is_from_host(error: BaseException) -> bool:
-    """Whether nbep has raised it, and not the user's code."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and "nbep" in Path(trace.tb_frame.f_code.co_filename).parts
+    if not isinstance(error, ValueError):
+        return ERROR
+    raised_in = [Path(frame.f_code.co_filename).parts for frame, _ in walk_tb(error.__traceback__)]
+    return REPORTED if raised_in and "nbep" in raised_in[-1] else ERROR  # by nbep, and not by the user's code
 
 
 def text_of(error: BaseException) -> str:
@@ -276,9 +272,13 @@ def debug(run: Run, strategy: Strategy | None = None) -> bool:
 
 def stop_of(error: BaseException, world: Any) -> TracebackType | None:
     """Where pdb stops: at the kernel's line that failed; in a deadlock, at that of a thread that waits for a cell."""
+    result: TracebackType | None
     if isinstance(error, DeadlockError):
         waiting = [thread for thread in world.polling if thread.gr_frame is not None]
-        return trace_of(kernel_frame(waiting[0].gr_frame)) if waiting else error.__traceback__
+        result = None
+        for frame, line in walk_stack(kernel_frame(waiting[0].gr_frame)) if waiting else ():  # of one that does not run
+            result = TracebackType(result, frame, frame.f_lasti, line)
+        return result or error.__traceback__
     frames = []
     trace = error.__traceback__
     while trace is not None:
@@ -286,18 +286,9 @@ def stop_of(error: BaseException, world: Any) -> TracebackType | None:
         trace = trace.tb_next
     while len(frames) > 1 and kernel_frame(frames[-1].tb_frame) is not frames[-1].tb_frame:
         frames.pop()
-    result: TracebackType | None = None
+    result = None
     for part in reversed(frames):
         result = TracebackType(result, part.tb_frame, part.tb_lasti, part.tb_lineno)
-    return result
-
-
-def trace_of(frame: FrameType | None) -> TracebackType | None:
-    """A traceback that ends at a frame which is not running."""
-    result: TracebackType | None = None
-    while frame is not None:
-        result = TracebackType(result, frame, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
     return result
 
 
@@ -307,7 +298,6 @@ FIRST_RUNS = 6  # before other processes start: much that is wrong shows at once
 LOOK_ON = 60  # runs at most, for one that names the cause of a wrong result
 SHRINK_SEEDS = 2  # tried for each smaller shape, besides the failing one
 SHRINK_RUNS = 150  # at most, in all
-
 
 Workers = Callable[..., Iterable[Any]]  # calls a function for items; the results come in the order of the items
 
@@ -411,23 +401,17 @@ Smaller = Callable[[Run], Run | None]
 
 def _parts(run: Run) -> Iterator[list[Smaller]]:
     """For each thing of which there can be less: how to get less of it, the largest steps first."""
-    yield [lambda run: None if run.strategy == "uniform" else replace(run, strategy="uniform"), _one_preemption_less]
+
+    def less(run: Run) -> Run | None:
+        name, *numbers = run.strategy.split(":")
+        if not numbers or int(numbers[0]) == 0:
+            return None
+        return replace(run, strategy=":".join([name, str(int(numbers[0]) - 1), *numbers[1:]]))
+
+    yield [lambda run: None if run.strategy == "uniform" else replace(run, strategy="uniform"), less]
     scenario = load_scenario(run.scenario)
     for name, value in run.values.items():
         least = scenario.least.get(name, 1)
         if name != "inputs" and value > least:
-            yield [
-                partial(_with_value, name, smaller)
-                for smaller in dict.fromkeys((least, (least + value) // 2, value - 1))
-            ]
-
-
-def _one_preemption_less(run: Run) -> Run | None:
-    name, *numbers = run.strategy.split(":")
-    if not numbers or int(numbers[0]) == 0:
-        return None
-    return replace(run, strategy=":".join([name, str(int(numbers[0]) - 1), *numbers[1:]]))
-
-
-def _with_value(name: str, value: int, run: Run) -> Run:
-    return run.with_values(**{name: value})
+            values = dict.fromkeys((least, (least + value) // 2, value - 1))
+            yield [partial(Run.with_values, **{name: less}) for less in values]  # type: ignore[arg-type]

@@ -171,7 +171,11 @@ def scenario_of(module: ModuleType, name: str) -> Scenario:
         raise ScenarioError(f"{name}: has no function main(comm)")
     if check is not None and not callable(check):
         raise ScenarioError(f"{name}: check = {check!r}; must be a function of results, what the ranks have returned")
-    parameters = {"ranks": _count(name, "NUM_RANKS", getattr(module, "NUM_RANKS", 2)), **numbers_of(main)}
+    parameters = {
+        "ranks": _count(name, "NUM_RANKS", getattr(module, "NUM_RANKS", 2)),
+    }
+    defaults = ((p.name, p.default) for p in inspect.signature(main).parameters.values())
+    parameters |= {name: int(value) for name, value in defaults if isinstance(value, int)}
     if hasattr(module, "NUM_SMS"):
         parameters["sms"] = _count(name, "NUM_SMS", module.NUM_SMS)
     about = (inspect.getdoc(module) or "").partition("\n")[0] or f"main of {name}"
@@ -194,12 +198,6 @@ def _asserts(tree: ast.Module) -> bool:
             if name.startswith("assert"):
                 return True
     return False
-
-
-def numbers_of(function: Callable) -> dict[str, int]:
-    """The parameters of a function that have numbers for defaults."""
-    defaults = {p.name: p.default for p in inspect.signature(function).parameters.values()}
-    return {name: int(value) for name, value in defaults.items() if isinstance(value, int)}
 
 
 def accepted(function: Callable, parameters: Parameters) -> dict[str, int]:

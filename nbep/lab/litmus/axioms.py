@@ -194,13 +194,11 @@ class Execution:
             for other in self.overwrites(event)
         )
 
-    def _communication(self) -> set[tuple[Event, Event]]:
-        edges = {(write, read) for read, write in self.reads_from.items()} | self.coherence
-        return edges | {(read, other) for read in self.reads_from for other in self.overwrites(read)}
-
     def _is_sequential_per_cell(self) -> bool:
         """8.10.5"""
-        edges = {(a, b) for a, b in self._communication() if self.reading.is_morally_strong(a, b)}
+        communication = {(write, read) for read, write in self.reads_from.items()} | self.coherence
+        communication |= {(read, other) for read in self.reads_from for other in self.overwrites(read)}
+        edges = {(a, b) for a, b in communication if self.reading.is_morally_strong(a, b)}
         for a, b in combinations(self.reading.events, 2):
             if a.thread == b.thread and a.step.cell and a.step.cell == b.step.cell:
                 edges.add((a, b))

@@ -8,7 +8,7 @@ nbep litmus IRIW --all       all outcomes, with every late store and early load,
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -21,6 +21,8 @@ SEEDS = range(60)  # for outcomes that PTX allows
 FORBIDDEN_SEEDS = range(4)
 CHECKED_SEEDS = range(6)
 LINE = "    {:24}{:14}{:12}{:12}{}"
+HEAD = "PTX, outcome", "delayed", "PTX, race", "checked"
+HEAD_OF_SETS = "PTX allows", "shown", "schedules", "allowed, not shown"
 
 
 class Row(NamedTuple):
@@ -37,6 +39,9 @@ class Row(NamedTuple):
         others = ("forbidden", "-", "-", "-")
         return tuple(name if holds else other for holds, name, other in zip(self, names, others, strict=True))
 
+    def as_json(self, program: Program) -> dict[str, Any]:
+        return {"weak": program.weak, **self._asdict()}
+
 
 def row(program: Program) -> Row:
     verdict = allowed(program)
@@ -44,49 +49,6 @@ def row(program: Program) -> Row:
     seeds = SEEDS if is_allowed else FORBIDDEN_SEEDS
     is_shown = any(program.is_weak(run(program, "delayed", seed)) for seed in seeds)
     return Row(is_allowed, is_shown, verdict.has_race, is_race(program, CHECKED_SEEDS))
-
-
-def rows_of(
-    programs: list[Program], advance: Callable[..., None] = lambda: None, of: Callable[[Program], Any] = row
-) -> list[Any]:
-    """A row for each; advance is called after each. of: what makes it"""
-    rows = []
-    for program in programs:
-        rows.append(of(program))
-        advance()
-    return rows
-
-
-def as_json(programs: list[Program], rows: list[Row]) -> list[dict[str, Any]]:
-    return [
-        {"shape": p.shape, "threads": p.threads, "where": p.where, "weak": p.weak, **found._asdict()}
-        for p, found in zip(programs, rows, strict=True)
-    ]
-
-
-def lines(programs: list[Program], rows: list[Row]) -> list[str]:
-    """A line for each program, and under it one for the places where it does the same."""
-    out: list[str] = []
-    found_of = {program.name: found for program, found in zip(programs, rows, strict=True)}
-    for shape, of_shape in groupby(programs, lambda program: program.shape):
-        out += ["", LINE.format(shape, "PTX, outcome", "delayed", "PTX, race", "checked")]
-        for threads, same in groupby(of_shape, lambda program: program.threads):
-            alike = list(same)
-            weak = ", ".join(f"{name} = {value}" for name, value in alike[0].weak.items())
-            out.append(f"{' || '.join(threads)}: {weak}?")
-            places: dict[Row, list[str]] = {}
-            for program in alike:
-                places.setdefault(found_of[program.name], []).append(program.where)
-            out += [LINE.format(", ".join(where), *found.words) for found, where in places.items()]
-    return out[1:]
-
-
-def main_of_samples() -> None:
-    programs = list(PROGRAMS)
-    print("\n".join(lines(programs, rows_of(programs))))
-
-
-# `nbep litmus --all`: all outcomes that PTX allows of each program, beside all that the emulator can show
 
 
 class SetRow(NamedTuple):
@@ -110,6 +72,10 @@ class SetRow(NamedTuple):
         wrong = "; ".join(map(words_of, self.forbidden))
         return str(self.allowed), str(self.shown), str(self.schedules), (wrong and f"FORBIDDEN: {wrong}") or missing
 
+    def as_json(self, program: Program) -> dict[str, Any]:
+        sets = {name: [dict(sorted(one)) for one in getattr(self, name)] for name in ("not_shown", "forbidden")}
+        return {**self._asdict(), **sets}
+
 
 def words_of(outcome: Outcome) -> str:
     return ", ".join(f"{name} = {value}" for name, value in sorted(outcome))
@@ -122,30 +88,27 @@ def set_row(program: Program) -> SetRow:
     return SetRow(len(can), len(found), tree.schedules, tree.redundant, tuple(missing), tuple(wrong))
 
 
-def sets_as_json(programs: list[Program], rows: list[SetRow]) -> list[dict[str, Any]]:
-    return [
-        {
-            "shape": program.shape,
-            "threads": program.threads,
-            "where": program.where,
-            **found._asdict(),
-            "not_shown": [dict(sorted(outcome)) for outcome in found.not_shown],
-            "forbidden": [dict(sorted(outcome)) for outcome in found.forbidden],
-        }
-        for program, found in zip(programs, rows, strict=True)
-    ]
-
-
-def lines_of_sets(programs: list[Program], rows: list[SetRow]) -> list[str]:
-    """A line for each program, and under it one for each place."""
+def lines(programs: list[Program], rows: Sequence[Row | SetRow]) -> list[str]:
+    """A line for each program, and under it one for each place; of samples, one for all places where they agree."""
     out: list[str] = []
     found_of = {program.name: found for program, found in zip(programs, rows, strict=True)}
+    are_sets = isinstance(rows[0], SetRow)
     for shape, of_shape in groupby(programs, lambda program: program.shape):
-        out += ["", LINE.format(shape, "PTX allows", "shown", "schedules", "allowed, not shown")]
+        out += ["", LINE.format(shape, *(HEAD_OF_SETS if are_sets else HEAD))]
         for threads, same in groupby(of_shape, lambda program: program.threads):
-            out.append(" || ".join(threads))
-            out += [LINE.format(program.where, *found_of[program.name].words) for program in same]
+            alike = list(same)
+            weak = ", ".join(f"{name} = {value}" for name, value in alike[0].weak.items())
+            out.append(" || ".join(threads) + ("" if are_sets else f": {weak}?"))
+            places: dict[Any, list[str]] = {}
+            for program in alike:
+                words = found_of[program.name].words
+                places.setdefault((words, are_sets and program.where), []).append(program.where)
+            out += [LINE.format(", ".join(where), *words) for (words, _), where in places.items()]
     return out[1:]
+
+
+def main_of_samples() -> None:
+    print("\n".join(lines(list(PROGRAMS), list(map(row, PROGRAMS)))))
 
 
 SUMMARY = "{:16}{:>9}{:>12}{:>9}{:>11}{:>10}"
@@ -164,8 +127,7 @@ def summary(programs: list[Program], rows: list[SetRow]) -> list[str]:
 
 
 def main_of_sets() -> None:
-    programs = list(PROGRAMS)
-    print("\n".join(summary(programs, rows_of(programs, of=set_row))))
+    print("\n".join(summary(list(PROGRAMS), list(map(set_row, PROGRAMS)))))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -180,14 +142,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"SHAPE: got {', '.join(unknown)}; must be some of {', '.join(shapes)}")
     programs = [program for program in PROGRAMS if not options.shapes or program.shape in options.shapes]
+    rows: list[Row | SetRow] = []
     with progress("litmus tests", len(programs)) as advance:
-        if options.all:
-            sets = rows_of(programs, advance, set_row)
-            as_dicts, printed = sets_as_json(programs, sets), lines_of_sets(programs, sets)
-        else:
-            rows = rows_of(programs, advance)
-            as_dicts, printed = as_json(programs, rows), lines(programs, rows)
-    write_json(options.json, as_dicts)
+        for program in programs:
+            rows.append(set_row(program) if options.all else row(program))
+            advance()
+    named = [{"shape": p.shape, "threads": p.threads, "where": p.where} for p in programs]
+    write_json(options.json, [name | one.as_json(p) for name, p, one in zip(named, programs, rows, strict=True)])
     if options.json != STDOUT:
-        print("\n".join(printed))
+        print("\n".join(lines(programs, rows)))
     return 0

@@ -31,7 +31,10 @@ def run(program: Program, memory_model: str, seed: int, strategy: Strategy | Non
     world = World(1 + max(rank for rank, _ in places), seed, memory_model=memory_model, strategy=strategy or "uniform")
     offsets = {cell: CELL_BYTES * i for i, cell in enumerate([*program.cells, STARTED])}
     owner = world.ranks[places[-1][0]]  # as in a message, memory is the receiver's
-    memory = owner.space.allocate(CELL_BYTES * len(offsets), "cells", zero=True, describe=namer(offsets))
+    names = {offset: cell for cell, offset in offsets.items()}
+    memory = owner.space.allocate(
+        CELL_BYTES * len(offsets), "cells", zero=True, describe=lambda offset: names.get(offset, str(offset))
+    )
     registers: dict[str, int] = {}
     streams = []
     for rank in sorted(world.ranks):
@@ -64,11 +67,6 @@ def run(program: Program, memory_model: str, seed: int, strategy: Strategy | Non
         stream.synchronize()
     cells = {cell: memory.read(offsets[cell], "s32") for cell in program.cells}
     return frozenset({**registers, **cells}.items())
-
-
-def namer(offsets: dict[str, int]):
-    names = {offset: cell for cell, offset in offsets.items()}
-    return lambda offset: names.get(offset, str(offset))
 
 
 def do(t, step: Step, address: int, registers: dict[str, int]) -> None:

@@ -25,19 +25,20 @@ page, perfetto; touches stands alone.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbep.lab.trace.events import Cell, Event, Launch
 from nbep.lab.trace.recorder import Recorder
-from nbep.lab.trace.table import Text, event_table, queue_table, stuck_table
+from nbep.lab.trace.table import Text, align, entry_lives, event_table, stuck_table
 from nbep.lab.trace.view import views
 from nbep.registry import object_at
 
 if TYPE_CHECKING:
     from os import PathLike
-    from pathlib import Path
 
     from nbep.lab.trace.page import Page
     from nbep.lab.trace.style import Picture
@@ -84,9 +85,11 @@ class Trace(Recorder):
 
     def to_perfetto(self, path: str | PathLike[str]) -> Path:
         """Write the run as a timeline for ui.perfetto.dev or chrome://tracing; its path."""
-        from nbep.lab.trace.perfetto import save_timeline
+        from nbep.lab.trace.perfetto import timeline
 
-        return save_timeline(self, path)
+        path = Path(path)
+        path.write_text(json.dumps(timeline(self), separators=(",", ":")), encoding="utf-8")
+        return path
 
     def table(
         self,
@@ -132,4 +135,8 @@ class Trace(Recorder):
         Raises:
             ValueError: if the trace has no entries of that queue
         """
-        return queue_table(self, rank, peer, queue)
+        rows: list[tuple[object, ...]] = [("entry", "reserved", "ready", "rung", "done")]
+        for life in entry_lives(self, rank, peer, queue):
+            *steps, done = ("-" if step is None else step for step in life[1:5])
+            rows.append((life.number, *steps, f"{done}, refused" if life.is_refused else done))
+        return align(rows, ">>>><")

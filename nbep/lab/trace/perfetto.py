@@ -11,13 +11,12 @@ The format: "Trace Event Format", by the authors of Catapult; phases X, s, f, C 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbep.lab.trace.events import Event, Line, readings
+from nbep.emulator.machine.names import NIC_NUMBERS
+from nbep.lab.trace.events import Event, Launch, Line, readings
 from nbep.lab.trace.recorder import Recorder
 from nbep.lab.trace.table import describe, who
 from nbep.lab.trace.view import views
@@ -38,14 +37,6 @@ class _Slice(NamedTuple):
     args: dict[str, Any]
 
 
-def save_timeline(trace: Recorder, path: str | PathLike[str]) -> Path:
-    """Write the run to a file; its path."""
-    path = Path(path)
-    with path.open("w", encoding="utf-8") as file:
-        json.dump(timeline(trace), file, separators=(",", ":"))
-    return path
-
-
 def timeline(trace: Recorder) -> dict[str, Any]:
     """The run as the format's JSON object."""
     events = sorted([*trace.events(), *trace.hangs()], key=lambda event: event.step)
@@ -55,7 +46,7 @@ def timeline(trace: Recorder) -> dict[str, Any]:
     shown |= {i for i, event in enumerate(events) if event.what != "see"}
     numbers = sorted(shown)
     slices = [_of_event(events[i], last) for i in numbers]
-    launches = [_of_launch(trace, i, last) for i in range(len(trace.launches))]
+    launches = [_of_launch(launch, last) for launch in trace.launches]
     rows = _rows([*launches, *slices])
     places = dict(zip(numbers, rows[len(launches) :], strict=True))
 
@@ -65,9 +56,13 @@ def timeline(trace: Recorder) -> dict[str, Any]:
         meta.append(_meta("thread_name", rank, number, {"name": name}))
         meta.append(_meta("thread_sort_index", rank, number, {"sort_index": number}))
     for rank in dict.fromkeys(rank for rank, _ in ids):
-        meta.append(_meta("process_name", rank, 0, {"name": _process(rank)}))
-        meta.append(_meta("process_sort_index", rank, 0, {"sort_index": _sort(rank)}))
-    body = [_complete(each, ids[row]) for each, row in zip([*launches, *slices], rows, strict=True)]
+        is_nic, number = divmod(rank, NIC_NUMBERS)  # a rank's NIC comes right after the rank
+        meta.append(_meta("process_name", rank, 0, {"name": who(rank) if is_nic else f"rank {rank}"}))
+        meta.append(_meta("process_sort_index", rank, 0, {"sort_index": 2 * number + is_nic}))
+    body: list[dict[str, Any]] = []
+    for each, row in zip([*launches, *slices], rows, strict=True):
+        entry = {"ph": "X", "name": each.name, "cat": each.category, "pid": each.rank, "tid": ids[row]}
+        body.append(entry | {"ts": each.begin, "dur": each.end - each.begin, "args": each.args})
     for number, (stored, seen) in enumerate(pairs, 1):
         for phase, i in (("s", stored), ("f", seen)):
             event = events[i]
@@ -94,8 +89,7 @@ def _of_event(event: Event, last: int) -> _Slice:
     return _Slice(event.step, max(end, event.step + 1), event.rank, event.role, name, event.what, args)
 
 
-def _of_launch(trace: Recorder, number: int, last: int) -> _Slice:
-    launch = trace.launches[number]
+def _of_launch(launch: Launch, last: int) -> _Slice:
     args: dict[str, Any] = {"call": launch.call, "blocks": launch.grid, "threads of a block": launch.block}
     if launch.phases:
         args |= {"half": launch.half, "phases": launch.phases}
@@ -128,27 +122,11 @@ def _meta(name: str, rank: int, thread: int, args: dict[str, Any]) -> dict[str, 
     return {"ph": "M", "ts": 0, "name": name, "pid": rank, "tid": thread, "args": args}
 
 
-def _complete(each: _Slice, thread: int) -> dict[str, Any]:
-    entry = {"ph": "X", "name": each.name, "cat": each.category, "pid": each.rank, "tid": thread}
-    return entry | {"ts": each.begin, "dur": each.end - each.begin, "args": each.args}
-
-
 def _counters(trace: Recorder) -> Iterator[dict[str, Any]]:
     for counter in (counter for view in views() for counter in view.counters(trace)):
         for step, value in zip(counter.steps, counter.values, strict=True):
             args = {counter.what: value}
             yield {"ph": "C", "name": counter.title, "pid": counter.rank, "tid": 0, "ts": step, "args": args}
-
-
-def _process(rank: int) -> str:
-    name = who(rank)
-    return f"rank {name}" if name.isdigit() else name
-
-
-def _sort(rank: int) -> int:
-    """A rank's NIC comes right after the rank."""
-    name = who(rank)
-    return 2 * rank if name.isdigit() else 2 * int(name.split()[-1]) + 1
 
 
 def _line(line: Line) -> str:

@@ -113,9 +113,14 @@ class Recorder:
             site, step = list(meetings.items())[-1]
             call = self._calls.get(thread.block.launch)
             what = thread.waits_for
-            if call is None or thread.block.launch.is_service or not _is_open(what):
+            if call is None or thread.block.launch.is_service:
                 continue
-            text, count = _meeting(what)
+            if isinstance(what, NamedBarrier) and not what.is_full:
+                text, count = f"barrier[{what.number}] of {what.expected} threads", len(what.arrived)
+            elif isinstance(what, Collective) and what.missing:
+                text, count = f"{what.name}[mask {what.mask:#010x}]", len(what.values)
+            else:
+                continue
             cell = Cell(thread.rank, text, text.partition("[")[0])
             event = self._event("hang", thread, call, cell, count, "")
             hangs.append(event._replace(step=step, at=() if site is None else (self._line(site),)))
@@ -203,9 +208,9 @@ class Recorder:
 
     def on_atomic(self, thread: Any, allocation: Any, offset: int, atomic: Atomic, order: str, scope: str) -> None:
         call = self._calls[thread.block.launch]
-        cell = self._cell(call, thread, allocation, offset)
-        if cell is not None and (atomic.op in ATOMICS or allocation.read(offset, atomic.kind) != atomic.old):
-            is_known = atomic.op in ATOMICS  # what another one leaves is what the cell holds
+        cell, is_known = self._cell(call, thread, allocation, offset), atomic.op in ATOMICS
+        if cell is not None and (is_known or allocation.read(offset, atomic.kind) != atomic.old):
+            # What another one leaves is what the cell holds.
             value = ATOMICS[atomic.op](atomic.old, atomic.operand) if is_known else allocation.read(offset, atomic.kind)
             self._versions[cell] += 1
             self._record("atomic", thread, call, cell, value, order)
@@ -220,10 +225,12 @@ class Recorder:
         assert cell is not None
         event = self._event("wait", thread, call, cell, value, "")
         before = self._woken.pop(thread, None)
-        if before is not None and self._goes_on(thread, before, event):
-            event = event._replace(step=before.step)
-        elif before is not None:
-            self._events.append(before)
+        if before is not None:
+            has_acted = self._acted.get(thread.warp_state, -1) >= (before.until or 0)
+            if (before.cell, before.value) == (event.cell, event.value) and not has_acted:  # it waits as before
+                event = event._replace(step=before.step)
+            else:
+                self._events.append(before)
         self._parked[thread] = event
         self._polled[thread] = cells
 
@@ -235,11 +242,6 @@ class Recorder:
             self._events.append(event)
         else:
             self._woken[thread] = event
-
-    def _goes_on(self, thread: Any, before: Event, event: Event) -> bool:
-        """Whether a thread waits as before, and its warp has done nothing since."""
-        has_acted = self._acted.get(thread.warp_state, -1) >= (before.until or 0)
-        return (before.cell, before.value) == (event.cell, event.value) and not has_acted
 
     def on_meet(self, thread: Any, name: str) -> None:
         # Lanes that poll come to the same collectives again and again: since when, while their warp does nothing else?
@@ -320,20 +322,6 @@ def _frame_of(thread: Any) -> FrameType | None:
     while frame is not None and frame.f_code.co_filename == __file__:
         frame = frame.f_back
     return frame
-
-
-def _is_open(what: Any) -> bool:
-    """Whether a barrier or a collective still waits for somebody; False for anything else."""
-    if isinstance(what, NamedBarrier):
-        return not what.is_full
-    return isinstance(what, Collective) and bool(what.missing)
-
-
-def _meeting(what: NamedBarrier | Collective) -> tuple[str, int]:
-    """A barrier or a collective that is open, in words, and how many threads have come."""
-    if isinstance(what, NamedBarrier):
-        return f"barrier[{what.number}] of {what.expected} threads", len(what.arrived)
-    return f"{what.name}[mask {what.mask:#010x}]", len(what.values)
 
 
 def _telling(allocation: Any, offset: int) -> int:

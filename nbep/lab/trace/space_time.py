@@ -139,7 +139,11 @@ def draw_lanes(axes: Axes, lanes: Lanes, events: list[Event], last_step: int, la
             axes.text(begin, lane + 0.22, launch.kernel, fontsize=TINY, color=INK)
     for event in events:
         if event.what in WAITS:
-            _draw_wait(axes, event, height(event), last_step)
+            begin, until = axes.get_xlim()
+            width = max(_end(event, last_step) - event.step, LEAST_WIDTH * (until - begin))
+            place = height(event) + WAIT_TOP - WAIT_HEIGHT, WAIT_HEIGHT
+            color = WAIT_COLOR if event.until is not None else STUCK_COLOR
+            axes.broken_barh([(event.step, width)], place, color=color, linewidth=0, zorder=1)
         elif event.what == "fill":
             axes.plot([event.step] * 2, [height(event), height(event) + 0.1], color=INK, linewidth=0.7, zorder=3)
     arrows = arrows_of(events, lane_of)
@@ -155,14 +159,6 @@ def draw_lanes(axes: Axes, lanes: Lanes, events: list[Event], last_step: int, la
         for label, name in zip(axes.get_yticklabels(), reversed(names), strict=True):
             label.set_color(_rank_color(int(name.rpartition(" ")[2])))
     _legend(axes, events, arrows, by_rank)
-
-
-def _draw_wait(axes: Axes, event: Event, y: float, last_step: int) -> None:
-    color = WAIT_COLOR if event.until is not None else STUCK_COLOR
-    begin, until = axes.get_xlim()
-    width = max(_end(event, last_step) - event.step, LEAST_WIDTH * (until - begin))
-    place = y + WAIT_TOP - WAIT_HEIGHT, WAIT_HEIGHT
-    axes.broken_barh([(event.step, width)], place, color=color, linewidth=0, zorder=1)
 
 
 def _end(event: Event, last_step: int) -> int:

@@ -170,27 +170,14 @@ class _Progress:
         ]
 
 
-def queue_table(trace: Recorder, rank: int, peer: int, queue: int) -> Text:
-    """One line for each entry: the steps at which it got so far."""
-    rows: list[tuple[object, ...]] = [("entry", "reserved", "ready", "rung", "done")]
-    for life in entry_lives(trace, rank, peer, queue):
-        steps = ["-" if step is None else step for step in (life.reserved, life.ready, life.rung, life.done)]
-        rows.append((life.number, *steps[:3], f"{steps[3]}, refused" if life.is_refused else steps[3]))
-    return align(rows, ">>>><")
-
-
-def _counted(event: Event) -> int | None:
-    return event.value
-
-
 def _done(event: Event) -> int | None:
     """A completion's status is its release; the syndrome before it says nothing of which entry it is."""
     return index_of(event.value) + 1 if event.order == "release" else None
 
 
 NUMBERS: dict[str, Callable[[Any], int | None]] = {
-    "RESERVED": _counted,
-    "READY": _counted,
+    "RESERVED": lambda event: event.value,
+    "READY": lambda event: event.value,
     "doorbell": lambda event: byteswap_u32(event.value & 0xFFFFFFFF) >> 8 & 0xFFFF,
     "completion": _done,
 }

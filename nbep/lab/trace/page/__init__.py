@@ -16,6 +16,7 @@ import linecache
 from collections.abc import Hashable, Iterator
 from importlib.resources import files
 from itertools import islice
+from math import inf
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -230,11 +231,7 @@ def _most_at_once(lives: list[EntryLife]) -> int:
     """So many entries, from the first that is not done to the last that is reserved, that each has a place."""
     most, first = 1, 0
     for life in lives:
-        while first < life.number and _is_before(lives[first].done, life.reserved):
+        while first < life.number and life.reserved is not None and (lives[first].done or inf) < life.reserved:
             first += 1
         most = max(most, life.number + 1 - first)
     return most
-
-
-def _is_before(done: int | None, reserved: int | None) -> bool:
-    return done is not None and reserved is not None and done < reserved
