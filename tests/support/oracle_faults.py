@@ -21,7 +21,7 @@ from nbep.emulator.models.streams import CheckedOrder
 from nbep.emulator.run import Run
 from nbep.emulator.schedule import every_order
 from nbep.emulator.schedule.every_choice import Choice, Tried
-from nbep.emulator.schedule.every_copies import BarrierChoices
+from nbep.emulator.schedule.every_copies import CopyChoices
 from nbep.emulator.schedule.every_hosts import EveryHost, OrderChoices
 from nbep.emulator.schedule.every_step import Step
 
@@ -169,9 +169,9 @@ FAULTS = (
         "the order of arrival at a barrier is not tried",
         "barriers",
         replaced(
-            BarrierChoices,
+            CopyChoices,
             "arrive",
-            lambda _: lambda self, *args, **options: super(BarrierChoices, self).arrive(*args, **options),
+            lambda _: lambda self, *args, **options: super(CopyChoices, self).arrive(*args, **options),
         ),
     ),
     Fault(

@@ -24,22 +24,13 @@ from ..machine.world import NEVER
 from .every_loops import LoopingThread, frames_above, is_same_turn
 from .every_order import joined
 from .every_seen import Cell, Entry, Reading, settled
-from .every_step import Access, Clock, Step, Underway, Who, load_of, store_of, words_of
+from .every_step import Access, Step, Underway, load_of, store_of, words_of
 from .every_thread import EveryThread
 
 if TYPE_CHECKING:
 
     class Base(LoopingThread):
-        """What `BarrierChoices` is mixed with: an `EveryThread` or a `WeakThread`."""
-
-        who: Who
-        clock: Clock
-        at: int | None
-        made: Step | None
-        reading: Reading | None
-        mates: list[Any]
-        copies: int
-        asked: Any
+        """What `CopyChoices` is mixed with: an `EveryThread` or a `WeakThread`."""
 
         def stand(self, access: Access, look: Callable[[], Cell]) -> None: ...
 
@@ -96,17 +87,10 @@ class Barriers:
         return False
 
 
-class BarrierChoices(Base):
-    """A thread whose arrivals at barriers are choices, under each memory model.
-
-    mates: the lanes for which it arrives at a barrier, itself included; none if another one does it for it
-    """
+class CopyChoices(Base):
+    """A thread whose arrivals at barriers and mbarriers, and bulk loads, are choices, under each memory model."""
 
     __slots__ = ()
-
-    def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
-        super().__init__(block, thread_idx, warp, hub)
-        self.mates = []
 
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
         self.before_meeting()
@@ -156,20 +140,7 @@ class BarrierChoices(Base):
         entry.phase, entry.lacks = phase, lacks
         step.entry = cell.add(entry)
 
-
-class CopyChoices(BarrierChoices):
-    """A thread whose bulk loads, and arrivals at mbarriers, are choices, under each memory model.
-
-    copies: those that it has started and that are choices
-    asked: the mbarrier and the phase that it has asked for last, and where; it was not over
-    """
-
-    __slots__ = ()
-
-    def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
-        super().__init__(block, thread_idx, warp, hub)
-        self.copies = 0
-        self.asked = None
+    # --- mbarriers and bulk loads ---------------------------------------------------------------------------------
 
     def cell_at(self, mbarrier: MBarrier) -> Cell:
         return self.world.strategy.cells.of_phases(mbarrier, mbarrier.phases)

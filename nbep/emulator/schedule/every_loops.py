@@ -4,6 +4,9 @@ A loop polls if it ends its turns with `wait_expired`; or if it is a `while` tha
 that its functions hold is as it was, and nothing but looks at cells lies between.
 """
 
+# mypy: disable-error-code="misc"
+# `LoopingThread` has its slots in the classes that are made of it.
+
 from __future__ import annotations
 
 import dis
@@ -16,20 +19,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..machine.access import AccessingThread
 from ..machine.carrier import OF_CARRIERS
 from ..machine.memory import Allocation
 from ..machine.source import describe_site, frames_of_kernel, site_of
-from .every_seen import Seen
+from ..machine.thread import Thread
+from .every_seen import Reading, Seen
+from .every_step import Clock, Step, Who
 
 Frames = list[tuple[FrameType, int]]
 MOST_STEPS = 64  # primitive calls of a turn that is known again
 MANY_LOOKS, MANY_WEAK_LOOKS = 1000, 100  # at one cell, while no thread stores; where each look may be another schedule
 MANY_CALLS = 10_000  # weak accesses, after which some are looked at more closely
-
-
-# The attributes of `BarrierChoices`, `CopyChoices` and `LoopingThread`, which several classes of threads have.
-OF_CHOICES = "mates", "copies", "asked", "sleeping"
+# The attributes of `LoopingThread`.
+OF_CHOICES = (
+    "who", "clock", "at", "loop", "polled_here", "does_more", "reading", "sleeping", "mates", "copies", "asked",
+)  # fmt: skip
 
 
 class Endless(BaseException):
@@ -123,17 +127,60 @@ class Loop:
 
 
 if TYPE_CHECKING:
-    Base = AccessingThread
+    Base = Thread
 else:
     Base = object
 
 
 class LoopingThread(Base):
-    """A thread that forgets its mark when it changes something, or finds a cell changed."""
+    """A thread of a run of a tree. It forgets its mark when it changes something, or finds a cell changed.
+
+    who: its name in all runs
+    clock: the last steps that come before its next one: its own, and those of threads that it has met since
+    at: the step that it makes now, None if it is none; with weak memory or its last one
+    loop: whether it has come back to where it was
+    polled_here: its loads since the last turn of a loop; does_more: whether anything else has come after the last one
+    reading: what it reads, or has read last
+    sleeping: where a turn has failed, and whether an access is its first
+    mates: the lanes for which it arrives at a barrier, itself included; none if another one does it for it
+    copies: those that it has started and that are choices
+    asked: the mbarrier and the phase that it has asked for last, and where; it was not over
+    """
 
     __slots__ = ()
-    loop: Loop
-    sleeping: tuple[tuple, Callable[[Any], bool]] | None  # where a turn has failed, and whether an access is its first
+
+    def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
+        super().__init__(block, thread_idx, warp, hub)
+        launch = block.launch
+        self.who: Who = (self.rank, launch.name, launch.number, block.index, thread_idx)
+        self.clock: Clock = self.world.order.begin(self)
+        self.at: int | None = None
+        self.loop = Loop()
+        self.polled_here: list[Any] = []
+        self.does_more = False
+        self.reading: Reading | None = None
+        self.sleeping: tuple[tuple, Callable[[Any], bool]] | None = None
+        self.mates: list[Any] = []
+        self.copies = 0
+        self.asked: Any = None
+
+    @property
+    def made(self) -> Step | None:
+        """The step that is being made."""
+        return None if self.at is None else self.world.strategy.tree.steps[self.at]
+
+    # Whoever leaves a meeting comes behind all that came there, itself included.
+
+    def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
+        barrier = super().meet(barrier_id, num_threads, predicate)
+        self.clock = barrier.clock
+        return barrier
+
+    def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
+        collective = super().collect(name, mask, value, site)
+        self.clock = collective.clock
+        self.waits_for = None  # so that nobody keeps what the lanes have passed
+        return collective
 
     def before_meeting(self) -> None:
         """It is about to arrive somewhere: what it does before that."""
@@ -264,24 +311,17 @@ def still_running(frames: Frames) -> Frames:
 
 def is_in_loop(load: Frames, turn: Frames) -> bool:
     """Whether a load lies in the loop of a turn: the innermost one of the innermost function that has one there."""
-    for depth in reversed(range(len(turn))):
-        frame, at = turn[depth]
-        if loop := innermost(frame.f_code, at):
-            if depth >= len(load) or load[depth][0] is not frame:
-                return False
-            return position_of(frame.f_code, load[depth][1]) in loop
-    return False
+    depth = depth_of_loop(turn)
+    if depth < 0 or depth >= len(load) or load[depth][0] is not turn[depth][0]:
+        return False
+    frame, at = turn[depth]
+    return position_of(frame.f_code, load[depth][1]) in innermost(frame.f_code, at)
 
 
 def is_same_turn(before: Frames, turn: Frames) -> bool:
     """Whether a thread stands where it stood before, and the innermost loop there has brought it back."""
-    for depth in reversed(range(len(turn))):
-        frame, at = turn[depth]
-        if innermost(frame.f_code, at):
-            if depth >= len(before) or before[depth][0] is not frame:
-                return False
-            return position_of(frame.f_code, before[depth][1]) == position_of(frame.f_code, at)
-    return False
+    depth = depth_of_loop(turn)
+    return is_in_loop(before, turn) and is_same_place(before[depth : depth + 1], turn[depth : depth + 1])
 
 
 def place_of(here: Frames) -> tuple[str, int, int, int]:
@@ -312,10 +352,10 @@ def last_turn(looks: list[Frames], here: Frames) -> int:
 
 def is_nested(turn: Frames) -> bool:
     """Whether the loop of a turn may have been entered before in the same frame: old loads look like its own."""
-    for frame, at in reversed(turn):
-        if loops := loops_around(frame.f_code, at):
-            return len({begin for begin, _ in loops}) > 1
-    return False
+    if (depth := depth_of_loop(turn)) < 0:
+        return False
+    frame, at = turn[depth]
+    return len({begin for begin, _ in loops_around(frame.f_code, at)}) > 1
 
 
 @cache

@@ -25,7 +25,6 @@ from .every_loops import (
     MANY_LOOKS,
     OF_CHOICES,
     Frames,
-    Loop,
     frames_above,
     is_in_loop,
     is_nested,
@@ -34,8 +33,8 @@ from .every_loops import (
 )  # fmt: skip
 from .every_order import joined
 from .every_seen import INTEGERS, UNSIGNED, Cell, Entry, Question, Reading, Seen, settled, signed
-from .every_step import Access, Clock, Step, Words, load_of, name_of, store_of, words_of
-from .every_turns import Polled, TurningThread
+from .every_step import Access, Step, Words, load_of, name_of, store_of, words_of
+from .every_turns import TurningThread
 from .strategies import ALONE
 
 MAX_POLLED = 64  # loads of a turn that are remembered; what is forgotten counts as a load like others
@@ -45,51 +44,35 @@ WEAK = ("weak", "nc", "na")
 class EveryThread(TurningThread, CheckedThread):
     """A thread of a run of a tree: see `schedule.every`.
 
-    who: its name in all runs
     pending: the access that it stands before
-    clock: the last steps that come before its next one: its own, and those of threads that it has met since
-    polled_here: its loads since the last turn of a loop: step, access, the frames that led there, what it knew before,
-        what it has observed
     frames: those in which it has stood last, before an access or a meeting
-    loop: whether it has come back to where it was
-    does_more: whether a weak store or a meeting has come after the last of them
     before_load: what it knew before its last load; observed: the stores whose values that has read
     deeds: weak stores and meetings so far
-    at, kind, words: the step that it makes now, None if it is none; of which kind; which words it meets
+    kind, words: of the step that it makes now, and which words it meets
     is_add: whether that is an add that may commute with others; is_lazy: or an exchange, whose old value may not matter
     is_skipped: whether its access is a load that is no step, since nobody stores there
-    reading: what it reads, or has read last; latest: the same by cell
+    latest: what it has read last, by cell
     looked: by words, what it has read since the last turn of a loop
     refused: where it looked in a turn that has failed since its last step, and what it was told there
     unfenced: what it has read with an order that does not acquire, since its last fence
     """
 
     __slots__ = (
-        "who", "pending", "clock", "polled_here", "frames", "loop", "does_more", "deeds", "before_load",
-        "observed", "at", "kind", "words", "is_add", "is_lazy", "is_skipped", "reading", "looked", "latest", "refused",
-        "unfenced", *OF_CHOICES,
+        "pending", "frames", "deeds", "before_load", "observed", "kind", "words", "is_add", "is_lazy", "is_skipped",
+        "looked", "latest", "refused", "unfenced", *OF_CHOICES,
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
-        launch = block.launch
-        self.owner.own = launch.place.clock + OF_THREAD + block.serial * MAX_BLOCK + thread_idx
-        self.who = (self.rank, launch.name, launch.number, block.index, thread_idx)
+        self.owner.own = block.launch.place.clock + OF_THREAD + block.serial * MAX_BLOCK + thread_idx
         self.pending: Access | None = None
-        self.clock: Clock = self.world.order.begin(self)
-        self.polled_here: list[Polled] = []
         self.frames: Frames = []
-        self.loop = Loop()
-        self.does_more = False
         self.deeds = 0
-        self.sleeping = None
         self.before_load: Any = None
         self.observed: list[tuple[CheckedAccess, Signalled]] = []
-        self.at: int | None = None
         self.kind = ""
         self.words: frozenset = frozenset()
         self.is_add = self.is_lazy = self.is_skipped = False
-        self.reading: Reading | None = None
         self.looked: dict[Words, Reading] = {}
         self.latest: dict[Cell, Reading] = {}
         self.refused: tuple[Words, list[dict[Question, bool]]] = frozenset(), []
@@ -184,11 +167,6 @@ class EveryThread(TurningThread, CheckedThread):
             cell.look(allocation.read(offset, cell.kind))
         return cell
 
-    @property
-    def made(self) -> Step | None:
-        """The step that is being made."""
-        return None if self.at is None else self.world.strategy.tree.steps[self.at]
-
     def stand_global(self, address: int, kind: str, is_store: bool) -> None:
         allocation, offset = self.segments.get(address >> OFFSET_BITS), address & OFFSET_MASK
         size = KINDS[kind].size
@@ -207,33 +185,28 @@ class EveryThread(TurningThread, CheckedThread):
             self.stand_global(address, kind, False)
         self.left = ALONE
         value = super().load(address, kind, order, scope)
+        return self.loaded(self.segments[address >> 32], address & 0xFFFFFFFF, kind, value, order)
+
+    def loaded(self, allocation: Allocation, offset: int, kind: str, value: Any, order: str) -> Any:
+        """What a thread gets that has loaded a value.
+
+        A weak load is no choice. A thread that makes many may be in a loop that only a store of others can end, which
+        races with it.
+        """
         if order not in WEAK:
             return self.seen(value, kind)
-        self.look_weakly(self.segments[address >> 32], address & 0xFFFFFFFF, kind, value)
+        if self.loop.has_many(self.world.strategy.tree):
+            self.note_polled(allocation, offset, kind, value)
+            if self.loop.comes_back(sys._getframe(1), 0) is not None:
+                self.loop.forget()
+                super().spin(NEVER)
         return value
-
-    def look_weakly(self, allocation: Allocation, offset: int, kind: str, value: Any) -> None:
-        """A weak load is no choice. A thread that makes many may be in a loop that only a store of others can end.
-
-        That store races with it.
-        """
-        if not self.loop.has_many(self.world.strategy.tree):
-            return
-        self.note_polled(allocation, offset, kind, value)
-        if self.loop.comes_back(sys._getframe(1), 0) is not None:
-            self.loop.forget()
-            super().spin(NEVER)
 
     def store(self, address: int, kind: str, value: Any, order: str, scope: str) -> None:
         address, value = settled(address), settled(value)
         if order not in WEAK:
             self.stand_global(address, kind, True)
-            self.put(value, kind)
-        else:
-            self.do_more()
-            self.loop.has_many(self.world.strategy.tree)
-        self.loop.forget()
-        self.left = ALONE
+        self.about_to_store(value, kind, order)
         super().store(address, kind, value, order, scope)
         self.at = None
 
@@ -251,22 +224,13 @@ class EveryThread(TurningThread, CheckedThread):
         if order not in WEAK:
             self.stand_shared(address, kind, False)
         self.left = ALONE
-        value = super().load_shared(address, kind, order)
-        if order not in WEAK:
-            return self.seen(value, kind)
-        self.look_weakly(self.shared, address, kind, value)
-        return value
+        return self.loaded(self.shared, address, kind, super().load_shared(address, kind, order), order)
 
     def store_shared(self, address: int, kind: str, value: Any, order: str) -> None:
         address, value = settled(address), settled(value)
         if order not in WEAK:
             self.stand_shared(address, kind, True)
-            self.put(value, kind)
-        else:
-            self.do_more()
-            self.loop.has_many(self.world.strategy.tree)
-        self.loop.forget()
-        self.left = ALONE
+        self.about_to_store(value, kind, order)
         super().store_shared(address, kind, value, order)
         self.at = None
 
@@ -279,10 +243,15 @@ class EveryThread(TurningThread, CheckedThread):
 
     # --- what it reads and stores ---------------------------------------------------------------------------------
 
-    def put(self, value: Any, kind: str) -> None:
-        """A store is a step; what it stores says which loads it commutes with."""
-        assert self.made is not None
-        self.made.number = signed(value, kind) if kind in INTEGERS else None
+    def about_to_store(self, value: Any, kind: str, order: str) -> None:
+        """A store that is not weak is a step; what it stores says which loads it commutes with."""
+        if order in WEAK:
+            self.do_more()
+            self.loop.has_many(self.world.strategy.tree)
+        elif self.made is not None:
+            self.made.number = signed(value, kind) if kind in INTEGERS else None
+        self.loop.forget()
+        self.left = ALONE
 
     def begin_atomic(self, op: str, operand: Any, kind: str, order: str) -> None:
         assert self.made is not None
@@ -413,8 +382,6 @@ class EveryThread(TurningThread, CheckedThread):
             return False
         return super().spin(deadline_ns)
 
-    # Whoever leaves a meeting comes behind all that came there, itself included.
-
     def arrive(self, barrier_id: int, num_threads: int, wait: bool, predicate: bool = True) -> Any:
         self.let_go()
         self.do_more()
@@ -422,11 +389,6 @@ class EveryThread(TurningThread, CheckedThread):
         predicate = bool(predicate)
         barrier = super().arrive(barrier_id, num_threads, wait, predicate)
         barrier.clock = joined(barrier.clock, self.clock)
-        return barrier
-
-    def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
-        barrier = super().meet(barrier_id, num_threads, predicate)
-        self.clock = barrier.clock
         return barrier
 
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
@@ -440,10 +402,4 @@ class EveryThread(TurningThread, CheckedThread):
                 value = value.settle()
         collective = super().converge(name, mask, value, site)
         collective.clock = joined(collective.clock, self.clock)
-        return collective
-
-    def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
-        collective = super().collect(name, mask, value, site)
-        self.clock = collective.clock
-        self.waits_for = None  # so that nobody keeps what the lanes have passed
         return collective

@@ -23,7 +23,6 @@ from .every_loops import (
     MANY_WEAK_LOOKS,
     OF_CHOICES,
     Frames,
-    Loop,
     LoopingThread,
     frames_above,
     is_in_loop,
@@ -33,7 +32,7 @@ from .every_loops import (
 )  # fmt: skip
 from .every_order import joined
 from .every_seen import Cell, Reading
-from .every_step import Access, Clock, Step, Underway
+from .every_step import Access, Step, Underway
 from .weak import Arrival, Late, granules_of
 
 Needs = tuple[Access, list[PendingStore]]  # what a step touches, and the stores that must have arrived before
@@ -53,39 +52,23 @@ class Poll(NamedTuple):
 class WeakThread(LoopingThread, RacingThread):
     """A thread of a run of a tree.
 
-    who: its name in all runs
     coming: of the step that it stands before, what it touches and which stores must have arrived; None if it runs
-    clock: the last steps that come before its next one
-    at: the step that it makes now, or its last one; None if that was a poll that is known to fail
     number: of its last store
     stores: its stores that no release of scope sys has published; fresh: those that no release has
-    loop: whether it has come back to where it was
-    polled_here: its loads since the last turn of a loop; does_more: whether it has met others since the last of them
-    looked: by words, what these have touched, and if that was an mbarrier, what they have read; reading: the last one
     turn: the last turn of a loop that polls and was steps
     before: its clock, and what it knew, before the step that it stands before
     """
 
     __slots__ = (
-        "who", "coming", "clock", "at", "number", "stores", "fresh", "loop", "polled_here", "does_more",
-        "reading", "turn", "before", *OF_CHOICES,
+        "coming", "number", "stores", "fresh", "turn", "before", *OF_CHOICES,
     )  # fmt: skip
 
     def __init__(self, block: Any, thread_idx: int, warp: Any, hub: Any):
         super().__init__(block, thread_idx, warp, hub)
-        launch = block.launch
-        self.who = (self.rank, launch.name, launch.number, block.index, thread_idx)
         self.coming: Coming | None = None
-        self.clock: Clock = self.world.order.begin(self)
-        self.at: int | None = None
         self.number = 0
         self.stores: list[PendingStore] = []
         self.fresh: set[Any] = set()
-        self.loop = Loop()
-        self.polled_here: list[Poll] = []
-        self.does_more = False
-        self.sleeping = None
-        self.reading: Reading | None = None
         self.turn: list[tuple[FrameType, int]] = []
         self.before: Any = None
 
@@ -111,11 +94,6 @@ class WeakThread(LoopingThread, RacingThread):
         assert self.coming is not None
         touches, waits = self.coming()
         return touches if all(store.done for store in waits) else None
-
-    @property
-    def made(self) -> Step | None:
-        """The step that is being made."""
-        return None if self.at is None else self.strategy.tree.steps[self.at]
 
     @property
     def is_alone(self) -> bool:
@@ -442,21 +420,11 @@ class WeakThread(LoopingThread, RacingThread):
         self.came_to(barrier)
         return barrier
 
-    def meet(self, barrier_id: int, num_threads: int, predicate: bool) -> Any:
-        barrier = super().meet(barrier_id, num_threads, predicate)
-        self.clock = barrier.clock
-        return barrier
-
     def converge(self, name: str, mask: int, value: Any, site: Any) -> Any:
         if name == "syncwarp":
             self.before_meeting()
         collective = super().converge(name, mask, value, site)
         self.came_to(collective)
-        return collective
-
-    def collect(self, name: str, mask: int, value: Any, site: Any) -> Any:
-        collective = super().collect(name, mask, value, site)
-        self.clock = collective.clock
         return collective
 
 
