@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import GreenletExit, greenlet
 
 from . import errors
-from .carrier import carrier_for, is_under_way
+from .carrier import OF_CARRIERS, carrier_for
 from .faults import AccessFault, error_at
 from .kinds import KINDS, wrap
 from .memory import Allocation, Lost
@@ -120,7 +120,7 @@ class AccessingThread(Base):
     def gr_frame(self) -> FrameType | None:
         """Where it stands, as a greenlet says it; None if it has not started, has left, or runs now."""
         frame = None if self.carrier is None else self.carrier.gr_frame
-        return frame if is_under_way(frame) else None
+        return frame if frame is not None and frame.f_code is not OF_CARRIERS else None
 
     def end(self) -> None:
         """Have it go no further."""

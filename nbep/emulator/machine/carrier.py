@@ -66,8 +66,3 @@ def carrier_for(thread: Any, hub: greenlet) -> Carrier:
         carrier.parent = hub
     carrier.thread = thread
     return carrier
-
-
-def is_under_way(frame: Any) -> bool:
-    """Whether a carrier's frame is that of a thread which has started."""
-    return frame is not None and frame.f_code is not OF_CARRIERS

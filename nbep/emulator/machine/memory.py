@@ -120,10 +120,12 @@ class Allocation:
         self.on_host = False
         self.signals: set[int] = set()  # the 16 bytes with a word that the CPU has written while kernels may run
         self.freed = False
-        self.shadow = None if initialized else _new_shadow(self.nbytes)
+        self.shadow: bytearray | mmap.mmap | None = None  # a zero for each byte that was never written
+        if not initialized:
+            is_large = self.nbytes >= _PAGED_BYTES
+            self.shadow = mmap.mmap(-1, self.nbytes, mmap.MAP_PRIVATE) if is_large else bytearray(self.nbytes)
         self.is_hidden = False  # rows that no call has written: see `hide`
-        self.loads: dict[str, tuple] = self._views(storing=False)
-        self.stores: dict[str, tuple] = self._views(storing=True) if writable else {}
+        self._view()
         self.watchers: dict[int, dict[Any, None]] = {}
         self.writers: dict[int, Writer] = {}
         self.lost: dict[int, Lost] = {}
@@ -145,12 +147,13 @@ class Allocation:
         if nbytes not in self.parts:
             part = self.parts[nbytes] = copy(self)
             part.nbytes, part.memory, part.parts = nbytes, self.memory[:nbytes], {}
-            part.loads = part._views(storing=False)
-            part.stores = part._views(storing=True) if self.writable else {}
+            part._view()
         return self.parts[nbytes]
 
-    def _views(self, storing: bool) -> Views:
-        return Views(self.memory[: self.nbytes], self.shadow, storing, self.lowest)
+    def _view(self) -> None:
+        memory = self.memory[: self.nbytes]
+        self.loads: dict[str, tuple] = Views(memory, self.shadow, False, self.lowest)
+        self.stores: dict[str, tuple] = Views(memory, self.shadow, True, self.lowest) if self.writable else {}
 
     @classmethod
     def scratch(cls, rank: int, name: str, nbytes: int, describe: Describe | None = None) -> Allocation:
@@ -178,7 +181,12 @@ class Allocation:
             count = (self.nbytes - offset) // dtype.itemsize
         view = np.ndarray((count,), dtype, buffer=self.memory, offset=offset)
         self.viewed.add((offset, offset + view.nbytes))
-        self._poison(offset, offset + count * dtype.itemsize)
+        if self.shadow is not None:  # until the host looks, large memory takes no pages
+            end = offset + count * dtype.itemsize
+            for begin in range(offset, end, _PAGED_BYTES):
+                size = min(_PAGED_BYTES, end - begin)
+                memory, shadow = (np.ndarray(size, np.uint8, part, begin) for part in (self.memory, self.shadow))
+                np.putmask(memory, shadow == 0, _POISON)
         if writable:
             self.mark_written(offset, count * dtype.itemsize)
         else:
@@ -190,15 +198,6 @@ class Allocation:
         if self.freed:
             raise UseAfterFree(f"`{self.name}` of rank {self.rank} is freed")
 
-    def _poison(self, begin: int, end: int) -> None:
-        """Fill what is unwritten, which only the host can see. Until it looks, large memory takes no pages."""
-        if self.shadow is None:
-            return
-        for offset in range(begin, end, _PAGED_BYTES):
-            size = min(_PAGED_BYTES, end - offset)
-            memory, shadow = (np.ndarray(size, np.uint8, part, offset) for part in (self.memory, self.shadow))
-            np.putmask(memory, shadow == 0, _POISON)
-
     def mark_written(self, offset: int = 0, nbytes: int | None = None) -> None:
         """Count bytes as initialised."""
         if self.shadow is None:
@@ -206,8 +205,7 @@ class Allocation:
         end = self.nbytes if nbytes is None else offset + nbytes
         if offset == 0 and end >= self.nbytes:
             self.shadow = None
-            self.loads = self._views(storing=False)
-            self.stores = self._views(storing=True) if self.writable else {}
+            self._view()
         else:
             self.shadow[offset:end] = b"\1" * (end - offset)
 
@@ -215,7 +213,7 @@ class Allocation:
         """Count as initialised what is not 0 in a shadow, for loads through this mapping."""
         self.shadow = shadow
         self.is_hidden = True
-        self.loads = self._views(storing=False)
+        self.loads = Views(self.memory[: self.nbytes], self.shadow, False, self.lowest)
 
     def first_unwritten(self, offset: int, nbytes: int) -> int:
         """Offset of the first byte never written in a range, or -1."""
@@ -433,8 +431,3 @@ def _new_memory(nbytes: int) -> memoryview:
     """Zeros, which take pages where they are touched."""
     words: Any = np.zeros(max(1, (nbytes + 15) // 16 * 2), np.uint64)
     return memoryview(words).cast("B")[:nbytes]
-
-
-def _new_shadow(nbytes: int) -> bytearray | mmap.mmap:
-    """A zero for each byte."""
-    return bytearray(nbytes) if nbytes < _PAGED_BYTES else mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE)

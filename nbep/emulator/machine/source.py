@@ -121,15 +121,14 @@ def frames_of_kernel(frame: FrameType | None) -> list[tuple[FrameType, int]]:
     return frames[::-1]
 
 
-def _is_of_a_library(package: str) -> bool:
-    return package in (_PACKAGE.name, "torch") or package in sys.stdlib_module_names
-
-
 def caller_site(frame: FrameType | None) -> Site | None:
     """Where the user's code stands that has called nbep; None if there is none, as in a scenario of nbep's."""
-    while frame is not None and _is_of_a_library(str(frame.f_globals.get("__name__")).partition(".")[0]):
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package not in (_PACKAGE.name, "torch") and package not in sys.stdlib_module_names:
+            return frame.f_code, frame.f_lasti
         frame = frame.f_back
-    return None if frame is None else (frame.f_code, frame.f_lasti)
+    return None
 
 
 def line_number(site: Site) -> int:
@@ -142,18 +141,17 @@ def line_number(site: Site) -> int:
 
 
 def describe_site(site: Site | None) -> str:
-    """`file:line (function)` of a site."""
+    """`file:line (function)` of a site.
+
+    A file of nbep is `nbep/...`, wherever it is installed; others are relative to the working directory, if below it.
+    """
     if site is None:
         return "an unknown line"
     code, _ = site
-    return f"{_short_path(code.co_filename)}:{line_number(site)} ({code.co_name})"
-
-
-def _short_path(filename: str) -> str:
-    """A file of nbep as `nbep/...`, wherever it is installed; others relative to the working directory, if below it."""
-    path = Path(filename)
+    path = Path(code.co_filename)
     folder = _HERE.parent if path.is_relative_to(_HERE) else Path.cwd()
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else filename
+    file = path.relative_to(folder) if path.is_relative_to(folder) else code.co_filename
+    return f"{file}:{line_number(site)} ({code.co_name})"
 
 
 def source_line(site: Site | None) -> str:

@@ -172,8 +172,3 @@ SENTENCES = {
     "behind, waits": "thread {thread} of its block waits in {function}",
     "behind, on its way": "thread {thread} of its block is still at {site}",
 }
-
-
-def in_words(causes: tuple[Cause, ...]) -> str:
-    """The first line of a report."""
-    return "; and ".join(cause.sentence for cause in causes)

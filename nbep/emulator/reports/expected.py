@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..machine.kinds import KINDS, range_of
 from ..machine.memory import Allocation
 from ..models.versions import GRANULE
+from ..tracing import SILENT
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
@@ -217,8 +218,7 @@ def quiet(world: Any) -> Iterator[None]:
     hooks, launches = world.hooks, list(world.launches)
     allocations = {allocation for space in world.spaces.values() for allocation in space.segments.values()}
     writers = [(allocation, dict(allocation.writers)) for allocation in allocations]
-    deaf: Any = _Deaf()
-    world.hooks = None if hooks is None else deaf
+    world.hooks = None if hooks is None else SILENT
     for launch in launches:
         launch.copies += 1
     try:
@@ -230,13 +230,6 @@ def quiet(world: Any) -> Iterator[None]:
         for allocation, before in writers:
             allocation.writers.clear()
             allocation.writers.update(before)
-
-
-class _Deaf:
-    """In place of a tracer's methods."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *_: None
 
 
 @contextmanager

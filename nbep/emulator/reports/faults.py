@@ -98,9 +98,10 @@ def diverged(fact: Diverged) -> EmulatorError:
         f"  lanes {came} are at {collective.name}, {describe_site(collective.site)}"
     )
     lanes = thread.warp_state.lanes
-    absent = [lanes[n] for n in lanes_of(collective.missing) if lanes[n] is not thread]
-    if absent:
-        message += "\n" + whereabouts(absent)
+    places: dict[str, list[int]] = {}
+    for absent in (lanes[n] for n in lanes_of(collective.missing) if lanes[n] is not thread):
+        places.setdefault(place(absent), []).append(absent.lane)
+    message += "".join(f"\n  lanes {ranges(numbers)} {where}" for where, numbers in places.items())
     return error_at(thread, Divergence, message)
 
 
@@ -122,14 +123,6 @@ def never_full(fact: NeverFull) -> EmulatorError:
         f"{who_have('thread', barrier.arrived)} arrived, and {who_have('thread', gone)} left the kernel"
     )
     return error_at(barrier.waiting[0], DeadlockError, message) if barrier.waiting else DeadlockError(message)
-
-
-def whereabouts(threads: list[Thread]) -> str:
-    """One line for each place where some of `threads` are."""
-    places: dict[str, list[int]] = {}
-    for thread in threads:
-        places.setdefault(place(thread), []).append(thread.lane)
-    return "\n".join(f"  lanes {ranges(lanes)} {where}" for where, lanes in places.items())
 
 
 def place(thread: Thread) -> str:

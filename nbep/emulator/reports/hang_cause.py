@@ -16,7 +16,6 @@ from .waiting import Group, index_of, is_atomic, kernel_of, named_source, near, 
 
 if TYPE_CHECKING:
     from ..machine.access import Cell
-    from ..machine.stream import Launch
     from ..machine.thread import Thread
     from ..run import Run
 
@@ -47,7 +46,10 @@ class Waits:
             group.own_cells = [cell for cell in group.wait.cells if self.is_private(cell)]
         self.index = {group: None if group.cell is None else index_of(group.cell) for group in groups}
         self.indices = {group: {index_of(cell) for cell in group.wait.cells} - {None} for group in groups}
-        self.has_lost_warps = {launch: _has_lost_a_warp(launch) for launch in world.launches}
+        self.has_lost_warps = {  # whether all threads of a warp have left a kernel
+            launch: any(all(lane.exited for lane in warp.lanes) for block in launch.blocks for warp in block.warps)
+            for launch in world.launches
+        }
         self.awaited = {group: self._awaited(group) for group in groups}
         self.number = {group: i for i, group in enumerate(groups)}
         # By number: a bit for each group that it waits for, directly or not; and of those that it surely waits for.
@@ -276,11 +278,6 @@ class Waits:
         """How little a group has to do with another one that waits for it: with its threads, or with its index."""
         groups = self.awaited[group].groups
         return here not in groups, self.index[here] not in self.indices[group], len(groups)
-
-
-def _has_lost_a_warp(launch: Launch) -> bool:
-    """Whether all threads of a warp have left a kernel."""
-    return any(all(thread.exited for thread in warp.lanes) for block in launch.blocks for warp in block.warps)
 
 
 def of_rank(group: Group) -> int:

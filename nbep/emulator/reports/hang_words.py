@@ -29,7 +29,12 @@ def paragraph(waits: Waits, hosts: list[tuple[str, str]]) -> list[str]:
         same: dict[str, list[str]] = {}
         for name, what in hosts:
             same.setdefault(what, []).append(name)
-        return [f"No kernel runs: {_hosts(names)} for {what}" for what, names in same.items()]
+        lines = []
+        for what, names in same.items():
+            ranks = [int(name.rpartition(" ")[2]) for name in names if name[-1].isdecimal()]
+            wait = f"the hosts of ranks {ranges(ranks)} wait" if len(ranks) > 1 else f"{names[0]} waits"
+            lines.append(f"No kernel runs: {wait} for {what}")
+        return lines
     awaited = waits.awaited[group]
     if is_undone := _is_undone(group):  # who has stored last is not the one who is waited for
         awaited = awaited._replace(rank=None)
@@ -344,12 +349,6 @@ def _starts(waits: Waits, group: Group) -> list[str]:
 def _rank(launch: Any) -> int:
     """The rank of a launch, or whose NIC it is."""
     return launch.rank % NIC_NUMBERS
-
-
-def _hosts(names: list[str]) -> str:
-    """`the hosts of ranks 0-3 wait`, for names as `the host of rank 2`."""
-    ranks = [int(name.rpartition(" ")[2]) for name in names if name[-1].isdecimal()]
-    return f"the hosts of ranks {ranges(ranks)} wait" if len(ranks) > 1 else f"{names[0]} waits"
 
 
 def _ranks(ranks: list[int]) -> str:

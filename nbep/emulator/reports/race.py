@@ -15,7 +15,7 @@ from ..machine.source import describe_site, source_line
 from ..models import races
 from ..models.host import HostRace
 from ..models.knowledge import NOT_YET, Access, Place, distance, latest, stream_of
-from .causes import Cause, Link, in_words
+from .causes import Cause
 from .chains import Race
 from .race_cause import causes_of_late, find_causes
 
@@ -41,13 +41,14 @@ def race(fact: races.Race) -> errors.EmulatorError:
     who = "a bulk copy" if earlier.order == "bulk" else "the CPU" if earlier.owner.is_cpu else who
     what = f"{access.how} {access.verb} {'to' if access.verb == 'store' else 'of'} {access.end - access.begin} bytes"
     lines = [
-        in_words(error.causes),
+        "; and ".join(cause.sentence for cause in error.causes),
         *_describe(earlier, "  "),
         *_describe(access, "  "),
         f"  {what} that {who} has {_done(earlier, is_plain=True)}",
         f"  in {one.cell}",
-        *_describe_links(error.causes[-1].lines),
     ]
+    for allocation, store, load in error.causes[-1].lines[-MAX_LINKS:]:
+        lines += [f"  signal in {allocation.cell(load.begin)}", *_describe(store, "    "), *_describe(load, "    ")]
     error.args = ("\n".join(lines),)
     error.thread, error.source = thread.describe(), describe_site(access.site)
     return error
@@ -94,13 +95,6 @@ def host_race(fact: HostRace) -> errors.EmulatorError:
     error = errors.DataRace("\n".join(lines))
     error.thread, error.source = here, describe_site(access.site)
     return error
-
-
-def _describe_links(links: tuple[Link, ...]) -> list[str]:
-    lines: list[str] = []
-    for allocation, store, load in links[-MAX_LINKS:]:
-        lines += [f"  signal in {allocation.cell(load.begin)}", *_describe(store, "    "), *_describe(load, "    ")]
-    return lines
 
 
 def _done(access: Access, is_plain: bool = False) -> str:

@@ -165,7 +165,10 @@ def _of_chain(race: Race, way: Way) -> Causes:
         flaw = flaws.pop(0)
         is_pair = bool(flaws) and flaw.what == "store too weak" and flaws[0].what == "load too weak"
         if is_pair and flaws[0].load is flaw.load:
-            causes.append(_both_ends(race, flaws.pop(0)))
+            _, store, load = link = _link(flaws.pop(0))
+            ends = "the atomics on" if store.is_atomic and load.is_atomic else f"the {store.noun} to and the load of"
+            hows = store.how if store.how == load.how else f"{store.how} and {load.how}"
+            causes.append(race.cause("both too weak", link.cell, ends=ends, hows=hows))
         elif flaw.what == "copy":
             causes.append(copy_not_waited(race, way.links[0] if way.links else None))
         elif flaw.what == "vote":
@@ -181,13 +184,6 @@ def _of_chain(race: Race, way: Way) -> Causes:
 def _link(flaw: Flaw) -> Link:
     """Where it is; not of flaws between threads of a block."""
     return Link(flaw.allocation, flaw.store, flaw.load)  # type: ignore[arg-type]
-
-
-def _both_ends(race: Race, flaw: Flaw) -> Cause:
-    _, store, load = link = _link(flaw)
-    ends = "the atomics on" if store.is_atomic and load.is_atomic else f"the {store.noun} to and the load of"
-    hows = store.how if store.how == load.how else f"{store.how} and {load.how}"
-    return race.cause("both too weak", link.cell, ends=ends, hows=hows)
 
 
 def _one_end(race: Race, flaw: Flaw) -> Cause:

@@ -110,10 +110,13 @@ def waiting_groups(world: Run, here: tuple[Thread | None, FrameType | None] | No
             for thread in block.threads:
                 if not thread.exited:
                     key = id(thread.waits_for)
-                    if thread in running:
+                    if thread in running and here is None:  # it runs and runs while nothing changes
+                        lines = [line for cell in thread.polled.values() for line in _cell(*cell)]
+                        body = ("waits in a loop that does not call wait_expired", *lines) if lines else ("runs",)
+                        wait = Wait(body, cells=list(thread.polled.values()))
+                    elif thread in running:
                         runs = "runs" if thread.gr_frame is not None else "has not started"
-                        is_here = here is not None and thread is here[0]
-                        wait = _loops(thread) if here is None else Wait(("is here" if is_here else runs,))
+                        wait = Wait(("is here" if here is not None and thread is here[0] else runs,))
                     elif key in waits:
                         wait = waits[key]
                     else:
@@ -164,13 +167,6 @@ def _waits(thread: Thread) -> Wait:
         what = f"waits at {waits_for.name} with mask {waits_for.mask:#010x}"
         return Wait((what, *_missing(absent)), waits_for, absent=absent)
     return Wait((f"waits for {waits_for}",), waits_for)
-
-
-def _loops(thread: Thread) -> Wait:
-    """The same for a thread that runs and runs while nothing changes."""
-    cells = list(thread.polled.values())
-    lines = [line for cell in cells for line in _cell(*cell)]
-    return Wait(("waits in a loop that does not call wait_expired", *lines) if lines else ("runs",), cells=cells)
 
 
 def _at_barrier(barrier: NamedBarrier, thread: Thread) -> Wait:

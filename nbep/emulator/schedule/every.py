@@ -41,29 +41,11 @@ class OutOfTime(BaseException):
     """The time for all runs is over, and one is under way."""
 
 
-class Limited:
-    """A tree of runs that stops when its time is over, also inside a run.
-
-    end_time: when, by `time.monotonic`
-    """
-
-    end_time = math.inf
-
-    @property
-    def is_late(self) -> bool:
-        return time.monotonic() > self.end_time
-
-    def look_at_time(self) -> None:
-        """Raises: OutOfTime"""
-        if self.is_late:
-            raise OutOfTime
-
-
 class Changed(RuntimeError):
     """The same choices have led to another state."""
 
 
-class Tree(Turns, Limited):
+class Tree(Turns):
     """All runs of a program so far, and the one under way.
 
     Attributes:
@@ -76,9 +58,11 @@ class Tree(Turns, Limited):
         finds_races: whether a run then stops at a data race; without weak memory it always does
         is_plain: whether to go through all orders of all steps, to compare with: no race, and nobody asleep
         parts: of the program that are explored apart, if that is asked for; None if they are not, or cannot be
+        end_time: by `time.monotonic`; from then on there is no other run, and the one under way stops
     """
 
     is_search = True  # whether other runs come after one
+    end_time = math.inf
 
     def __init__(
         self,
@@ -110,6 +94,15 @@ class Tree(Turns, Limited):
         self.failures: dict[Hashable, list[dict[Question, bool]]] = {}  # what waits for one cell were told, by state
 
     # --- runs -----------------------------------------------------------------------------------------------------
+
+    @property
+    def is_late(self) -> bool:
+        return time.monotonic() > self.end_time
+
+    def look_at_time(self) -> None:
+        """Raises: OutOfTime"""
+        if self.is_late:
+            raise OutOfTime
 
     def begin(self) -> bool:
         """Begin the next run; False if there is none, or no time."""

@@ -11,6 +11,7 @@ a kernel starts, a stream waits         at once, behind what comes before it; bu
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from ..machine.access import wake_watchers
@@ -152,7 +153,7 @@ class HostChoices(Cpu):
                 if words:
                     tree.hosts[who] = Waiting(words, self.clock_of(host))
             elif words:
-                self.leaving[who] = Underway(who, load_of(words), self.clock_of(host), self.leaver(host))
+                self.leaving[who] = Underway(who, load_of(words), self.clock_of(host), partial(self.leave, host))
             else:
                 has_gone = True
                 if not self.has_looked:
@@ -176,14 +177,11 @@ class HostChoices(Cpu):
         finally:
             self.noted, self.is_dry = None, False
 
-    def leaver(self, host: Host) -> Callable[[Underway], None]:
-        def leave(turn: Underway) -> None:
-            self.world.waiting_hosts.remove(host)
-            self.world.has_changed = True
-            self.step(host, turn.pending, is_wait=True)
-            self.go_on(host)
-
-        return leave
+    def leave(self, host: Host, turn: Underway) -> None:
+        self.world.waiting_hosts.remove(host)
+        self.world.has_changed = True
+        self.step(host, turn.pending, is_wait=True)
+        self.go_on(host)
 
 
 class EveryHost(HostChoices, CheckedHost):

@@ -285,60 +285,8 @@ class Seen(Loaded):
     def __bool__(self) -> bool:
         return self.compare("ne", 0)
 
-    def __hash__(self) -> int:
-        return hash(self.settle())
-
-    def __int__(self) -> int:
-        return self.settle()
-
-    __index__ = __trunc__ = __int__
-
-    def __float__(self) -> float:
-        return float(self.settle())
-
-    def __repr__(self) -> str:
-        return repr(self.settle())
-
-    def __format__(self, spec: str) -> str:
-        return format(self.settle(), spec)
-
-    def __eq__(self, other: object) -> bool:
-        return self.compare("eq", other)
-
-    def __ne__(self, other: object) -> bool:
-        return self.compare("ne", other)
-
-    def __lt__(self, other: Any) -> bool:
-        return self.compare("lt", other)
-
-    def __le__(self, other: Any) -> bool:
-        return self.compare("le", other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self.compare("gt", other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self.compare("ge", other)
-
-    def __rshift__(self, other: Any) -> Any:
-        return self.derive("rshift", other)
-
-    def __and__(self, other: Any) -> Any:
-        return self.derive("and", other)
-
-    def __add__(self, other: Any) -> Any:
-        return self.derive("add", other)
-
-    def __sub__(self, other: Any) -> Any:
-        return self.derive("sub", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self.derive("rsub", other)
-
     def __neg__(self) -> Any:
         return self.derive("rsub", 0)
-
-    __rand__, __radd__ = __and__, __add__
 
 
 def settled(value: Any) -> Any:
@@ -354,13 +302,24 @@ def exactly(function: Callable, is_reflected: bool = False) -> Callable:
     return method
 
 
+def asking(how: Callable, name: str) -> Callable:
+    return lambda self, other: how(self, name, other)
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(Seen, f"__{_name}__", asking(Seen.compare, _name))
+for _name in ("rshift", "and", "add", "sub", "rsub"):
+    setattr(Seen, f"__{_name}__", asking(Seen.derive, _name))
+for _name in ("and", "add"):
+    setattr(Seen, f"__r{_name}__", asking(Seen.derive, _name))
 BINARY: dict[str, Callable] = {
     "mul": operator.mul, "truediv": operator.truediv,
     "floordiv": operator.floordiv, "mod": operator.mod, "divmod": divmod, "pow": operator.pow,
     "lshift": operator.lshift, "or": operator.or_, "xor": operator.xor,
 }  # fmt: skip
 UNARY: dict[str, Callable] = {
-    "pos": operator.pos, "abs": abs, "invert": operator.invert, "round": round,
+    "pos": operator.pos, "abs": abs, "invert": operator.invert, "round": round, "int": int, "index": int, "trunc": int,
+    "float": float, "repr": repr, "format": format, "hash": hash,
 }  # fmt: skip
 for _name, _function in (BINARY | UNARY).items():
     setattr(Seen, f"__{_name}__", exactly(_function))
