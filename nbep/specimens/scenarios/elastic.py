@@ -6,8 +6,8 @@ from typing import Any
 
 from nbep.device.cards import SM80, SM90
 from nbep.lab.check.scenario import Scenario
-from nbep.specimens.scenarios.intranode import counts_of
-from nbep.specimens.workloads.cases import Case, make_case
+from nbep.specimens.scenarios import intranode
+from nbep.specimens.workloads.cases import Case
 from nbep.specimens.workloads.elastic import (
     ElasticExpected,
     ElasticOptions,
@@ -106,19 +106,7 @@ def options_of(parameters: dict[str, int]) -> ElasticOptions:
 
 def cases_of(parameters: dict[str, int]) -> list[Case]:
     """The inputs of each round. Most tokens go to all ranks."""
-    num_ranks = parameters["ranks"]
-    return [
-        make_case(
-            parameters["inputs"] + number,
-            num_ranks=num_ranks,
-            num_tokens=counts_of(parameters["tokens"], num_ranks, bool(parameters["uneven"])),
-            hidden=parameters["hidden"],
-            num_topk=parameters["topk"],
-            experts_per_rank=parameters["experts"],
-            routing="uniform" if number % 2 else "everywhere",
-        )
-        for number in range(parameters["rounds"])
-    ]
+    return intranode.cases_of(parameters, ("everywhere", "uniform"))
 
 
 def main(comm: Any, **parameters: int) -> list[ElasticOutcome]:

@@ -7,12 +7,11 @@ from functools import partial
 from typing import Any
 
 import nbep
-from nbep.host.block_sizes import block_sizes
 from nbep.lab.check.scenario import Scenario
-from nbep.specimens.scenarios.intranode import Plan, check_rounds, counts_of, run_rounds
-from nbep.specimens.workloads.cases import Case, make_case, only_to
+from nbep.specimens.scenarios import intranode
+from nbep.specimens.scenarios.intranode import Plan
+from nbep.specimens.workloads.cases import Case, only_to
 from nbep.specimens.workloads.internode import NIC, Options
-from nbep.specimens.workloads.intranode import Outcome
 
 # ranks: of all nodes. chunk, slots: inside a node; rdma_chunk, rdma_slots: between nodes. threads: of a block, 0 for
 # what suits. 1 or 0: tma, a copy engine; ibgda, the software NIC; uneven, other numbers of tokens on each rank;
@@ -80,44 +79,29 @@ def plan_of(what: str, parameters: dict[str, int]) -> Plan:
 
 
 def cases_of(parameters: dict[str, int]) -> list[Case]:
-    """The inputs of each round."""
-    return [case_of(parameters, number) for number in range(parameters["rounds"])]
-
-
-def case_of(parameters: dict[str, int], number: int) -> Case:
-    num_ranks, num_nodes = parameters["ranks"], parameters["nodes"]
-    case = make_case(
-        parameters["inputs"] + number,
-        num_ranks=num_ranks,
-        num_nodes=num_nodes,
-        num_tokens=counts_of(parameters["tokens"], num_ranks, bool(parameters["uneven"])),
-        hidden=parameters["hidden"],
-        num_topk=parameters["topk"],
-        routing="grouped" if parameters["grouped"] else "everywhere",
-    )
+    cases = intranode.cases_of(parameters, ("grouped" if parameters["grouped"] else "everywhere",))
     if not parameters["sparse"]:
-        return case
-    return only_to(case, [[(rank + number) % num_ranks] for rank in range(num_ranks)])
-
-
-def main(comm: Any, what: str, **parameters: int) -> list[Outcome]:
-    """Rounds on a machine as the parameters say."""
-    if parameters["threads"]:
-        block_sizes(comm.runtime).notify = 128
-    return run_rounds(comm, cases_of(parameters), plan_of(what, parameters), parameters)
-
-
-def check(results: list[list[Outcome]], what: str, **parameters: int) -> None:
-    check_rounds(results, cases_of(parameters), plan_of(what, parameters))
+        return cases
+    ranks = parameters["ranks"]
+    owners = ([[(rank + number) % ranks] for rank in range(ranks)] for number in range(len(cases)))
+    return list(map(only_to, cases, owners))
 
 
 def make(
     name: str, about: str, what: str, variants: tuple, *kernels: str, shapes: Any = ({},), **changed: int
 ) -> Scenario:
     own = ("get_dispatch_layout", "internode.notify_dispatch", "internode.dispatch", "network.nic")
-    mains = partial(main, what=what), partial(check, what=what)
-    return Scenario(
-        f"internode{name}", about, *mains, {**PARAMETERS, **changed}, LEAST, (*own, *kernels), variants, shapes
+    return intranode.rounds(
+        f"internode{name}",
+        about,
+        partial(plan_of, what),
+        lambda parameters: 128 if parameters["threads"] else 0,
+        cases_of,
+        {**PARAMETERS, **changed},
+        LEAST,
+        (*own, *kernels),
+        variants,
+        shapes,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,15 +55,6 @@ def counts_of(tokens: int, num_ranks: int, uneven: bool) -> list[int]:
     return [(tokens, 0, tokens // 2 + 1, tokens // 3)[rank % 4] if uneven else tokens for rank in range(num_ranks)]
 
 
-def run_rounds(comm: Any, cases: list[Case], plan: Plan, parameters: dict[str, int]) -> list[Outcome]:
-    """Rounds on one buffer that is just large enough. tma: whether the emulated card has a copy engine"""
-    comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
-    buffer = make_buffer_for(comm, [(case, plan.options) for case in cases])
-    results = [call_round(buffer, case, plan) for case in cases]
-    buffer.destroy()
-    return results
-
-
 def call_round(buffer: nbep.Buffer, case: Case, plan: Plan) -> Outcome:
     """One round on one rank."""
     rank, options = buffer.rank, plan.options
@@ -85,17 +77,61 @@ def call_round(buffer: nbep.Buffer, case: Case, plan: Plan) -> Outcome:
     return outcome
 
 
-def check_rounds(results: list[list[Outcome]], cases: list[Case], plan: Plan) -> None:
-    """Compare what all ranks have returned with the reference, bit for bit."""
-    for number, case in enumerate(cases):
-        expected = Expected(case, plan.options)
-        for rank, of_rank in enumerate(results):
-            where = f"round {number}, rank {rank}"
-            if plan.last == "layout":
-                sent = [case.provenance(rank, token) for token in range(case.num_tokens[rank])]
-                plan.options.check_layout(Report(where), case, rank, of_rank[number].layout, sent)
-            else:
-                expected.check(rank, of_rank[number], where)
+def cases_of(parameters: dict[str, int], routings: Sequence[str] = ("everywhere",)) -> list[Case]:
+    """The inputs of each round. All tokens go everywhere, so that rings are full; else in turn as routings say."""
+    num_ranks = parameters["ranks"]
+    return [
+        make_case(
+            parameters["inputs"] + number,
+            num_ranks=num_ranks,
+            num_nodes=parameters.get("nodes", 1),
+            num_tokens=counts_of(parameters["tokens"], num_ranks, bool(parameters["uneven"])),
+            hidden=parameters["hidden"],
+            num_topk=parameters["topk"],
+            experts_per_rank=parameters.get("experts", 2),
+            routing=routings[number % len(routings)],
+        )
+        for number in range(parameters["rounds"])
+    ]
+
+
+def rounds(
+    name: str,
+    about: str,
+    plan_of: Callable[[dict[str, int]], Plan],
+    notify_of: Callable[[dict[str, int]], int],
+    cases_of: Callable[[dict[str, int]], list[Case]],
+    *of_scenario: Any,
+) -> Scenario:
+    """A scenario of rounds on one buffer that is just large enough. tma: whether the emulated card has a copy engine
+
+    notify_of: the threads of a block of notify, 0 for what suits; of_scenario: from `Scenario.parameters` on
+    """
+
+    def main(comm: Any, **parameters: int) -> list[Outcome]:
+        comm.runtime.world.compute_capability = SM90 if parameters["tma"] else SM80
+        if num_threads := notify_of(parameters):
+            block_sizes(comm.runtime).notify = num_threads
+        cases, plan = cases_of(parameters), plan_of(parameters)
+        buffer = make_buffer_for(comm, [(case, plan.options) for case in cases])
+        results = [call_round(buffer, case, plan) for case in cases]
+        buffer.destroy()
+        return results
+
+    def check(results: list[list[Outcome]], **parameters: int) -> None:
+        """Compare what all ranks have returned with the reference, bit for bit."""
+        plan = plan_of(parameters)
+        for number, case in enumerate(cases_of(parameters)):
+            expected = Expected(case, plan.options)
+            for rank, of_rank in enumerate(results):
+                where = f"round {number}, rank {rank}"
+                if plan.last == "layout":
+                    sent = [case.provenance(rank, token) for token in range(case.num_tokens[rank])]
+                    plan.options.check_layout(Report(where), case, rank, of_rank[number].layout, sent)
+                else:
+                    expected.check(rank, of_rank[number], where)
+
+    return Scenario(name, about, main, check, *of_scenario)
 
 
 # channels: half of the blocks of a launch. chunk, slots: tokens of a chunk, slots of a ring. warps: for each peer;
@@ -143,7 +179,7 @@ DIRECT_VARIANTS: tuple[dict[str, int], ...] = (
 )
 
 
-def plan_of(last: str, is_cached: bool, parameters: dict[str, int], is_direct: bool = False) -> Plan:
+def plan_of(last: str, is_cached: bool, is_direct: bool, parameters: dict[str, int]) -> Plan:
     config = nbep.Config(
         2 * parameters["channels"],
         parameters["chunk"],
@@ -159,32 +195,6 @@ def plan_of(last: str, is_cached: bool, parameters: dict[str, int], is_direct: b
     return Plan(last, is_cached, options)
 
 
-def cases_of(parameters: dict[str, int]) -> list[Case]:
-    """The inputs of each round. All tokens go everywhere, so that rings are full."""
-    num_ranks = parameters["ranks"]
-    return [
-        make_case(
-            parameters["inputs"] + number,
-            num_ranks=num_ranks,
-            num_tokens=counts_of(parameters["tokens"], num_ranks, bool(parameters["uneven"])),
-            hidden=parameters["hidden"],
-            num_topk=parameters["topk"],
-            routing="everywhere",
-        )
-        for number in range(parameters["rounds"])
-    ]
-
-
-def main(comm: Any, last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> list[Outcome]:
-    """Rounds on a machine as the parameters say."""
-    block_sizes(comm.runtime).notify = 32 * parameters["notify_warps"]
-    return run_rounds(comm, cases_of(parameters), plan_of(last, is_cached, parameters, is_direct), parameters)
-
-
-def check(results: list[list[Outcome]], last: str, is_cached: bool, is_direct: bool = False, **parameters: int) -> None:
-    check_rounds(results, cases_of(parameters), plan_of(last, is_cached, parameters, is_direct))
-
-
 def main_alone(comm: Any, **parameters: int) -> FaultReport | None:
     """Rank 0 alone dispatches; what its kernel reports."""
     case = cases_of({**PARAMETERS, **parameters})[0]
@@ -192,7 +202,7 @@ def main_alone(comm: Any, **parameters: int) -> FaultReport | None:
     report = None
     if comm.rank == 0:
         try:
-            call_round(buffer, case, plan_of("dispatch", False, {**PARAMETERS, **parameters}))
+            call_round(buffer, case, plan_of("dispatch", False, False, {**PARAMETERS, **parameters}))
         except nbep.PeerTimeout as error:
             report = error.report
     buffer.destroy()
@@ -219,11 +229,12 @@ def make(
     shapes: tuple[dict[str, int], ...] = ({},),
     **changed: int,
 ) -> Scenario:
-    return Scenario(
+    return rounds(
         f"intranode.{name}",
         about,
-        partial(main, last=last, is_cached=is_cached, is_direct=is_direct),
-        partial(check, last=last, is_cached=is_cached, is_direct=is_direct),
+        partial(plan_of, last, is_cached, is_direct),
+        lambda parameters: 32 * parameters["notify_warps"],
+        cases_of,
         {**PARAMETERS, **changed},
         LEAST,
         kernels,
