@@ -8,9 +8,8 @@
 Needs torch. `vectors` has the same cases as a file, for implementations that are not nbep.
 """
 
-from nbep.conformance.as_deep_ep import as_deep_ep
 from nbep.conformance.cases import KINDS, Broken, Case
 from nbep.conformance.cpu_as_cuda import cpu_as_cuda
-from nbep.conformance.run import Failed, Finding, Rank, conforms, run
+from nbep.conformance.run import Failed, Finding, Rank, as_deep_ep, conforms, run
 
 __all__ = ["KINDS", "Broken", "Case", "Failed", "Finding", "Rank", "as_deep_ep", "conforms", "cpu_as_cuda", "run"]

@@ -13,7 +13,7 @@ It knows nothing of expert parallelism.  Its parts, in an order to read them in:
         errors, faults  what can go wrong, as exceptions and as facts; `source` finds the line of code that did
         world           what all these need of the world above them
     models/    when a store is seen, and what must be ordered
-        delayed         stores that are seen as late as their order allows, loads that are early: `pending`, `versions`
+        delayed         stores that are seen as late as their order allows, loads that are early: `pending`
         checked         accesses to the same bytes that nothing orders: `signals` is who has signalled whom, `races` the
                         check, `copies` bulk copies, `knowledge` what threads know of each other's
     schedule/  who runs next: `scheduler` runs them, `strategies` make the choices

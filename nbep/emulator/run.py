@@ -17,8 +17,7 @@ from .machine.thread import Thread
 from .models.checked import CheckedThread
 from .models.delayed import DelayedThread
 from .models.history import History
-from .models.host import CheckedHost
-from .models.streams import CheckedOrder
+from .models.host import CheckedHost, CheckedOrder
 from .schedule.every import Every
 from .schedule.every_copies import EveryCopyThread
 from .schedule.every_hosts import EveryHost, EveryOrder, EverySms

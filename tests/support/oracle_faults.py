@@ -15,9 +15,8 @@ from oracle_runs import difference
 
 from nbep.emulator.machine.stream import Order
 from nbep.emulator.models import knowledge, races, signals
-from nbep.emulator.models.host import CheckedHost
+from nbep.emulator.models.host import CheckedHost, CheckedOrder
 from nbep.emulator.models.knowledge import ALL_CLOCKS, Knowledge, Overwritten
-from nbep.emulator.models.streams import CheckedOrder
 from nbep.emulator.run import Run
 from nbep.emulator.schedule import every_order
 from nbep.emulator.schedule.every_choice import Choice, Tried

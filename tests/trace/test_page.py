@@ -16,8 +16,7 @@ from nbep.device.primitives import ld_acquire_sys_s32, st_release_sys_s32, threa
 from nbep.emulator import World
 from nbep.lab.trace import Trace
 from nbep.lab.trace.events import readings
-from nbep.lab.trace.page import all_stories
-from nbep.lab.trace.stories import line_of_role
+from nbep.lab.trace.page import all_stories, line_of_role
 
 SIZE = {"width": 1280, "height": 860}
 

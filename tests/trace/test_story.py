@@ -9,8 +9,7 @@ import nbep
 from nbep.device.primitives import block_idx, ld_acquire_sys_s32, st_release_sys_s32
 from nbep.emulator import World
 from nbep.lab.trace import Trace
-from nbep.lab.trace.page import all_stories
-from nbep.lab.trace.stories import HANGS, MOST_STEPS
+from nbep.lab.trace.page import HANGS, MOST_STEPS, all_stories
 from nbep.specimens.views.token_path import Scene
 
 LEAST_STEPS = 8

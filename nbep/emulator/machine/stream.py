@@ -23,7 +23,7 @@ _queued = count()
 
 
 class Order:
-    """What is before what among the launches of a rank. Nothing is checked here; see `models.streams`.
+    """What is before what among the launches of a rank. Nothing is checked here; see `models.host`.
 
     It is called at each step of a stream. queued: what `queued` has returned when the host queued it.
     """

@@ -1,6 +1,6 @@
 """What a thread knows of others' stores under `delayed`, to the letter of PTX: for `--all --weak`.
 
-`versions` knows moments: who acquires a release knows all that anybody could see by then. That is cheap, and shows a
+`pending` knows moments: who acquires a release knows all that anybody could see by then. That is cheap, and shows a
 bit less than PTX allows. Here a thread knows the very stores that come before its next access in *causality order*,
 and a load may miss any other one:
 
@@ -35,7 +35,7 @@ from ..machine.orders import ACQUIRES, RELEASES, SCOPES
 from ..machine.stream import Order
 from ..machine.warp import Warp
 from .delayed import DelayedThread
-from .versions import GRANULE, MAX_VERSIONS, Version
+from .pending import GRANULE, MAX_VERSIONS, Version
 
 if TYPE_CHECKING:
     from greenlet import greenlet

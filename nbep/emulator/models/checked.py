@@ -3,7 +3,7 @@
 A store is seen by all at once, as with "sc".  But a thread may only meet the bytes that another one has stored if it
 can know of the store: after a release, a barrier or a syncwarp of the one who stored, and whatever takes that on to
 this thread: an acquire of the released value, the same barrier, any chain of them, or what orders kernels: see
-`streams`.  A strong store is known, too, to whoever reads its value with a strong load, and to those who know of that
+`host`.  A strong store is known, too, to whoever reads its value with a strong load, and to those who know of that
 one's next release: PTX's causality order is observation, then base causality.  What came before the store is not.
 
 And a thread may only store to bytes that another one has loaded if it can know that the load is over.  For that relaxed

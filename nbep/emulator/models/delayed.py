@@ -12,7 +12,7 @@ to the level of its scope before it is seen itself.  Without one, stores arrive 
 but in the order of their thread within 16 aligned bytes.  So a tail that is published relaxed overtakes its payload
 under some seed.
 A bulk store goes the same way from where it is done: waiting for it makes it visible to its own thread alone.
-A load may return an older value than the present one, unless an acquire or a barrier orders it: see `versions`.  So
+A load may return an older value than the present one, unless an acquire or a barrier orders it: see `pending`.  So
 bytes that are read after a poll without an acquire are those from before, under some seed.  Reads of shared memory are
 never early.  A kernel is done when all its stores have arrived.
 A relaxed atomic whose result is not used waits as a store does, and is performed when it arrives.  All others are
@@ -32,8 +32,7 @@ from ..machine.memory import Allocation
 from ..machine.orders import ACQUIRES, POLLED, RELEASES, SCOPES
 from ..machine.source import Site, site_of
 from ..machine.thread import Thread
-from .pending import BufferedThread, PendingAtomic, PendingStore, is_unused
-from .versions import GRANULE, Version
+from .pending import GRANULE, BufferedThread, PendingAtomic, PendingStore, Version, is_unused
 
 if TYPE_CHECKING:
     from ..machine.block import NamedBarrier

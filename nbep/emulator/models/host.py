@@ -10,7 +10,7 @@ own are weak. Kernels that start later know of all that it has written.
 Each host knows for itself. Those who meet in a communicator know then what each of them knew when it came. One that
 has waited for others in another way, in a wait that looks at no memory and at no event, knows what all of them know by
 then: whom it has waited for is not seen here. After an event a host knows what a kernel would
-know that started in its stream then, and what it queues knows what it knew by then: see `streams`.
+know that started in its stream then, and what it queues knows what it knew by then.
 
 Who frees memory must know of all accesses to it, and who closes a mapping of those by its own rank: what comes after
 that is no access any more, but an error.
@@ -21,12 +21,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
 from ..machine.orders import SCOPES
 from ..machine.source import site_of
+from ..machine.stream import Order
 from ..machine.world import World
 from .history import Forgotten, Stored
 from .knowledge import (
@@ -40,14 +41,22 @@ from .knowledge import (
     Knowledge,
     Message,
     Owner,
+    Place,
     Signalled,
     is_partial,
     join,
     join_two,
     last_to,
+    later,
     remember_store,
+    stream_clock,
     with_signals,
+    without_parts,
 )
+
+if TYPE_CHECKING:
+    from ..machine.stream import Launch, Mark, Stream
+
 
 REACH = SCOPES["sys"]  # between the CPU and any thread
 
@@ -196,3 +205,74 @@ class CheckedHost(Cpu):
         self.world.signals += 1
         self.wait(with_signals(NOTHING, {self.owner.clock: self.world.signals}))
         return self.world.signals
+
+
+# What a kernel knows when it starts: of launches before it in its stream, by events, and from the host
+#
+#     what stands in a stream is over     before what follows there starts
+#     an event is recorded                before the streams that wait for it go on, and before a host that has waited
+#     a host queues something             before that starts: it knows what its host had waited for or polled by then
+#     a thread leaves its kernel          before that is over: what comes next knows what the thread has acquired
+#
+# A kernel knows of nothing else, whatever has happened before it starts. Of other ranks it knows what its host, or a
+# kernel before it, has acquired. Each rank has a host of its own: see `host`.
+#
+# The end of a kernel is no fence. What its threads have read with relaxed loads they have observed, and the next kernel
+# knows of those stores; but not of what came before these, for which it takes an acquire or a fence in the kernel.
+#
+# Source: PTX ISA, Memory Consistency Model, Memory synchronization, "API synchronization": these pairs synchronize, and
+# so are of base causality order; Release and Acquire Patterns: a strong read acquires by an instruction behind it
+
+
+class CheckedOrder(Order):
+    """The order of launches, as `checked` sees it.
+
+    points: of each stream, what comes before whatever stands there next
+    numbered: the clock of each stream
+    waits: the last event of another stream that a stream has waited for, by their clocks
+    """
+
+    def __init__(self, world: World):
+        self.world = world
+        self.points: dict[Stream, Knowledge] = {}
+        self.numbered: dict[Stream, int] = {}
+        self.waits: dict[tuple[int, int], Mark] = {}
+
+    def queued(self, stream: Stream) -> Knowledge:
+        return with_signals(self.world.cpu.knowledge, {self.world.cpu.owner.clock: self.world.signals})
+
+    def point(self, stream: Stream, queued: Knowledge) -> Knowledge:
+        """What comes before something that was queued, when the stream comes to it."""
+        self.points[stream] = join_two(self.points.get(stream, NOTHING), queued)
+        return self.points[stream]
+
+    def start(self, launch: Launch, queued: Knowledge) -> None:
+        stream = launch.stream
+        point = self.point(stream, queued)
+        stores, loads = without_parts(point.stores), without_parts(later(point.loads, point.stores))
+        launch.known = Knowledge(stores, stores, loads, stores, loads)  # the start of a kernel is a proxy fence as well
+        launch.learned = launch.known
+        launch.place = Place(stream.name, self.clock_of(stream), launch.title, launch.queued_as, launch.known)
+
+    def clock_of(self, stream: Stream) -> int:
+        return self.numbered.setdefault(stream, stream_clock(len(self.numbered) + 1))
+
+    def end(self, launch: Launch) -> None:
+        place = launch.place
+        place.end = self.world.signals
+        self.points[launch.stream] = with_signals(
+            Knowledge(launch.learned.stores, {}, launch.learned.loads, {}, {}), {place.clock: place.end}
+        )
+
+    def record(self, mark: Mark, queued: Knowledge) -> None:
+        mark.point = self.point(mark.stream, queued)
+
+    def wait(self, stream: Stream, mark: Mark, queued: Knowledge) -> None:
+        self.points[stream] = join_two(self.point(stream, queued), mark.point)
+        self.waits[self.clock_of(stream), self.clock_of(mark.stream)] = mark
+
+    def seen(self, mark: Mark) -> None:
+        self.world.cpu.wait(mark.point)
+
+    def run_over(self) -> None:
+        self.world.cpu.run_over()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.kinds import KINDS, range_of
 from ..machine.memory import Allocation
-from ..models.versions import GRANULE
+from ..models.pending import GRANULE
 from ..tracing import SILENT
 
 if TYPE_CHECKING:

@@ -19,10 +19,9 @@ from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
 from ..machine.sms import Sms
 from ..machine.stream import Order
-from ..models.host import CheckedHost
+from ..models.host import CheckedHost, CheckedOrder
 from ..models.knowledge import GRANULE_BITS
 from ..models.knowledge import join as together
-from ..models.streams import CheckedOrder
 from .every_order import join, joined
 from .every_parts import HOST
 from .every_seen import Cell, Entry

@@ -23,7 +23,7 @@ from typing import Any
 from ..machine.memory import Allocation
 from ..models.causes import CausalOrder
 from ..models.late_races import RacingHost
-from ..models.versions import GRANULE
+from ..models.pending import GRANULE
 from .every_hosts import HostChoices, OrderChoices
 from .every_order import joined
 from .every_step import Access, Clock, Step, Who, Words, store_of

@@ -16,8 +16,7 @@ from ..machine.orders import POLLED, RELEASES, SCOPES
 from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
 from ..models.late_races import RacingThread
-from ..models.pending import PendingAtomic, PendingStore
-from ..models.versions import Version
+from ..models.pending import PendingAtomic, PendingStore, Version
 from .every_copies import CopyChoices
 from .every_loops import (
     MANY_WEAK_LOOKS,

@@ -18,9 +18,8 @@ from nbep.lab.trace.events import Cell, Token
 from nbep.registry import registered
 
 if TYPE_CHECKING:
-    from nbep.lab.trace.page import Slots
+    from nbep.lab.trace.page import Slots, Story
     from nbep.lab.trace.recorder import Recorder
-    from nbep.lab.trace.stories import Story
 
 OF_A_NIC = "NIC"  # its memory: only it and its rank's kernels use it
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from nbep.lab.trace.events import Cell, Event, Launch, Token
+from nbep.lab.trace.page import Station
 from nbep.lab.trace.recorder import Recorder
-from nbep.lab.trace.stories import Station
 from nbep.lab.trace.table import Text, event_table
 from nbep.specimens.views.internode import COMBINE, DISPATCH
 from nbep.specimens.views.internode import DISPATCH as BETWEEN_NODES
