@@ -41,10 +41,9 @@ from nbep.lab.trace.style import (
     plain_axes,
 )
 from nbep.lab.trace.touches import Touches
-from nbep.specimens.views.internode import COMBINE, DISPATCH
-from nbep.specimens.views.intranode import OUTPUTS
 from nbep.specimens.views.pictures import draw_fill
 from nbep.specimens.views.ring_fills import RingFill, notes_of, ring_fills
+from nbep.specimens.views.rings import COMBINE, DISPATCH, OUTPUTS
 from nbep.specimens.views.token_path import journey
 
 

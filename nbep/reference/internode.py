@@ -19,6 +19,7 @@ from nbep.reference.fp8 import BF16
 from nbep.reference.intranode import (
     Dispatched,
     Layout,
+    add_rows,
     added_biases,
     channel_prefix_matrix,
     channel_task_range,
@@ -158,13 +159,7 @@ def internode_combine(
         for first in range(0, num_ranks, num_nvl_peers):
             of_node = np.zeros((num_tokens, hidden), np.float32)
             weights_of_node = np.zeros((num_tokens, num_topk), np.float32)
-            for dst in range(first, first + num_nvl_peers):
-                there = dispatched[dst]
-                for row, (src, token) in enumerate(zip(there.recv_src_rank, there.recv_src_idx, strict=True)):
-                    if src == rank:
-                        of_node[token] += x[dst][row].astype(np.float32)
-                        if topk_weights is not None:
-                            weights_of_node[token] += topk_weights[dst][row]
+            add_rows(of_node, weights_of_node, rank, range(first, first + num_nvl_peers), x, dispatched, topk_weights)
             total += of_node.astype(BF16).astype(np.float32)
             total_weights += weights_of_node
         results.append((total.astype(BF16), None if topk_weights is None else total_weights))

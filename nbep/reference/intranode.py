@@ -235,15 +235,20 @@ def combine(
         for term in added_biases(bias[rank] if bias is not None else None):
             total += term.astype(np.float32)
         weights = None if topk_weights is None else np.zeros((num_tokens, topk_weights[rank].shape[1]), np.float32)
-        for src in range(num_ranks):
-            there = dispatched[src]
-            for row, (from_rank, token) in enumerate(zip(there.recv_src_rank, there.recv_src_idx, strict=True)):
-                if from_rank == rank:
-                    total[token] += x[src][row].astype(np.float32)
-                    if weights is not None and topk_weights is not None:
-                        weights[token] += topk_weights[src][row]
+        add_rows(total, weights, rank, range(num_ranks), x, dispatched, topk_weights)
         results.append((total.astype(BF16), weights))
     return results
+
+
+def add_rows(total, weights, rank: int, owners, x: list, dispatched: list, topk_weights: list | None) -> None:
+    """Add up the rows, and their weights, that some ranks send back for the tokens of one."""
+    for owner in owners:
+        there = dispatched[owner]
+        for row, (source, token) in enumerate(zip(there.recv_src_rank, there.recv_src_idx, strict=True)):
+            if source == rank:
+                total[token] += x[owner][row].astype(np.float32)
+                if topk_weights is not None:
+                    weights[token] += topk_weights[owner][row]
 
 
 def added_biases(bias) -> tuple:

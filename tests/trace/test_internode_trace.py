@@ -9,7 +9,7 @@ from nbep.device.kernels.internode import coordinator
 from nbep.emulator import DeadlockError
 from nbep.lab.notebook import edit
 from nbep.lab.trace import Trace
-from nbep.specimens.views.internode import COMBINE, DISPATCH
+from nbep.specimens.views.rings import COMBINE, DISPATCH
 from nbep.specimens.views.token_path import journey
 from notebooks.course_pictures import plot_hops
 

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from typing import Any, Protocol
+from typing import Any
 
 UNLIMITED = sys.maxsize
-
-
-class Launch(Protocol):
-    """What is known here of one: see `stream`."""
-
-    world: Any
-    grid: int
-    blocks: list
-    starts_together: bool
-    share: int
-
-    def start_block(self) -> None: ...
 
 
 class Sms:
@@ -33,7 +21,7 @@ class Sms:
         self.held = 0
         self.waiting: deque[Any] = deque()  # launches with blocks that have not started
 
-    def start(self, launch: Launch) -> None:
+    def start(self, launch: Any) -> None:
         """Start the blocks of a launch, or have them wait."""
         self.waiting.append(launch)
         self.fill()
@@ -51,7 +39,7 @@ class Sms:
             if len(launch.blocks) == launch.grid:
                 self.waiting.popleft()
 
-    def block_left(self, launch: Launch) -> None:
+    def block_left(self, launch: Any) -> None:
         """A block has given its SM back."""
         self.held -= launch.share
         if self.waiting:

@@ -16,7 +16,6 @@ from .memory import AddressSpace, Allocation, Describe
 from .names import title_of
 from .sms import Sms
 from .warp import Warp
-from .world import World
 
 MAX_BLOCK = 1024
 _queued = count()
@@ -213,7 +212,7 @@ class Callbacks:
 class Stream:
     """A queue of launches, event records and event waits, executed in order."""
 
-    def __init__(self, world: World, rank: int, space: AddressSpace, sms: Sms, name: str, is_service: bool = False):
+    def __init__(self, world: Any, rank: int, space: AddressSpace, sms: Sms, name: str, is_service: bool = False):
         self.world = world
         self.sms = sms
         self.rank = rank

@@ -21,14 +21,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
 from ..machine.orders import SCOPES
 from ..machine.source import site_of
 from ..machine.stream import Order
-from ..machine.world import World
 from .history import Forgotten, Stored
 from .knowledge import (
     ALL_CLOCKS,
@@ -79,7 +78,7 @@ class CheckedHost(Cpu):
     known: by rank what its host knows of stores and loads; None: the caller of the world, and what hosts begin with
     """
 
-    def __init__(self, world: World):
+    def __init__(self, world: Any):
         self.world = world
         self.known: dict[int | None, Knowledge] = {None: NOTHING}
         self.owners: dict[int | None, Owner] = {}
@@ -232,7 +231,7 @@ class CheckedOrder(Order):
     waits: the last event of another stream that a stream has waited for, by their clocks
     """
 
-    def __init__(self, world: World):
+    def __init__(self, world: Any):
         self.world = world
         self.points: dict[Stream, Knowledge] = {}
         self.numbered: dict[Stream, int] = {}

@@ -6,13 +6,13 @@ The run is over then. The other threads go on for a moment, one primitive at a t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..machine.errors import Uninitialized
 from ..machine.faults import Hole
 from ..machine.names import name_of
 from ..machine.source import Site, describe_site, source_line
+from ..tracing import SILENT
 from .chains import signals_seen
 
 if TYPE_CHECKING:
@@ -134,8 +134,7 @@ def _on_its_way(hole: Hole) -> Writer | None:
 
 def _who_writes(hole: Hole, world: Run) -> Writer | None:
     """Let all threads go on, until one has stored the bytes."""
-    if world.hooks is not None:
-        world.hooks = SimpleNamespace(**dict.fromkeys(vars(world.hooks), lambda *_: None))
+    world.hooks = None if world.hooks is None else SILENT
     for thread, site in world.single_steps(MOST_STEPS, OPERATION_RATE):
         if _is_there(hole) or (thread is not None and _on_its_way(hole)):
             return Writer(thread, site)

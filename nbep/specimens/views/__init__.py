@@ -4,7 +4,7 @@
     nbep.spawn(main, 2, tracer=trace)
     trace.plot_rings()                 # nbep.specimens.views.pictures.plot_rings(trace)
 
-Read in this order: intranode, low_latency, internode; ring_fills; pictures; token_path, story.
+Read in this order: rings, low_latency; ring_fills; pictures; token_path, story.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from typing import Any
 
 from nbep.lab.trace.recorder import Recorder
 from nbep.lab.trace.view import Counter, LaunchView, View
-from nbep.specimens.views.internode import InternodeLaunch
-from nbep.specimens.views.intranode import PAYLOAD, TOKENS, RingLaunch, parse
 from nbep.specimens.views.low_latency import WORKSPACE, Halves
-from nbep.specimens.views.ring_fills import ring_fills, slots_of
+from nbep.specimens.views.ring_fills import ring_fills, slots_of_halves, slots_of_rings
+from nbep.specimens.views.rings import PAYLOAD, TOKENS, InternodeLaunch, RingLaunch, parse
 from nbep.specimens.views.story import all_stories
 
 
@@ -38,7 +37,7 @@ VIEW = View(
     (WORKSPACE, "internode workspace", "claim and layout workspace"),
     PAYLOAD,
     TOKENS,
-    slots_of,
+    lambda trace: [*slots_of_rings(trace), *slots_of_halves(trace)],
     all_stories,
     _counters,
     {

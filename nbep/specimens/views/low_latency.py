@@ -43,7 +43,7 @@ from nbep.device.layout.names import describe_low_latency_offset, place_of_count
 from nbep.host.low_latency.memory import describe_workspace, slot_at, workspace_at
 from nbep.lab.trace.events import Cell, Token
 from nbep.lab.trace.view import LaunchView, Role, function_of
-from nbep.specimens.views.intranode import NO_RINGS, OUTPUTS
+from nbep.specimens.views.rings import NO_RINGS, OUTPUTS
 
 BUFFER = "rdma_buffer"
 WORKSPACE = "low-latency workspace"

@@ -14,8 +14,7 @@ from nbep.lab.trace.events import Cell, Event, Launch
 from nbep.lab.trace.page import EMPTY, FILLING, FULL, Slots
 from nbep.lab.trace.page import Change as SlotChange
 from nbep.lab.trace.recorder import Recorder
-from nbep.specimens.views.internode import COMBINE
-from nbep.specimens.views.intranode import NO_RINGS, RingNotes
+from nbep.specimens.views.rings import COMBINE, NO_RINGS, RingNotes
 
 
 class RingFill(NamedTuple):
@@ -147,20 +146,15 @@ def ring_changes(trace: Recorder) -> dict[tuple[Place, str, int], list[Change]]:
             begin = begun.setdefault((cell, event.kernel, event.call), totals.get(cell, 0))
             totals[cell] = event.value
             change = event.step, cell.name, event.value - begin
-            place = _rdma_place(event, num_nvl_ranks)
+            place = Place.of(cell, event.kernel)
+            if cell.name == "head":
+                node, nvl_rank = divmod(cell.owner, num_nvl_ranks)
+                place = Place(cell.node * num_nvl_ranks + nvl_rank, "RDMA", cell.channel, node)
         else:
             change = event.step, cell.name, event.value
             place = Place.of(cell, event.kernel)
         changes.setdefault((place, event.kernel, event.call), []).append(change)
     return changes
-
-
-def _rdma_place(event: Event, num_nvl_ranks: int) -> Place:
-    cell = event.cell
-    if cell.name == "tail":
-        return Place.of(cell, event.kernel)
-    node, nvl_rank = divmod(cell.owner, num_nvl_ranks)
-    return Place(cell.node * num_nvl_ranks + nvl_rank, "RDMA", cell.channel, node)
 
 
 def _ring_fill(
@@ -197,17 +191,11 @@ def _ring_fill(
 # What is in the slots of rings and of halves over time, for the page of a trace: see trace.page
 
 
-def slots_of(trace: Recorder) -> Iterator[Slots]:
-    """Rings, then halves."""
-    yield from _rings(trace)
-    yield from _halves(trace)
-
-
 def _end(trace: Recorder, launch: Launch) -> int:
     return trace.last_step if launch.end is None else launch.end
 
 
-def _rings(trace: Recorder) -> Iterator[Slots]:
+def slots_of_rings(trace: Recorder) -> Iterator[Slots]:
     fills: dict[tuple[Place, str, int], list[Event]] = {}
     for event in trace.events("fill", cell="x["):
         if event.cell.slot >= 0:
@@ -248,7 +236,7 @@ def _ring_changes(fills: list[Event], moves: list[tuple[int, str, int]], count: 
     return changes
 
 
-def _halves(trace: Recorder) -> Iterator[Slots]:
+def slots_of_halves(trace: Recorder) -> Iterator[Slots]:
     calls = {(each.kernel, each.call, each.half): each for each in trace.launches if each.phases}
     messages: dict[tuple[str, int, int], list[Event]] = {}
     for event in trace.events("fill"):

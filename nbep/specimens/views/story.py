@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from nbep.lab.trace.events import Event, Token
 from nbep.lab.trace.page import HANGS, MOST_STEPS, Station, Step, Story, hang_of, line_of, number_of, who_of
 from nbep.lab.trace.recorder import Recorder
-from nbep.specimens.views.intranode import OUTPUTS
+from nbep.specimens.views.rings import OUTPUTS
 from nbep.specimens.views.token_path import BACK, Move, Scene
 
 MOST_STORIES = 24

@@ -10,15 +10,13 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from nbep.lab.trace.events import Cell, Event, Launch, Token
+from nbep.lab.trace.events import STORES, Cell, Event, Launch, Token
 from nbep.lab.trace.page import Station
 from nbep.lab.trace.recorder import Recorder
 from nbep.lab.trace.table import Text, event_table
-from nbep.specimens.views.internode import COMBINE, DISPATCH
-from nbep.specimens.views.internode import DISPATCH as BETWEEN_NODES
-from nbep.specimens.views.intranode import OUTPUTS
 from nbep.specimens.views.low_latency import DISPATCH as LOW_LATENCY
 from nbep.specimens.views.ring_fills import Place, notes_of, ranks_of_node, ring_changes, ring_places, ring_title
+from nbep.specimens.views.rings import COMBINE, DISPATCH, OUTPUTS
 
 # --- Between nodes: which slots and rows one token fills, in dispatch and in combine ----------------------------------
 #  dispatch   slot of an RDMA ring for each node --> slot of an NVL ring for each other rank there --> row of recv_x
@@ -89,9 +87,8 @@ def _nth(ring: Iterable[Event], index: int, num_slots: int) -> list[Event]:
 
 
 INSIDE_A_NODE = "dispatch"
-BACK = {INSIDE_A_NODE: "combine", LOW_LATENCY: "low_latency_combine", BETWEEN_NODES: "internode_combine"}
+BACK = {INSIDE_A_NODE: "combine", LOW_LATENCY: "low_latency_combine", DISPATCH: "internode_combine"}
 MOST_TOKENS = 24  # of a dispatch whose ways are looked at
-STORES = ("store", "atomic")
 
 
 class Move(NamedTuple):
@@ -151,7 +148,10 @@ class Scene:
             publish, free = self._ends_of_a_slot(fill)
         else:
             publish, free = self._arrival(fill), None
-        wait = None if publish is None else self._wait_ended_by(publish)
+        wait = None
+        if publish is not None:
+            waits = (wait for wait in self.waits if wait.cell == publish.cell and wait.step <= publish.step)
+            wait = next((wait for wait in waits if wait.until is None or wait.until > publish.step), None)
         return Move(fill, publish, self._wait_for_room(fill), wait, free)
 
     def ring_of(self, fill: Event) -> tuple[Place, str, int]:
@@ -200,10 +200,6 @@ class Scene:
             and event.step > fill.step
         ]
         return found[-1] if found else None
-
-    def _wait_ended_by(self, publish: Event) -> Event | None:
-        waits = (wait for wait in self.waits if wait.cell == publish.cell and wait.step <= publish.step)
-        return next((wait for wait in waits if wait.until is None or wait.until > publish.step), None)
 
     def _wait_for_room(self, fill: Event) -> Event | None:
         """The wait for the head of this ring, or for a credit of this peer, right before the fill."""
@@ -254,7 +250,7 @@ class Scene:
 
     def way(self, token: Token, call: int, kernel: str) -> list[Event]:
         """The fills of one token, there and back, for one of the ranks that it goes to."""
-        if kernel == BETWEEN_NODES:
+        if kernel == DISPATCH:
             return self._way_between_nodes(token, call)
         there = self.of_call(kernel, call)
         own = [event for event in there if event.token is not None and event.token[:2] == token[:2]]
@@ -275,7 +271,7 @@ class Scene:
         through = node * num_nvl_ranks + token.rank % num_nvl_ranks
         ways: dict[tuple[str, str, bool], Event] = {}
         for event in fills:
-            cell, is_back = event.cell, event.kernel != BETWEEN_NODES
+            cell, is_back = event.cell, event.kernel != DISPATCH
             level = "RDMA" if cell.node >= 0 else "NVL"
             ends_there = {
                 ("x", "RDMA", False): cell.owner == through,
@@ -305,8 +301,7 @@ class Scene:
         shapes = [notes_of(launch).shape for launch in self.trace.launches if launch.kernel == BACK[INSIDE_A_NODE]]
         slots = [shape.num_slots for shape in shapes if shape is not None]
         if slots:
-            lap, slot = divmod(index, slots[0])
-            yield from [event for event in ring if event.cell.slot == slot][lap : lap + 1]
+            yield from _nth(ring, index, slots[0])
         row = first.token.index
         yield from (e for e in back if (e.cell.owner, e.cell.name, e.cell.row) == (src, "combined_x", row))
 

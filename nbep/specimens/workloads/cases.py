@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -155,27 +155,11 @@ def make_low_latency_case(seed: int = 0, **arguments: Any) -> Case:
 # Whose arrays a workload passes in: NumPy's, as on the emulator, until somebody brings those of another library
 
 
-class Arrays(Protocol):
+class NumpyArrays:
     """A library: its arrays from NumPy's and back, alone or in tuples and lists; all else stays as it is.
 
     is_exact: whether its target computes logarithms as the reference does
     """
-
-    is_exact: bool
-
-    def to_target(self, value: Any) -> Any: ...
-
-    def to_numpy(self, value: Any) -> Any: ...
-
-    def assign(self, array: Any, values: np.ndarray) -> None:
-        """Write into a contiguous array of the library."""
-
-    def assert_kind(self, *values: Any) -> None:
-        """Raises: AssertionError if an array among the values is another library's"""
-
-
-class NumpyArrays:
-    """On the emulator."""
 
     is_exact = True
 
@@ -185,9 +169,11 @@ class NumpyArrays:
     to_numpy = to_target
 
     def assign(self, array: Any, values: np.ndarray) -> None:
+        """Write into a contiguous array of the library."""
         array[...] = values
 
     def assert_kind(self, *values: Any) -> None:
+        """Raises: AssertionError if an array among the values is another library's"""
         for value in values:
             if isinstance(value, tuple):
                 self.assert_kind(*value)
@@ -195,17 +181,17 @@ class NumpyArrays:
                 assert isinstance(value, np.ndarray), f"{type(value)} came out where NumPy's arrays went in"
 
 
-_used: Arrays = NumpyArrays()
+_used: Any = NumpyArrays()
 
 
-def use(arrays: Arrays) -> None:
-    """From now on, in this process."""
+def use(arrays: Any) -> None:
+    """Use a library that has all that NumpyArrays has, from now on, in this process."""
     global _used
     _used = arrays
 
 
-def used() -> Arrays:
-    return _used
+def is_exact() -> bool:
+    return _used.is_exact
 
 
 def to_target(value: Any) -> Any:

@@ -16,7 +16,7 @@ from nbep import reference
 from nbep.specimens.workloads.cases import Case, Report, assert_kind, to_numpy, to_target
 from nbep.specimens.workloads.internode import NIC
 from nbep.specimens.workloads.intranode import Options as IntranodeOptions
-from nbep.specimens.workloads.intranode import biases, dispatch_input, expert_output
+from nbep.specimens.workloads.intranode import biases, dispatch_input, expert_output, expert_weights
 
 STATS_BEFORE = 7  # statistics are added to what was there
 
@@ -229,8 +229,7 @@ class Trip:
     def combine(self) -> None:
         rank, options, case = self.buffer.rank_idx, self.options, self.case
         recv_x, _, weights = self.received
-        if weights is not None and options.own_weights:
-            weights = to_target(own_weights(to_numpy(weights), rank))
+        weights = to_target(expert_weights(options, to_numpy(weights), rank))
         x = to_target(expert_rows(case, options, to_numpy(recv_x), rank))
         *self.combined, self.event = self.buffer.combine(
             x if options.do_expand else self.share(x),  # an expanded combine refuses shared rows
@@ -281,11 +280,6 @@ def expert_rows(case: Case, options: ElasticOptions, recv_x: Any, rank: int) -> 
         return (rows.astype(np.float32) * factors[:, None]).astype(reference.BF16)
 
 
-def own_weights(weights: np.ndarray, rank: int) -> np.ndarray:
-    with np.errstate(all="ignore"):
-        return (weights + np.float32(1)) / np.float32(rank + 3)
-
-
 class ElasticExpected:
     """What the reference says that every rank gets."""
 
@@ -303,10 +297,7 @@ class ElasticExpected:
             num_rows=None if options.do_cpu_sync else self.worst_rows,
         )
         received = [(d.recv_x, d.recv_x_scales) if options.fp8 else d.recv_x for d in self.dispatched]
-        weights = [
-            own_weights(d.recv_topk_weights, rank) if options.own_weights else d.recv_topk_weights
-            for rank, d in enumerate(self.dispatched)
-        ]
+        weights = [expert_weights(options, d.recv_topk_weights, rank) for rank, d in enumerate(self.dispatched)]
         self.combined = reference.elastic_combine(
             [self.rows_of_experts(rows, rank) for rank, rows in enumerate(received)],
             self.dispatched,

@@ -156,7 +156,7 @@ def expert_output(case: Case, options: Options, recv_x, rank: int) -> np.ndarray
         return (values.astype(np.float32) * options.factors(case, rank)).astype(reference.BF16)
 
 
-def expert_weights(options: Options, recv_topk_weights: np.ndarray | None, rank: int) -> np.ndarray | None:
+def expert_weights(options: Any, recv_topk_weights: Any, rank: int) -> Any:
     """The weights that a rank gives to combine."""
     if recv_topk_weights is None or not options.own_weights:
         return recv_topk_weights

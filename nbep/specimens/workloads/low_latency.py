@@ -21,7 +21,7 @@ from nbep.device.cards import SM90, ComputeCapability
 from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host.low_latency.memory import quarter_bytes_needed
-from nbep.specimens.workloads.cases import Case, Report, assert_kind, assign, to_numpy, to_target, used
+from nbep.specimens.workloads.cases import Case, Report, assert_kind, assign, is_exact, to_numpy, to_target
 
 # What experts multiply by, in turn: all are powers of two but the tiny ones, and 1, tiny, -1 cancel.
 FACTORS = np.array([1, -1, 1.5 * 2**-18, 1, -1, 1.25 * 2**-17, 0.5], np.float32)
@@ -155,8 +155,9 @@ class Trip:
         recv_x, scales = self._recv_x if isinstance(self._recv_x, tuple) else (self._recv_x, None)
         src_info, layout_range, most, hidden, num_experts = self.handle
         assert_kind(recv_x, scales, self._recv_count, src_info, layout_range)
-        if scales is not None and (isinstance(scales, np.ndarray) or callable(getattr(scales, "stride", None))):
-            assert element_strides(scales)[1] == 1, "scales of neighbouring rows do not lie side by side"
+        if isinstance(scales, np.ndarray) or callable(getattr(scales, "stride", None)):
+            stride = scales.strides[1] // scales.itemsize if isinstance(scales, np.ndarray) else scales.stride()[1]
+            assert stride == 1, "scales of neighbouring rows do not lie side by side"
         on_host = to_numpy([recv_x, scales, self._recv_count, src_info, layout_range])
         self.outcome = Outcome(reference.LowLatencyDispatched(*on_host), most, hidden, num_experts)
 
@@ -214,12 +215,6 @@ def receiver(event: Any, hook: Any, called_as: str) -> Callable[[], None]:
     if called_as == HOOK:
         return hook
     return event.current_stream_wait if called_as == ASYNC else lambda: None
-
-
-def element_strides(array: Any) -> list[int]:
-    if isinstance(array, np.ndarray):
-        return [stride // array.itemsize for stride in array.strides]
-    return list(array.stride())
 
 
 def check(case: Case, options: Options, outcomes: Sequence[Outcome], where: str, leave_out: Sequence[int] = ()) -> None:
@@ -304,7 +299,7 @@ def check_combined(report: Report, case: Case, options: Options, rank: int, want
     if outcome.combined_x is None:
         return
     got = outcome.combined_x
-    if options.use_logfmt and not used().is_exact:
+    if options.use_logfmt and not is_exact():
         assert (got.shape, got.dtype) == (want.shape, want.dtype), report.where
         assert reference.calc_diff(got, want) < LOGFMT_ON_A_GPU, report.where
         return
