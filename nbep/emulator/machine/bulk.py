@@ -158,13 +158,10 @@ class CopyingThread(AccessingThread):
 
     def mbarrier_arrive(self, address: int) -> None:
         """Arrive once."""
-        self._arrive(address, 0)
+        self.mbarrier_arrive_expect_tx(address, 0)
 
     def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
         """Expect `nbytes` more bytes in this phase, and arrive once."""
-        self._arrive(address, nbytes)
-
-    def _arrive(self, address: int, nbytes: int) -> None:
         mbarrier = self._mbarrier(address)
         mbarrier.last = self
         self.arrive_at(mbarrier, nbytes)

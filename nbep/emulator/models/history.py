@@ -156,10 +156,6 @@ class RememberingThread(Thread):
             self.world.history.add(Filled(self.owner, barrier_id, barrier.arrived, waiting))
         return barrier
 
-    def mbarrier_arrive(self, address: int) -> None:
-        super().mbarrier_arrive(address)
-        self.world.history.add(Signed(self.owner, address))
-
     def mbarrier_arrive_expect_tx(self, address: int, nbytes: int) -> None:
         super().mbarrier_arrive_expect_tx(address, nbytes)
         self.world.history.add(Signed(self.owner, address))

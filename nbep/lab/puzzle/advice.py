@@ -74,10 +74,6 @@ def mistake(clue: Clue) -> str:
     return words or (COUNTS_BYTES if clue.about("Misaligned") else "")
 
 
-def last_words(clue: Clue) -> str:
-    return next((words for what, words in LAST_WORDS.items() if clue.about(what)), "")
-
-
 def tree_of(function: Callable) -> ast.FunctionDef:
     """The syntax tree of a function, as it runs now."""
     _, lines = edited.get(function.__code__, (1, None))

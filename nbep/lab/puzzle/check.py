@@ -27,7 +27,7 @@ from nbep.emulator.schedule.every_step import Replay
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.ranks.timeouts import PeerTimeout
 from nbep.lab.check.every import BROKEN, next_run, tree_in
-from nbep.lab.puzzle.advice import last_words, mistake
+from nbep.lab.puzzle.advice import LAST_WORDS, mistake
 from nbep.lab.puzzle.frame import LONGEST_WAIT_MS, Clue, Puzzle
 
 # Every schedule, with few rows, calls or the like: a wrong step that seeds seldom meet shows there.
@@ -202,7 +202,8 @@ def explain(clue: Clue) -> str:
     words = next((text for error, text in ERROR_WORDS.items() if error.__name__ == what), KIND_WORDS[clue.kind])
     if "invalid type for format" in clue.report or "required argument is not" in clue.report:
         words = "A thread stores something that is not a number of this type."
-    advice = mistake(clue) or clue.puzzle.advice(clue) or last_words(clue)
+    advice = mistake(clue) or clue.puzzle.advice(clue)
+    advice = advice or next((words for what, words in LAST_WORDS.items() if clue.about(what)), "")
     parts = [words, advice, _missed(clue), clue.report or _difference(clue)]
     return "\n\n".join(part if part is parts[-1] else textwrap.fill(part, 100) for part in parts if part)
 

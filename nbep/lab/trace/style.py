@@ -24,8 +24,6 @@ STUCK_COLOR = "#e58f8f"
 SMALL = 8
 TINY = 7
 
-STEPS = "emulator steps (primitive calls)"
-
 
 class Picture(Figure):
     """A matplotlib figure that a notebook shows when it is the last value of a cell."""
@@ -49,7 +47,7 @@ def plain_axes(axes: Axes) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def count_steps(axes: Axes, label: str = STEPS) -> None:
+def count_steps(axes: Axes) -> None:
     """Steps as 0, 50k, 100k."""
 
     def short(value: float, _position: Any) -> str:
@@ -57,4 +55,4 @@ def count_steps(axes: Axes, label: str = STEPS) -> None:
 
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(short))
-    axes.set_xlabel(label, fontsize=SMALL, color=INK)
+    axes.set_xlabel("emulator steps (primitive calls)", fontsize=SMALL, color=INK)

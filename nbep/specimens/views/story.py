@@ -70,30 +70,26 @@ def _tell(scene: Scene, token: Token, call: int, kernel: str) -> Story:
 def _steps_of(scene: Scene, move: Move, station: Station, to: int, is_back: bool) -> Iterator[Step]:
     """The steps of a move to station number `to`, from the one before it. is_back: on the way home"""
     fill, cell, at = move.fill, move.fill.cell, to - 1
-    who = (fill.rank, fill.role)
-    line = line_of(fill)
     if cell.name in OUTPUTS:
-        yield Step(fill.step, *_arrived(fill), at, to, True, who, None, line, weight=8)
+        yield _step(fill, *_arrived(fill), at, to, True, 8)
         return
     where = f"{station.title} in {'its own memory' if fill.rank == cell.owner else f'the memory of rank {cell.owner}'}"
     if move.room is not None:
-        waits, room = (move.room.rank, move.room.role), line_of(move.room)
-        yield Step(move.room.step, *_waits_for_room(scene, move), at, at, True, None, waits, room, weight=5)
+        yield _step(move.room, *_waits_for_room(scene, move), at, at, True, 5)
     what, why = "row", "No thread may read it yet: the parts of the row may arrive in any order."
     if is_back:
         what, why = "result", "As on the way there, no thread may read it yet."
-    elif cell.node >= 0 or "nbep/device/network" in _file(fill):
+    elif cell.node >= 0 or (fill.at and "nbep/device/network" in fill.at[0].file):
         why += " The network brings it there while the thread goes on."
     text = f"{who_of(fill)} writes the {what} straight into {where}. {why}"
-    yield Step(fill.step, f"The {fill.role} fills the slot", text, at, to, False, who, None, line, weight=7)
+    yield _step(fill, f"The {fill.role} fills the slot", text, at, to, False, 7)
     if move.wait is not None:
         text = (
             f"{who_of(move.wait)} polls the counter `{move.wait.cell.name}`, which says how much is ready. It "
             f"sees {number_of(move.wait)}. From the bytes of the row it could not tell whether all of them have come."
         )
-        step = max(move.wait.step, fill.step)
-        waits = (move.wait.rank, move.wait.role)
-        yield Step(step, f"The {move.wait.role} waits", text, at, to, False, None, waits, line_of(move.wait), 4)
+        waits = _step(move.wait, f"The {move.wait.role} waits", text, at, to, False, 4)
+        yield waits._replace(step=max(waits.step, fill.step))
     if move.publish is not None:
         yield _published(move.publish, to, is_back)
     if move.free is not None:
@@ -101,19 +97,14 @@ def _steps_of(scene: Scene, move: Move, station: Station, to: int, is_back: bool
             f"{who_of(move.free)} stores `head` = {move.free.value}: it has copied the row, "
             f"and the slot may be filled again. Whoever fills this ring polls `head` before it writes."
         )
-        free = (move.free.rank, move.free.role)
-        yield Step(
-            move.free.step,
-            "The slot is free again",
-            text,
-            to + 1,
-            to + 1,
-            True,
-            free,
-            None,
-            line_of(move.free),
-            3,
-        )
+        yield _step(move.free, "The slot is free again", text, to + 1, to + 1, True, 3)
+
+
+def _step(event: Event, title: str, text: str, at: int, to: int, filled: bool, weight: int) -> Step:
+    """What one event shows: somebody acts, or waits."""
+    who, is_wait = (event.rank, event.role), event.what == "wait"
+    acts, waits = (None, who) if is_wait else (who, None)
+    return Step(event.step, title, text, at, to, filled, acts, waits, line_of(event), weight)
 
 
 def _waits_for_room(scene: Scene, move: Move) -> tuple[str, str]:
@@ -163,8 +154,7 @@ def _published(publish: Event, to: int, is_back: bool) -> Step:
         why = "Release and acquire, as on the way there."
     order = " with *release* order" if "rel" in publish.order else ""
     text = f"{who_of(publish)} {verb}{order}. It says: {means}. {why}"
-    who = (publish.rank, publish.role)
-    return Step(publish.step, f"`{name}` says that it is there", text, to, to, True, who, None, line_of(publish), 6)
+    return _step(publish, f"`{name}` says that it is there", text, to, to, True, 6)
 
 
 def _arrived(fill: Event) -> tuple[str, str]:
@@ -180,7 +170,3 @@ def _arrived(fill: Event) -> tuple[str, str]:
         f"was sent to, and writes the sum to combined_x. The token is home."
     )
     return "The results are added up", text
-
-
-def _file(event: Event) -> str:
-    return event.at[0].file if event.at else ""
