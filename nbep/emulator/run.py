@@ -20,10 +20,9 @@ from .models.history import History
 from .models.host import CheckedHost, CheckedOrder
 from .schedule.every import Every
 from .schedule.every_copies import EveryCopyThread
-from .schedule.every_hosts import EveryHost, EveryOrder, EverySms
+from .schedule.every_hosts import EveryHost, EveryOrder, EverySms, WeakHost, WeakOrder
 from .schedule.scheduler import Describe, Scheduler, running_host
 from .schedule.strategies import Strategy
-from .schedule.weak import WeakHost, WeakOrder
 from .schedule.weak_thread import WeakCopyThread
 from .tracing import SILENT, hooks, traced
 

@@ -31,10 +31,9 @@ from .every_copies import Barriers
 from .every_order import Races, clock_before, settle_unsure
 from .every_parts import Parts
 from .every_seen import Cells, Question
-from .every_step import Access, Replay, Step, Waiting, Who, Words, load_of
+from .every_step import Access, Late, Replay, Step, Waiting, Who, Words, load_of
 from .every_turns import Failed, Redundant, Turns
 from .strategies import Alone, Ready
-from .weak import Late
 
 
 class OutOfTime(BaseException):

@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..models.knowledge import Message
-from .every_order import clock_before, comes_before, join
+from .every_order import clock_before, comes_before
 from .every_seen import NEVER, Question, agree, answer, shared_reach
-from .every_step import Access, Step, Who, Words, load_of
+from .every_step import Access, Step, Who, Words, join, load_of
 
 
 class Tried:

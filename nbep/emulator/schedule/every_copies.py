@@ -22,9 +22,8 @@ from ..machine.bulk import Copy, MBarrier
 from ..machine.stream import MAX_BLOCK
 from ..machine.world import NEVER
 from .every_loops import LoopingThread, frames_above, is_same_turn
-from .every_order import joined
 from .every_seen import Cell, Entry, Reading, settled
-from .every_step import Access, Step, Underway, load_of, store_of, words_of
+from .every_step import Access, Step, Underway, joined, load_of, store_of, words_of
 from .every_thread import EveryThread
 
 if TYPE_CHECKING:

@@ -19,13 +19,30 @@ from ..machine.cpu import Cpu
 from ..machine.memory import WORD_BYTES, Allocation
 from ..machine.sms import Sms
 from ..machine.stream import Order
+from ..models.causes import CausalOrder
 from ..models.host import CheckedHost, CheckedOrder
 from ..models.knowledge import GRANULE_BITS
 from ..models.knowledge import join as together
-from .every_order import join, joined
+from ..models.late_races import RacingHost
+from ..models.pending import GRANULE
 from .every_parts import HOST
 from .every_seen import Cell, Entry
-from .every_step import Access, Clock, Step, Underway, Waiting, Who, Words, load_of, name_of, store_of, words_of
+from .every_step import (
+    Access,
+    Clock,
+    Step,
+    Underway,
+    Waiting,
+    Who,
+    Words,
+    granules_of,
+    join,
+    joined,
+    load_of,
+    name_of,
+    store_of,
+    words_of,
+)
 from .scheduler import Host, running_host
 
 KIND_OF = {4: "s32", 8: "s64"}  # words of the host, by their bytes
@@ -327,6 +344,27 @@ class OrderChoices(Order):
 
 class EveryOrder(OrderChoices, CheckedOrder):
     """The order of launches in a run of a tree that looks for races."""
+
+
+class WeakHost(HostChoices, RacingHost):
+    """The hosts: what they store is there at once."""
+
+    meet_all = RacingHost.meet_all
+
+    @property
+    def finds_races(self) -> bool:
+        world = self.world
+        return world.strategy.tree.finds_races and not (world.has_failed or world.is_over)
+
+    def words_of(self, allocation: Allocation, offset: int, nbytes: int) -> Words:
+        return frozenset(granules_of(allocation, offset, nbytes))
+
+    def note_stored(self, step: Step, at: int, allocation: Allocation, offset: int, nbytes: int) -> None:
+        self.world.strategy.late.visible[allocation.versions[offset // GRANULE][-1]] = at
+
+
+class WeakOrder(OrderChoices, CausalOrder):
+    """The order of launches."""
 
 
 class EverySms(Sms):

@@ -17,29 +17,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .every_seen import Cell, Entry, agree, shared_reach
-from .every_step import Clock, Step, Who
+from .every_step import Clock, Step, Who, join
 
 MOST_SUMS = 1000  # that are looked at; where adds have more, their order counts
 
 
 def comes_before(steps: list[Step], at: int, later: int) -> bool:
     return steps[later].clock.get(steps[at].who, -1) >= at
-
-
-def join(clock: Clock, other: Clock) -> None:
-    for who, at in other.items():
-        if clock.get(who, -1) < at:
-            clock[who] = at
-
-
-def joined(clock: Clock, other: Clock) -> Clock:
-    """Both, none of them changed: one of the two objects if that has all, so that those who have met share one."""
-    if clock is other or not other:
-        return clock
-    if len(clock) <= len(other) and all(other.get(who, -1) >= at for who, at in clock.items()):
-        return other
-    new = {who: at for who, at in other.items() if clock.get(who, -1) < at}
-    return {**clock, **new} if new else clock
 
 
 class Races:

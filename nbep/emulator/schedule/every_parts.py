@@ -25,8 +25,7 @@ from typing import Any
 
 from ..machine.stream import MAX_BLOCK
 from ..models.knowledge import MAX_WARPS, OF_THREAD, STREAM_BITS, latest
-from .every_order import join
-from .every_step import Clock, Step, Underway, Who, name_of, words_of
+from .every_step import Clock, Step, Underway, Who, join, name_of, words_of
 
 Block = tuple[Any, ...]  # the first of a `Who`
 HOST: Block = ()  # all hosts, and what they ask of streams

@@ -6,11 +6,29 @@ from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from ..machine.memory import Allocation
+from ..models.pending import GRANULE
 from .every_seen import Cell, Question, Reading, agree
 
 # Rank, kernel, number of the launch, block, thread; or whatever else names one who is to make an access in all runs.
 Who = tuple[int, str, int, int, int]
 Clock = dict[Who, int]  # the last step of each thread that comes before
+
+
+def join(clock: Clock, other: Clock) -> None:
+    for who, at in other.items():
+        if clock.get(who, -1) < at:
+            clock[who] = at
+
+
+def joined(clock: Clock, other: Clock) -> Clock:
+    """Both, none of them changed: one of the two objects if that has all, so that those who have met share one."""
+    if clock is other or not other:
+        return clock
+    if len(clock) <= len(other) and all(other.get(who, -1) >= at for who, at in clock.items()):
+        return other
+    new = {who: at for who, at in other.items() if clock.get(who, -1) < at}
+    return {**clock, **new} if new else clock
 
 
 # Words, and accesses to them, that are kept. Each run makes the same ones again, and equal objects are compared faster
@@ -159,3 +177,61 @@ class Step:
     def fails(self, values: set[int]) -> bool:
         """Whether a look would fail with each of these values, as far as is known."""
         return all(any(agree(told, value) for told in self.refused) for value in values)
+
+
+# Stores on their way, with weak memory: see `weak_thread`
+
+
+class Late:
+    """What a run knows of stores on their way.
+
+    arrived: the step at which a store arrived; visible: of a version, its number; last_arrival: by 16 bytes
+    shown, lifted: by block and rank, which bytes were shown to it and not beyond; which stores
+    """
+
+    def __init__(self) -> None:
+        self.arrived: dict[Any, Clock] = {}
+        self.visible: dict[Any, int] = {}
+        self.last_arrival: dict[Any, Clock] = {}
+        self.shown: dict[Any, set[Any]] = {}
+        self.lifted: dict[Any, list[Any]] = {}
+
+
+class Arrival:
+    """A store on its way, as one who can be chosen. left: as a thread has it"""
+
+    reluctance = 0.0
+    is_standing = True
+
+    def __init__(self, strategy: Any, store: Any, who: Who, clock: Clock):
+        self.strategy = strategy
+        self.store = store
+        self.who = who
+        self.clock = clock
+        self.left = 0
+        self.granule = granule_of(store.allocation, store.offset)
+        self.access = store_of(frozenset({self.granule, ("queue", *self.granule)}))
+
+    @property
+    def pending(self) -> Access | None:
+        """What it touches; None if others to its 16 bytes come first."""
+        is_first = self.store.allocation.pending[self.store.offset >> 4][0] is self.store
+        return self.access if is_first else None
+
+    def switch(self) -> None:
+        """It arrives."""
+        late = self.strategy.late
+        after = joined(self.clock, late.last_arrival.get(self.granule, {}))  # of one that was to come before it
+        at = self.strategy.tree.step(Step(self.who, self.access, after, None))
+        self.clock = late.last_arrival[self.granule] = late.arrived[self.store] = {self.who: at}
+        late.visible[self.store.version] = at
+        self.store()
+
+
+def granule_of(allocation: Any, offset: int) -> tuple[int, int, int]:
+    """The 16 bytes of an access, under the same name in each run."""
+    return allocation.rank, allocation.lineage, offset >> 4
+
+
+def granules_of(allocation: Allocation, offset: int, nbytes: int) -> list[Any]:
+    return [granule_of(allocation, at) for at in range(offset & -GRANULE, offset + nbytes, GRANULE)]

@@ -31,9 +31,8 @@ from .every_loops import (
     last_turn,
     still_running,
 )  # fmt: skip
-from .every_order import joined
 from .every_seen import INTEGERS, UNSIGNED, Cell, Entry, Question, Reading, Seen, settled, signed
-from .every_step import Access, Step, Words, load_of, name_of, store_of, words_of
+from .every_step import Access, Step, Words, joined, load_of, name_of, store_of, words_of
 from .every_turns import TurningThread
 from .strategies import ALONE
 

@@ -1,4 +1,20 @@
-"""A thread of a run with weak memory: it stands still before each step until it is chosen. See `weak`."""
+"""Weak memory as choices of a tree: stores that arrive late, and what hosts and streams know of them.
+
+Who acts is a thread, a copy, a host, or a store on its way. A thread stands before each access to memory that others
+see, and before what publishes its stores. A store arrives when it is chosen; a thread that is to publish waits for
+that. What a step decides besides: how old a version a load takes, and before which others a store comes. What a step
+touches:
+
+    a load           its 16 bytes: left
+    an arrival       its 16 bytes, and the order of what is on its way to them: left and right
+    a late store     that order: left. Two of them commute, as each picks its place among those that are there
+    a release        less than sys: the bytes of what it shows to its block or its GPU: left and right
+    a bulk load      its source: left; shared memory: left and right. Then it arrives at its mbarrier
+    a bulk store     shared memory, and the order of its bytes: left. Then it is a late store
+
+A load takes an older version only if what it misses comes before it for another reason. Else the same load, put before
+the arrival, is another run. Arrivals at barriers, hosts, SMs and streams are as in other runs.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +45,8 @@ from .every_loops import (
     is_same_place,
     place_of,
 )  # fmt: skip
-from .every_order import joined
 from .every_seen import Cell, Reading
-from .every_step import Access, Step, Underway
-from .weak import Arrival, Late, granules_of
+from .every_step import Access, Arrival, Late, Step, Underway, granules_of, joined
 
 Needs = tuple[Access, list[PendingStore]]  # what a step touches, and the stores that must have arrived before
 Coming = Callable[[], Needs]
