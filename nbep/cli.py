@@ -32,7 +32,7 @@ MODULES = {  # the others are called as they are
     "puzzle": "nbep.lab.puzzle",
     "compile": "nbep.device.compile",
     "explain": "nbep.host.ranks.who_waits",
-    "litmus": "nbep.lab.litmus.command",
+    "litmus": "nbep.lab.litmus.runs",
     "run": "nbep.lab.numba_cuda.command",
 }
 

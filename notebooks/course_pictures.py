@@ -25,7 +25,7 @@ from matplotlib.patches import Rectangle
 
 from nbep.lab.trace.events import Event, Launch
 from nbep.lab.trace.recorder import Recorder
-from nbep.lab.trace.space_time import BY_RANK, WAITS, LaneOf, Lanes, draw_lanes, show_steps, title
+from nbep.lab.trace.space_time import BY_RANK, WAITS, LaneOf, Lanes, Touches, draw_lanes, show_steps, title
 from nbep.lab.trace.style import (
     FAINT,
     HEAD_COLOR,
@@ -40,7 +40,6 @@ from nbep.lab.trace.style import (
     count_steps,
     plain_axes,
 )
-from nbep.lab.trace.touches import Touches
 from nbep.specimens.views.pictures import draw_fill
 from nbep.specimens.views.ring_fills import RingFill, notes_of, ring_fills
 from nbep.specimens.views.rings import COMBINE, DISPATCH, OUTPUTS

@@ -11,9 +11,8 @@ from parts import both_parts
 from nbep.emulator import DeadlockError, World, current_thread
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 from nbep.lab.litmus import PROGRAMS, Program, allowed
-from nbep.lab.litmus.command import set_row, summary, words_of
 from nbep.lab.litmus.programs import PLACES
-from nbep.lab.litmus.runs import HANG, all_outcomes, run
+from nbep.lab.litmus.runs import HANG, all_outcomes, run, set_row, summary, words_of
 
 PAGES = Path(__file__).resolve().parents[2]
 NEVER_LATE = "A load is never later than its place in the program."

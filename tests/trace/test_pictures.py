@@ -11,9 +11,8 @@ from traced_runs import hanging_run, hanging_run_between_nodes, traced_run
 import nbep
 from nbep.lab.notebook import boxes
 from nbep.lab.trace.events import Cell, Event, readings
-from nbep.lab.trace.space_time import arrows_of
+from nbep.lab.trace.space_time import Touches, arrows_of
 from nbep.lab.trace.style import FAINT, RANK_COLORS, STUCK_COLOR, TAIL_COLOR, WAIT_COLOR
-from nbep.lab.trace.touches import Touches
 from notebooks.course_pictures import block_picture, plot_call, plot_hops
 
 

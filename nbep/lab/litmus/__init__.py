@@ -2,8 +2,7 @@
 
     programs   the classic shapes, with and without the orders and scopes that they need
     axioms     which outcomes the PTX memory model allows
-    runs       which outcomes the emulator shows, and what `checked` says
-    table      all of it side by side: nbep litmus; all outcomes of both: nbep litmus --all
+    runs       which outcomes the emulator shows, and what `checked` says; all of it side by side: nbep litmus
 
 The page records/litmus.md explains the table.
 """

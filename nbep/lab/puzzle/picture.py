@@ -9,9 +9,8 @@ from nbep.lab.puzzle.check import read_schedule
 from nbep.lab.puzzle.frame import Clue, Puzzle
 from nbep.lab.trace import Trace
 from nbep.lab.trace.events import Event
-from nbep.lab.trace.space_time import SHOWN_CELLS, Lanes, draw_lanes, show_steps, title
+from nbep.lab.trace.space_time import SHOWN_CELLS, Lanes, Touches, draw_lanes, show_steps, title
 from nbep.lab.trace.style import INK, RANK_COLORS, SMALL, TINY, Picture, count_steps, plain_axes
-from nbep.lab.trace.touches import Touches
 
 
 def draw(puzzle: Puzzle, seed: int, memory_model: str, schedule: Path | None = None) -> Picture:

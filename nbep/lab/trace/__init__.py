@@ -19,7 +19,7 @@
 What knows nbep's kernels is a view, nbep.specimens.views: what roles threads have, what tokens are, and the pictures
 of rings and halves, which are methods of a Trace, too.
 
-Read in this order: events, view, recorder; then table, space_time; page, perfetto; touches stands alone.
+Read in this order: events, view, recorder; then table, space_time; page, perfetto.
 """
 
 from __future__ import annotations
