@@ -127,7 +127,8 @@ def test_a_token_that_names_an_expert_twice_has_two_rows_there(transport):
 @transport
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
-    ("form", "num_ranks"), both_parts([("expanded", 3)], thorough=[("hybrid", 4), ("hybrid, expanded", 4)])
+    ("form", "num_ranks"),
+    both_parts([("expanded", 2)], thorough=[("expanded", 3), ("hybrid", 4), ("hybrid, expanded", 4)]),
 )
 def test_calls_one_behind_another_without_waiting(form, num_ranks, transport, memory_model):
     """Three dispatches, whose handles are all in flight, then their combines; twice."""
