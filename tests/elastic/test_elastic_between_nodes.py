@@ -49,7 +49,7 @@ class RowsThatCross(Crossings):
 
 @pytest.mark.parametrize(
     ("form", "transport"),
-    crossed([("compact", "ibgda"), ("expanded", "direct"), ("hybrid", "direct")], FORMS, TRANSPORTS),
+    crossed([("expanded", "direct"), ("hybrid", "ibgda")], FORMS, TRANSPORTS),
 )
 @pytest.mark.parametrize("num_nodes", both_parts([2], thorough=[4]))
 def test_tokens_arrive_in_order_and_return(form, transport, num_nodes):
@@ -57,9 +57,7 @@ def test_tokens_arrive_in_order_and_return(form, transport, num_nodes):
     run(case, replace(FORMS[form], transport=transport, num_nodes=num_nodes))
 
 
-@pytest.mark.parametrize(
-    ("is_hybrid", "transport"), crossed([(False, "direct"), (True, "ibgda")], (False, True), TRANSPORTS)
-)
+@pytest.mark.parametrize(("is_hybrid", "transport"), crossed([(True, "direct")], (False, True), TRANSPORTS))
 @pytest.mark.parametrize(("num_nodes", "num_ranks"), both_parts([(2, 4)], thorough=[(2, 6), (3, 6), (4, 8)]))
 def test_in_hybrid_mode_a_row_crosses_the_network_once_for_each_node(is_hybrid, num_nodes, num_ranks, transport):
     """To the rank with the sender's local index; else once for each rank that has one of its experts."""
@@ -97,7 +95,7 @@ def test_any_number_of_tokens_including_none(form, transport, num_tokens):
 
 @transport
 @pytest.mark.parametrize("with_weights", both_parts([True], thorough=[False]))
-@pytest.mark.parametrize("form", both_parts(["compact", "hybrid, expanded"], thorough=["expanded", "hybrid"]))
+@pytest.mark.parametrize("form", both_parts(["hybrid, expanded"], thorough=["compact", "expanded", "hybrid"]))
 def test_fp8_with_scales_and_a_handle(form, with_weights, transport):
     case = make_case(3, num_ranks=4, num_tokens=5, hidden=256)
     options = replace(FORMS[form], fp8="mixed", by_column=True, is_cached=True, expert_alignment=4)

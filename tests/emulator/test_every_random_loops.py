@@ -125,6 +125,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", FAULTS)
 def test_these_programs_find_a_wait_that_is_none(fault):
     with mock.patch.object(*FAULTS[fault], return_value=True):

@@ -191,6 +191,7 @@ def look_once(comm, queue):
     return seen
 
 
+@pytest.mark.thorough
 def test_who_looks_once_at_what_a_nic_adds_sees_it_or_not():
     """All outcomes: the message is there wherever the number is, which comes behind it on the same queue."""
     assert {seen for _, (_, seen) in all_of(look_once, 2, 0)} == {(0, 0), (1, 0x5EED)}

@@ -7,7 +7,8 @@ from straight import HANG, draw, explore, interleavings, small_ones
 END_TURNS = ["t.spin(1 << 62)", "pass"]
 
 
-@pytest.mark.parametrize("end_turn", both_parts(END_TURNS[:1], thorough=END_TURNS[1:]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("end_turn", END_TURNS)
 def test_small_programs_that_may_hang_and_may_end_do_both(end_turn):
     count = 0
     for threads in small_ones():

@@ -38,6 +38,7 @@ def test_outcomes_and_races_are_those_of_the_oracle(shape, seeds):
             pytest.fail(f"{shape} {seed}: {difference(least)}\n{words(least)}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", SHAPES)
 def test_programs_of_each_shape_differ(shape):
     """Some have a race, some have none, and of these some have several outcomes."""

@@ -220,6 +220,7 @@ def test_an_option_of_pyproject_that_is_none_is_an_error(tmp_path):
     assert "has no 'seed'; it has memory_model, seeds" in called(tmp_path, "pytest", "--nbep-cuda")[1]
 
 
+@pytest.mark.thorough
 def test_the_workflow_of_the_page_has_ten_lines_and_its_command_runs(tmp_path):
     lines = (Path(__file__).parents[2] / "docs/examples/numba/gpu_tests.yml").read_text().splitlines()
     assert len(lines) == 10
@@ -263,7 +264,7 @@ def status_of(main, argv):
         assert session.current(create=False) is None
 
 
-@pytest.mark.parametrize("finding", LAUNCHES)
+@pytest.mark.parametrize("finding", both_parts(["DataRace"], thorough=["OutOfBounds", ""]))
 def test_whatever_ends_a_test_what_it_launched_is_judged_first(tmp_path, finding):
     for number, test in enumerate(OUTCOMES):
         (tmp_path / f"test_{number}.py").write_text(PROGRAM.format(launch=LAUNCHES[finding]) + test)
@@ -278,7 +279,7 @@ def test_whatever_ends_a_test_what_it_launched_is_judged_first(tmp_path, finding
     assert not finding or summary.count(f" - {finding[:8]}") + summary.count(f"errors.{finding[:8]}") == 8, text
 
 
-@pytest.mark.parametrize("finding", LAUNCHES)
+@pytest.mark.parametrize("finding", both_parts(["DataRace"], thorough=["OutOfBounds", ""]))
 def test_a_program_that_installs_the_emulator_itself_ends_with_what_is_found(tmp_path, finding):
     lines = PROGRAM.format(launch=LAUNCHES[finding]).replace("DataRace", "")
     head = "import nbep.numba_cuda\nnbep.numba_cuda.install()\nfrom nbep.numba_cuda import session\n"
