@@ -8,7 +8,7 @@ import pytest
 from arrays import to_numpy, to_target
 from cases import ROUTINGS, make_case
 from elastic import ElasticOptions, dispatch_arguments, make_elastic_buffer, round_trip, run
-from parts import both_parts, crossed
+from parts import both_parts, crossed, dear
 from target import MEMORY_MODELS, spawn
 
 from nbep.device.cards import SM80
@@ -59,6 +59,7 @@ def test_one_to_thirty_two_choices(form, num_topk):
     run(make_case(7, num_tokens=4, num_topk=num_topk, experts_per_rank=17), replace(FORMS[form], num_biases=2))
 
 
+@dear
 @pytest.mark.parametrize("num_sms", both_parts([2], thorough=[1, 3]))
 def test_choices_of_several_shares_and_of_more_experts_than_a_table_holds(num_sms):
     """Three warps number 288 choices each, of which they take 256 at a time, first of 256 experts, then of 44."""
@@ -140,6 +141,7 @@ def test_padding_becomes_zeros_if_asked_for():
     run(case, ElasticOptions(do_expand=True, do_zero_padding=True, expert_alignment=8, do_cpu_sync=False))
 
 
+@dear
 @one_form
 def test_as_many_warps_as_there_are(form):
     run(make_case(13, num_tokens=17, num_topk=3), replace(FORMS[form], num_sms=5, is_cached=True))

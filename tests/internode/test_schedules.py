@@ -3,7 +3,7 @@
 import pytest
 from internode import SHAPES, Options, make_node_case, ragged, run
 from intranode import round_trip
-from parts import both_parts
+from parts import both_parts, dear
 from target import MEMORY_MODELS
 
 from nbep.device.cards import SM80
@@ -32,6 +32,7 @@ def test_every_shape_gives_one_result_if_stores_may_be_late_or_must_be_ordered(n
         run(case, seed=seed, memory_model=memory_model)
 
 
+@dear
 def test_kernels_without_bulk_copies_give_the_same():
     def main(comm, case, options):
         comm.runtime.world.compute_capability = SM80

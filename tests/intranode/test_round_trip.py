@@ -3,7 +3,7 @@
 import pytest
 from cases import ROUTINGS, make_case
 from intranode import Options, run
-from parts import both_parts
+from parts import both_parts, dear
 
 import nbep
 
@@ -33,6 +33,7 @@ def test_any_routing(routing):
     run(make_case(4, num_ranks=4, num_tokens=6, num_topk=4, routing=routing))
 
 
+@dear
 @pytest.mark.usefixtures("channels")
 @pytest.mark.costs_time
 def test_all_tokens_of_eight_ranks_to_one_rank():
@@ -51,6 +52,7 @@ def test_one_to_thirty_two_choices(num_topk):
     run(make_case(7, num_tokens=4, num_topk=num_topk, experts_per_rank=17))
 
 
+@dear
 @pytest.mark.parametrize("warps_per_rank", both_parts([3], thorough=[1, 2]))
 def test_any_block_size(warps_per_rank):
     config = nbep.Config(4, 3, 7, num_threads=2 * 32 * warps_per_rank)
@@ -72,12 +74,14 @@ def test_any_number_of_channels(num_sms):
     run(make_case(9, num_tokens=7), Options(nbep.Config(num_sms, 2, 4)))
 
 
+@dear
 @pytest.mark.about_rings
 @pytest.mark.parametrize(("send", "recv"), both_parts([(1, 2)], thorough=[(1, 3), (3, 4), (5, 64)]))
 def test_any_chunk_and_ring_size(send, recv):
     run(make_case(10, num_tokens=23, routing="everywhere"), Options(nbep.Config(2, send, recv)))
 
 
+@dear
 @pytest.mark.usefixtures("channels")
 def test_one_expert_per_rank():
     run(make_case(11, num_ranks=4, num_tokens=5, num_topk=4, experts_per_rank=1))

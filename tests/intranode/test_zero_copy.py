@@ -11,7 +11,7 @@ from arrays import to_numpy, to_target
 from calls import SlowRank, hold_back
 from cases import make_case
 from intranode import Expected, Options, check, combine, dispatch, dispatch_arguments, make_buffer, run
-from parts import both_parts
+from parts import both_parts, dear
 from target import GPU_HAS_ITS_OWN, MEMORY_MODELS, spawn
 from trips import cached_dispatch
 
@@ -181,6 +181,7 @@ def test_hosts_that_run_ahead_of_a_slow_rank_do_not_take_rows_that_are_in_use(se
 # The split of warps, and what moves
 
 
+@dear
 @pytest.mark.parametrize("num_rows", both_parts([5], thorough=[1, 2, 3, 4, 6, 7, 8, 9, 10]))
 def test_a_sum_of_any_number_of_rows_has_the_references_bits(num_rows):
     """From as many ranks as a token has experts, and two biases if it has more than two rows."""
@@ -191,6 +192,7 @@ def test_a_sum_of_any_number_of_rows_has_the_references_bits(num_rows):
     run(case, Options(nbep.Config(2, 1, 2), num_biases=num_biases, zero_copy=True))
 
 
+@dear
 @pytest.mark.parametrize("chunk", both_parts([2], thorough=[1, 5, 64]))
 def test_any_number_of_rows_may_land_together(chunk):
     run(make_case(7, num_tokens=(17, 5)), Options(nbep.Config(2, chunk, chunk + 1), zero_copy=True))

@@ -25,7 +25,7 @@ from low_latency import (
     make_low_latency_case,
 )
 from masked import check_survivor
-from parts import both_parts
+from parts import both_parts, dear
 from target import spawn
 
 from nbep.device.kernels.low_latency import deduplicated_dispatch
@@ -106,6 +106,7 @@ def test_what_comes_late_meets_nothing_of_later_calls(options, seeds):
                 check_survivor(make_case(i), options, rank, outcome, [LATE], [LATE])
 
 
+@dear
 @pytest.mark.parametrize("cleans", [False, True])
 @pytest.mark.parametrize("options", both_parts(OPTIONS[::2], thorough=OPTIONS[1:2]))
 def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options, cleans):

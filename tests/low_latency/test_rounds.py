@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from low_latency import Trip, check
 from low_latency_rounds import Sizes, make_plan, num_rdma_bytes, run_plan, wrong_names
-from parts import both_parts
+from parts import both_parts, dear
 from target import spawn
 
 import nbep
@@ -63,6 +63,7 @@ def changed(array: np.ndarray, index: tuple) -> np.ndarray:
     return array
 
 
+@dear
 def test_the_fast_check_agrees_with_the_reference(trips):
     for case, options, outcomes in trips:
         for rank, outcome in enumerate(outcomes):

@@ -8,7 +8,7 @@ import ast
 import mlx5_layouts as mlx5
 import pytest
 from own_network import FLAGS, SEEN, SOURCE, TARGET, fill_source, run, see, sent_by, wait_flag
-from parts import both_parts
+from parts import both_parts, dear
 from primitives_of import replace_primitives
 
 import nbep
@@ -102,7 +102,7 @@ def failures(kernel, *args, seeds=range(4), max_delay_ns: int = 300, **options) 
     return [error for error in found if error is not None]
 
 
-@pytest.mark.parametrize("memory_model", both_parts(["delayed", "checked"], thorough=["sc"]))
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
 @pytest.mark.parametrize(
     ("flag_queue", "is_waited"), [(SAME_PAIR, False), (OTHER_PAIR, True)], ids=["same-pair", "after-the-completion"]
 )
@@ -184,6 +184,7 @@ def ring_first(function: ast.FunctionDef) -> None:
             node.body.reverse()
 
 
+@dear
 @pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
 def test_a_record_after_its_doorbell_is_caught(memory_model):
     with edited(queue_pair.submit, ring_first):

@@ -5,7 +5,7 @@ import sys
 import nbep.numba_cuda
 import numpy as np
 import pytest
-from parts import both_parts, crossed
+from parts import both_parts, crossed, dear
 
 from nbep.emulator.machine.errors import DeadlockError
 from nbep.lab.numba_cuda import command, progress
@@ -116,6 +116,7 @@ def test_a_loop_that_ends_is_no_hang(cuda, model, name, seed):
         kernel_of(cuda, ENDS[name])[1, 2](np.zeros(8, np.int32))
 
 
+@dear
 def test_a_loop_that_syncs_the_grid_waits_for_what_other_blocks_count(cuda):
     @cuda.jit
     def kernel(a, turns):
