@@ -8,7 +8,7 @@ import pytest
 from arrays import to_numpy, to_target
 from cases import make_case
 from elastic import ElasticOptions, dispatch_arguments, make_elastic_buffer
-from parts import crossed
+from parts import both_parts, crossed
 from target import spawn
 
 import nbep
@@ -187,7 +187,7 @@ def changed(array):
         array[at] = before
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("num_nodes", both_parts([2], thorough=[1]))
 def test_no_element_of_a_handle_changes_in_silence(num_nodes):
     def main(comm):
         options = ElasticOptions(num_nodes=num_nodes, do_handle_copy=False, expert_alignment=2)
@@ -266,8 +266,9 @@ def test_kernels_report_what_no_token_can_be(monkeypatch, do_expand, verb, reduc
         spawn(main, 2, on_deadlock="expire")
 
 
-@pytest.mark.parametrize("do_expand", [False, True])
-@pytest.mark.parametrize("host_reads", [False, True])
+@pytest.mark.parametrize(
+    ("do_expand", "host_reads"), crossed([(False, False), (True, True)], (False, True), (False, True))
+)
 def test_x_may_end_behind_the_last_row_of_a_token(monkeypatch, do_expand, host_reads):
     if not host_reads:
         monkeypatch.setattr(handle_contents, "elastic", lambda *_: 0)

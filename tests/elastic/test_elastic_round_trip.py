@@ -33,7 +33,7 @@ def test_tokens_arrive_in_order_and_return(num_ranks, form, do_cpu_sync):
     run(case, replace(FORMS[form], do_cpu_sync=do_cpu_sync))
 
 
-@form
+@one_form
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("seed", both_parts([1], thorough=range(2, 6)))
 def test_any_schedule(form, memory_model, seed):
@@ -47,13 +47,13 @@ def test_any_number_of_tokens_including_none(form, num_tokens):
     run(make_case(2, num_tokens=num_tokens), replace(FORMS[form], do_cpu_sync=False))
 
 
-@form
+@one_form
 @pytest.mark.parametrize("routing", both_parts(["one_rank"], thorough=sorted({*ROUTINGS, "one_expert", "nowhere"})))
 def test_any_routing(form, routing):
     run(make_case(4, num_ranks=4, num_tokens=6, num_topk=4, routing=routing), FORMS[form])
 
 
-@form
+@one_form
 @pytest.mark.parametrize("num_topk", both_parts([32], thorough=[1, 5]))
 def test_one_to_thirty_two_choices(form, num_topk):
     run(make_case(7, num_tokens=4, num_topk=num_topk, experts_per_rank=17), replace(FORMS[form], num_biases=2))
@@ -76,7 +76,7 @@ def test_experts_of_several_warps(form, experts_per_rank):
     run(case, replace(FORMS[form], expert_alignment=3))
 
 
-@form
+@one_form
 def test_a_token_that_names_an_expert_twice_has_two_rows_there(form):
     case = make_case(8, num_tokens=5, num_topk=4)
     for topk_idx in case.topk_idx:
@@ -85,7 +85,7 @@ def test_a_token_that_names_an_expert_twice_has_two_rows_there(form):
     run(case, FORMS[form])
 
 
-@form
+@one_form
 @pytest.mark.parametrize("hidden", both_parts([4608], thorough=[8, 24, 520]))
 def test_hidden_that_is_no_multiple_of_a_warps_row_or_takes_two_stages(form, hidden):
     run(make_case(6, num_tokens=3, hidden=hidden), FORMS[form])
@@ -118,20 +118,18 @@ def test_fp8_with_scales_of_any_strides(fp8, by_column, do_expand):
 
 
 @pytest.mark.parametrize("num_biases", both_parts([2], thorough=[1]))
-@form
+@one_form
 def test_biases_come_first(form, num_biases):
     run(make_case(9, num_tokens=5, num_topk=3), replace(FORMS[form], num_biases=num_biases))
 
 
-@pytest.mark.parametrize(
-    ("form", "with_weights"), crossed([("compact", True), ("one reduction", True)], FORMS, (False, True))
-)
+@pytest.mark.parametrize(("form", "with_weights"), crossed([("one reduction", True)], FORMS, (False, True)))
 def test_weights_of_each_choice_come_from_its_experts_rank(form, with_weights):
     options = replace(FORMS[form], with_weights=with_weights, own_weights=True, is_cached=True)
     run(make_case(10, num_ranks=4, num_tokens=5, num_topk=3), options)
 
 
-@form
+@one_form
 def test_statistics_add_up_and_the_handle_may_share_topk_idx(form):
     run(make_case(11, num_tokens=5), replace(FORMS[form], with_stats=True, do_handle_copy=False))
 

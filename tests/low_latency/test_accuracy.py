@@ -138,6 +138,7 @@ def test_what_returns_is_the_token_times_its_weights(options, make_x, deduplicat
         assert reference.calc_diff(want, combined_x) < most
 
 
+@dear
 @pytest.mark.parametrize("options", [Options(), FP8], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("make_x", [pytest.param(pattern, marks=pytest.mark.thorough), noise])
 def test_logfmt_keeps_deepeps_limits(make_x, options):

@@ -29,6 +29,7 @@ def run_rounds(comm, seed: int, num_rounds: int) -> list[str]:
     return wrong
 
 
+@dear
 @pytest.mark.parametrize(
     ("seed", "num_ranks"),
     both_parts([(0, 3)], thorough=[(0, 2), *product(range(1, 5), (2, 3))], long=[*product(range(5, 12), (2, 3))]),
