@@ -11,7 +11,7 @@ pytestmark = pytest.mark.long
 
 SHORT = [(2, 2)]
 ALL = [*ROUTINGS, *NODE_ROUTINGS]
-QUICK = ["uniform", "nowhere", "one_node"]
+QUICK = ["one_node"]
 LONG = [shape for shape in SHAPES if shape not in SHORT]
 
 

@@ -11,6 +11,7 @@ from nbep.device.cards import SM80
 pytestmark = [pytest.mark.emulator_only("a seed gives a schedule"), pytest.mark.long]
 
 
+@dear
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     ("seeds", "num_tokens"),
