@@ -7,16 +7,9 @@ import pytest
 
 import nbep
 from nbep.device import primitives
+from nbep.device import primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode import combine
-from nbep.device.primitives import (
-    block_idx,
-    ld_acquire_sys_s32,
-    ld_weak_s32,
-    st_release_sys_s32,
-    st_weak_s32,
-    wait_expired,
-)
 from nbep.device.protocols import barrier, peers, teams
 from nbep.device.types import InOut
 from nbep.emulator.machine.source import marks
@@ -30,23 +23,23 @@ DATA, FLAG = 0, 4
 
 @device_function
 def raise_flag(cells):
-    st_release_sys_s32(cells + FLAG, 1)
+    ptx.st_release_sys_s32(cells + FLAG, 1)
 
 
 @kernel(max_threads=1)
 def look(seen: InOut, cell: InOut):
-    st_weak_s32(seen, looking_once(barrier.wait_call)(cell, 0, 0))
+    ptx.st_weak_s32(seen, looking_once(barrier.wait_call)(cell, 0, 0))
 
 
 @kernel(max_threads=1)
 def message(cells: InOut):
-    if block_idx() == 0:
-        st_weak_s32(cells + DATA, 42)
+    if ptx.block_idx() == 0:
+        ptx.st_weak_s32(cells + DATA, 42)
         raise_flag(cells)
     else:
-        while ld_acquire_sys_s32(cells + FLAG) == 0:
-            wait_expired(1 << 62)
-        st_weak_s32(cells + 8, ld_weak_s32(cells + DATA))
+        while ptx.ld_acquire_sys_s32(cells + FLAG) == 0:
+            ptx.wait_expired(1 << 62)
+        ptx.st_weak_s32(cells + 8, ptx.ld_weak_s32(cells + DATA))
 
 
 def send(memory_model="checked"):

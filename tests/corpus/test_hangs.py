@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from functools import partial
 
-import hangs_counts
-import hangs_groups
 import hangs_nbep
 import hangs_networks
 import hangs_users
@@ -28,7 +26,7 @@ from nbep.lab.notebook import edit
 
 pytestmark = [pytest.mark.emulator_only("a GPU reports no deadlock"), pytest.mark.usefixtures("held_reports")]
 
-ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES, *hangs_groups.ENTRIES, *hangs_counts.ENTRIES]
+ENTRIES = [*hangs_nbep.ENTRIES, *hangs_users.ENTRIES]
 NETWORKS = hangs_networks.ENTRIES
 
 
@@ -47,9 +45,6 @@ def test_the_report_names_why_it_hangs(broken: Broken, seeds: range) -> None:
     check(broken._replace(seeds=seeds, least=len(seeds)))
 
 
-SMALL = [*hangs_users.ENTRIES, *hangs_groups.ENTRIES, *hangs_counts.ENTRIES]
-
-
 FIRST = {"stages: lanes miss a phase of their mbarrier": 1}  # the first seed that shows it with delayed stores
 
 
@@ -57,7 +52,7 @@ FIRST = {"stages: lanes miss a phase of their mbarrier": 1}  # the first seed th
 @pytest.mark.parametrize(
     ("broken", "memory_model", "seeds"),
     [
-        *((broken, model, range(2)) for broken in SMALL for model in ("delayed", "checked")),
+        *((broken, model, range(2)) for broken in hangs_users.ENTRIES for model in ("delayed", "checked")),
         *((broken, "delayed", [FIRST.get(broken.name, 0)]) for broken in NETWORKS[1::2]),
     ],
     ids=str,

@@ -12,17 +12,8 @@ from traced_runs import CASE
 
 import nbep
 from nbep import debug
+from nbep.device import primitives as ptx
 from nbep.device.jit import kernel
-from nbep.device.primitives import (
-    atom_add_release_sys_s32,
-    bar_sync,
-    ld_acquire_sys_s32,
-    smem_base,
-    st_release_sys_s32,
-    st_shared_s32,
-    thread_idx,
-    wait_expired,
-)
 from nbep.device.protocols.peers import Peers, buffer_of
 from nbep.device.types import I32, I64
 from nbep.emulator import World
@@ -76,19 +67,19 @@ def test_without_a_history_the_last_store_is_named_and_how_to_get_all():
 def ask(peers: Peers, freed: I64):
     """Thread 1 polls a flag, and all others wait for it, when thread 0 asks."""
     flag = buffer_of(peers, peers.rank)
-    if thread_idx() == 0:
-        st_shared_s32(smem_base(), 7)
-        st_release_sys_s32(flag + 4, 5)
+    if ptx.thread_idx() == 0:
+        ptx.st_shared_s32(ptx.smem_base(), 7)
+        ptx.st_release_sys_s32(flag + 4, 5)
         while not debug._world().polling:
-            wait_expired(NEVER)
-        for address in (flag, flag + 4, smem_base(), flag + (1 << 20), freed, 1 << 60, flag + 6):
+            ptx.wait_expired(NEVER)
+        for address in (flag, flag + 4, ptx.smem_base(), flag + (1 << 20), freed, 1 << 60, flag + 6):
             SAID.append(debug.what(address))
         SAID.append(debug.history("other flag"))
-        st_release_sys_s32(flag, 1)
-    elif thread_idx() == 1:
-        while ld_acquire_sys_s32(flag) == 0:
-            wait_expired(NEVER)
-    bar_sync(0, 64)
+        ptx.st_release_sys_s32(flag, 1)
+    elif ptx.thread_idx() == 1:
+        while ptx.ld_acquire_sys_s32(flag) == 0:
+            ptx.wait_expired(NEVER)
+    ptx.bar_sync(0, 64)
 
 
 def test_an_address_is_shown_with_its_value_its_writer_and_who_polls_it():
@@ -122,10 +113,10 @@ def test_an_address_is_shown_with_its_value_its_writer_and_who_polls_it():
 def count_up(peers: Peers, wanted: I32):
     """Each rank adds one to rank 0's counter, and waits for too many."""
     counter = buffer_of(peers, 0)
-    if thread_idx() == 0:
-        atom_add_release_sys_s32(counter, 1)
-        while ld_acquire_sys_s32(counter) != wanted:
-            wait_expired(NEVER)
+    if ptx.thread_idx() == 0:
+        ptx.atom_add_release_sys_s32(counter, 1)
+        while ptx.ld_acquire_sys_s32(counter) != wanted:
+            ptx.wait_expired(NEVER)
 
 
 def hang(tracer):

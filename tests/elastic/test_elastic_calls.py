@@ -20,7 +20,7 @@ from elastic import (
     make_elastic_buffer,
     time_outs,
 )
-from parts import both_parts
+from parts import both_parts, dear
 from target import MEMORY_MODELS, spawn
 
 import nbep
@@ -103,6 +103,7 @@ def chain(comm, cases, options):
     return [to_numpy(result) for result in results]
 
 
+@dear
 @pytest.mark.emulator_only("one rank is made slow")
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize("seed", both_parts([0], thorough=range(1, 6)))

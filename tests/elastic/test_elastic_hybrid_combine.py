@@ -19,7 +19,7 @@ from elastic import (
     run,
     time_outs,
 )
-from parts import both_parts
+from parts import both_parts, crossed
 from target import MEMORY_MODELS, spawn
 
 from nbep.lab.check import Run, perform
@@ -28,8 +28,11 @@ pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks are of one node")
 
 COMPACT = ElasticOptions(expert_alignment=3, num_nodes=2, do_cpu_sync=False, num_biases=2, own_weights=True)
 FORMS = {"compact": COMPACT, "expanded": replace(COMPACT, do_expand=True)}
-form = pytest.mark.parametrize("form", FORMS)
-both_transports = pytest.mark.parametrize("transport", ["direct", "ibgda"])
+TRANSPORTS = "direct", "ibgda"
+WAYS = "one sum", "not hybrid", "one reduction"
+LATE = "cached_notify_dispatch", "elastic_gather_combine", "elastic_send_combine"
+form = pytest.mark.parametrize("form", both_parts(["expanded"], thorough=["compact"]))
+one_each = pytest.mark.parametrize(("form", "transport"), crossed([("expanded", "ibgda")], FORMS, TRANSPORTS))
 shape = pytest.mark.parametrize(
     ("num_nodes", "num_ranks"), both_parts([(2, 4)], thorough=[(2, 6), (3, 6), (4, 8), (2, 8)])
 )
@@ -47,9 +50,13 @@ class SumsThatCross(Crossings):
         return (src, dst, int(begins[1])) if begins and src // self.size != dst // self.size else None
 
 
-@form
-@both_transports
-@pytest.mark.parametrize("way", ["one sum", "not hybrid", "one reduction"])
+@pytest.mark.parametrize(
+    ("form", "transport", "way"),
+    crossed(
+        [("compact", "ibgda", WAYS[0]), ("expanded", "direct", WAYS[2])],
+        *(FORMS, TRANSPORTS, WAYS),
+    ),
+)
 @shape
 def test_a_sum_of_a_token_crosses_the_network_once_for_each_node(num_nodes, num_ranks, way, transport, form):
     """From the rank with the sender's local index. Else once from each rank, or each row of it."""
@@ -72,8 +79,7 @@ def test_a_sum_of_a_token_crosses_the_network_once_for_each_node(num_nodes, num_
     assert sums.found == wanted
 
 
-@form
-@both_transports
+@one_each
 @pytest.mark.parametrize(
     "routing", both_parts(["one_rank"], thorough=["one_node", "avoid_rank_0", "avoid_node_0", "nowhere", "everywhere"])
 )
@@ -84,9 +90,10 @@ def test_wherever_tokens_go_the_sums_are_those_of_plain_loops(num_nodes, num_ran
     run(case, replace(FORMS[form], num_nodes=num_nodes, transport=transport))
 
 
-@form
-@pytest.mark.parametrize("with_weights", [False, True])
-@pytest.mark.parametrize("num_topk", both_parts([1, 32], thorough=[2, 4]))
+@pytest.mark.parametrize(
+    ("form", "num_topk", "with_weights"),
+    crossed([("expanded", 32, True)], FORMS, (1, 2, 4, 32), (False, True)),
+)
 def test_places_of_ranks_and_of_choices_with_weights_and_without(num_topk, with_weights, form):
     """Up to the 32nd choice, whose mark is the sign of a word; a choice named twice has two rows."""
     case = make_case(6, num_ranks=4, num_tokens=3, num_topk=num_topk, experts_per_rank=10)
@@ -96,8 +103,9 @@ def test_places_of_ranks_and_of_choices_with_weights_and_without(num_topk, with_
 
 
 @form
-@both_transports
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
+@pytest.mark.thorough
+@pytest.mark.parametrize("transport", TRANSPORTS)
 def test_handles_in_flight_are_combined_in_any_order_and_again(form, memory_model, transport):
     """Each has a shape of its own, so its marks and slots lie elsewhere."""
     options = replace(FORMS[form], transport=transport, is_cached=True)
@@ -120,6 +128,7 @@ def test_handles_in_flight_are_combined_in_any_order_and_again(form, memory_mode
         check(cases[number], options, list(outcomes), f"case {number}")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("choice", [0, 3])
 def test_rows_that_the_caller_has_added_up_are_taken_where_the_handle_says(choice):
     """As inside a node: the rows of each token in the handle are rewritten, to one that may stand at any choice."""
@@ -144,8 +153,7 @@ def test_rows_that_the_caller_has_added_up_are_taken_where_the_handle_says(choic
     assert spawn(main, 4, (True,)) == spawn(main, 4, (False,))
 
 
-@both_transports
-@pytest.mark.parametrize("kernel", ["cached_notify_dispatch", "elastic_gather_combine", "elastic_send_combine"])
+@pytest.mark.parametrize(("kernel", "transport"), crossed([(LATE[1], "direct")], LATE, TRANSPORTS))
 def test_who_is_named_has_come_late_or_given_up(kernel, transport):
     """Rank 1 comes late, to the meeting of its node or of all. Others wait for it, or for one that has given up."""
     raised = time_outs(make_case(1, num_ranks=4), replace(COMPACT, transport=transport), kernel)
@@ -156,6 +164,7 @@ def test_who_is_named_has_come_late_or_given_up(kernel, transport):
         gone.add(fault.rank)
 
 
+@pytest.mark.thorough
 def test_without_the_meeting_of_the_node_sums_are_read_that_may_not_be_there():
     base = Run("elastic.hybrid", (), seed=0, memory_model="checked")
     found = perform(replace(base, faults=("intranode.cached_notify_dispatch: meet_block",)))

@@ -8,6 +8,7 @@ import pytest
 from arrays import to_numpy, to_target
 from cases import make_case
 from elastic import ElasticOptions, dispatch_arguments, make_elastic_buffer
+from parts import both_parts, crossed
 from target import spawn
 
 import nbep
@@ -141,9 +142,10 @@ def rewrite(handle, way):
         handle.recv_src_metadata = to_target(metadata)
 
 
-@pytest.mark.parametrize("way", ["another array", "in place"])
-@pytest.mark.parametrize("do_cpu_sync", [True, False], ids=["sync", "no sync"])
-@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize(
+    ("way", "do_cpu_sync", "num_nodes"),
+    crossed([("in place", False, 1), ("another array", True, 2)], ("another array", "in place"), (True, False), (1, 2)),
+)
 def test_a_rewritten_handle_serves_only_sums_without_weights(way, do_cpu_sync, num_nodes):
     name = r"handle.recv_src_metadata(: got a rewritten one|\[.*\]: got .*); must be .*as dispatch made it"
 
@@ -185,7 +187,7 @@ def changed(array):
         array[at] = before
 
 
-@pytest.mark.parametrize("num_nodes", [1, 2])
+@pytest.mark.parametrize("num_nodes", both_parts([2], thorough=[1]))
 def test_no_element_of_a_handle_changes_in_silence(num_nodes):
     def main(comm):
         options = ElasticOptions(num_nodes=num_nodes, do_handle_copy=False, expert_alignment=2)
@@ -264,8 +266,9 @@ def test_kernels_report_what_no_token_can_be(monkeypatch, do_expand, verb, reduc
         spawn(main, 2, on_deadlock="expire")
 
 
-@pytest.mark.parametrize("do_expand", [False, True])
-@pytest.mark.parametrize("host_reads", [False, True])
+@pytest.mark.parametrize(
+    ("do_expand", "host_reads"), crossed([(False, False), (True, True)], (False, True), (False, True))
+)
 def test_x_may_end_behind_the_last_row_of_a_token(monkeypatch, do_expand, host_reads):
     if not host_reads:
         monkeypatch.setattr(handle_contents, "elastic", lambda *_: 0)
@@ -288,8 +291,9 @@ def test_x_may_end_behind_the_last_row_of_a_token(monkeypatch, do_expand, host_r
         spawn(main, 2, (1,), on_deadlock="expire")
 
 
-@pytest.mark.parametrize("has_scales", [False, True])
-@pytest.mark.parametrize("dtype", ROW_DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "has_scales"), crossed([(ROW_DTYPES[0], False), (ROW_DTYPES[-1], True)], ROW_DTYPES, (False, True))
+)
 def test_rows_of_each_type_travel_with_scales_and_without(dtype, has_scales):
     def rows(rank):
         x = np.arange(16 * CASE.num_tokens[rank]).reshape(-1, 16) % 64 + rank

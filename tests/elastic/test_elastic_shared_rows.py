@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import make_case
 from elastic import ElasticOptions, Trip, check, dispatch_arguments, make_elastic_buffer, received_trips, round_trip
-from parts import both_parts
+from parts import both_parts, crossed
 from target import MEMORY_MODELS, spawn
 
 from nbep.emulator import DataRace, Uninitialized, UseAfterFree
@@ -36,9 +36,11 @@ def all_trips(comm, cases, options, is_async):
     return outcomes
 
 
-@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    ("form", "is_async"),
+    crossed([("compact", False), ("expanded", True), ("FP8, scales elsewhere", True)], FORMS, (False, True)),
+)
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("num_ranks", both_parts([2], thorough=[1, 4]))
 def test_calls_have_the_references_bits(num_ranks, form, memory_model, is_async):
     counts = [(5, 0, 3, 7), (0, 4, 1, 2), (0, 0, 0, 0)]
@@ -135,9 +137,10 @@ NOTHING = SimpleNamespace(launch=lambda stream: None)
 LAUNCHES = {"dispatch": "elastic.dispatch", "combine": "intranode.fetch"}
 
 
-@pytest.mark.parametrize("fp8", [None, "row"])
-@pytest.mark.parametrize("is_planted", [False, True])
-@pytest.mark.parametrize("verb", LAUNCHES)
+@pytest.mark.parametrize(
+    ("verb", "is_planted", "fp8"),
+    crossed([("dispatch", True, "row"), ("combine", True, None)], LAUNCHES, (False, True), (None, "row")),
+)
 def test_rows_that_are_rewritten_before_all_have_met_are_a_race(verb, is_planted, fp8, monkeypatch):
     case, options = make_case(1, hidden=512), ElasticOptions(is_shared=True, fp8=fp8)
     if is_planted:

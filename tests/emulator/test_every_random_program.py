@@ -117,7 +117,7 @@ POLLS = [
 DEAR = (6, 10)  # three threads with many accesses: these two take three quarters of the time of the first 15
 
 
-@pytest.mark.parametrize("seeds", both_parts([range(8)], [(DEAR,), range(8, 40)], long=[range(40, 100)]))
+@pytest.mark.parametrize("seeds", both_parts([range(4)], [(DEAR,), range(4, 40)], long=[range(40, 100)]))
 @pytest.mark.parametrize("polls", POLLS, ids=lambda polls: "-".join(polls) or "none")
 def test_outcomes_are_those_of_all_interleavings(polls, seeds):
     for seed in seeds:
@@ -125,7 +125,7 @@ def test_outcomes_are_those_of_all_interleavings(polls, seeds):
             compare(seed, polls)
 
 
-@pytest.mark.parametrize("seeds", both_parts([range(8)], [range(8, 25)], long=[range(25, 100)]))
+@pytest.mark.parametrize("seeds", both_parts([range(2)], [range(2, 25)], long=[range(25, 100)]))
 @pytest.mark.parametrize(
     "polls",
     [polls for polls in POLLS if {"poll", "poll_either", "at_least"} & {*polls}],

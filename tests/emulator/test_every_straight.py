@@ -7,6 +7,7 @@ from straight import HANG, draw, explore, interleavings, small_ones
 END_TURNS = ["t.spin(1 << 62)", "pass"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("end_turn", END_TURNS)
 def test_small_programs_that_may_hang_and_may_end_do_both(end_turn):
     count = 0
@@ -19,7 +20,7 @@ def test_small_programs_that_may_hang_and_may_end_do_both(end_turn):
 
 
 @pytest.mark.parametrize(
-    "seeds", both_parts([range(400)], thorough=[range(400, 4000)], long=[range(at, at + 16000) for at in (4000, 20000)])
+    "seeds", both_parts([range(200)], thorough=[range(200, 4000)], long=[range(at, at + 16000) for at in (4000, 20000)])
 )
 @pytest.mark.parametrize("end_turn", END_TURNS)
 def test_random_programs_have_the_outcomes_of_all_interleavings(end_turn, seeds):

@@ -5,37 +5,7 @@ from hashlib import blake2b
 import pytest
 from parts import both_parts
 
-from nbep.device.primitives import (
-    atom_add_acq_rel_gpu_s32,
-    atom_add_relaxed_sys_s32,
-    block_idx,
-    fence_acq_rel_gpu,
-    fence_mbarrier_init,
-    fence_proxy_async_global,
-    fence_proxy_async_shared,
-    ld_acquire_gpu_s32,
-    ld_acquire_sys_s32,
-    ld_relaxed_sys_s32,
-    ld_shared_s32,
-    ld_weak_s32,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
-    mbarrier_try_wait_parity,
-    shfl_xor_s32,
-    st_relaxed_sys_s32,
-    st_release_sys_s32,
-    st_shared_s32,
-    st_weak_s32,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    tma_load_1d,
-    tma_store_1d,
-    tma_store_commit,
-    tma_store_wait_all,
-    vote_any,
-    wait_expired,
-)
+from nbep.device import primitives as ptx
 from nbep.emulator import FULL_MASK, World
 
 NEVER = 1 << 62
@@ -46,54 +16,54 @@ COPIED, MBARRIER, SMEM = 256, 512, 1024
 
 def work(own, peer):
     """Blocks of two ranks send rows to each other, meet, and take them over by all ways that there are."""
-    thread, block = thread_idx(), block_idx()
+    thread, block = ptx.thread_idx(), ptx.block_idx()
     if thread == 0:
-        mbarrier_init(MBARRIER, 1)
-        fence_mbarrier_init()
+        ptx.mbarrier_init(MBARRIER, 1)
+        ptx.fence_mbarrier_init()
     for turn in range(ROUNDS):
-        st_shared_s32(4 * thread, thread + turn)
-        syncthreads()
-        value = shfl_xor_s32(FULL_MASK, ld_shared_s32(4 * ((thread + 1) % THREADS)), 1)
-        st_weak_s32(peer + ROWS + 256 * block + 4 * thread, value)
-        syncwarp(FULL_MASK)
+        ptx.st_shared_s32(4 * thread, thread + turn)
+        ptx.syncthreads()
+        value = ptx.shfl_xor_s32(FULL_MASK, ptx.ld_shared_s32(4 * ((thread + 1) % THREADS)), 1)
+        ptx.st_weak_s32(peer + ROWS + 256 * block + 4 * thread, value)
+        ptx.syncwarp(FULL_MASK)
         if thread % 32 == 0:
-            atom_add_relaxed_sys_s32(own + NOTES, 1)
-            fence_acq_rel_gpu()
-            st_relaxed_sys_s32(peer + NOTES + 4 + 4 * block, turn)
-        syncthreads()
+            ptx.atom_add_relaxed_sys_s32(own + NOTES, 1)
+            ptx.fence_acq_rel_gpu()
+            ptx.st_relaxed_sys_s32(peer + NOTES + 4 + 4 * block, turn)
+        ptx.syncthreads()
         if thread == 0:
-            st_release_sys_s32(peer + ARRIVED + 4 * block, turn + 1)
+            ptx.st_release_sys_s32(peer + ARRIVED + 4 * block, turn + 1)
         if thread < 32:
-            while vote_any(FULL_MASK, ld_acquire_sys_s32(own + ARRIVED + 4 * block) <= turn):
-                wait_expired(NEVER)
-            ld_relaxed_sys_s32(own + NOTES)
-        syncthreads()
+            while ptx.vote_any(FULL_MASK, ptx.ld_acquire_sys_s32(own + ARRIVED + 4 * block) <= turn):
+                ptx.wait_expired(NEVER)
+            ptx.ld_relaxed_sys_s32(own + NOTES)
+        ptx.syncthreads()
         if thread == 33:
-            fence_proxy_async_global()
-            fence_proxy_async_shared()
-            mbarrier_arrive_expect_tx(MBARRIER, 256)
-            tma_load_1d(COPIED, own + ROWS + 256 * block, 256, MBARRIER)
-        while not mbarrier_try_wait_parity(MBARRIER, turn & 1):
+            ptx.fence_proxy_async_global()
+            ptx.fence_proxy_async_shared()
+            ptx.mbarrier_arrive_expect_tx(MBARRIER, 256)
+            ptx.tma_load_1d(COPIED, own + ROWS + 256 * block, 256, MBARRIER)
+        while not ptx.mbarrier_try_wait_parity(MBARRIER, turn & 1):
             pass
-        seen = ld_shared_s32(COPIED + 4 * thread)
+        seen = ptx.ld_shared_s32(COPIED + 4 * thread)
         assert (
             seen
-            == ld_weak_s32(own + ROWS + 256 * block + 4 * thread)
+            == ptx.ld_weak_s32(own + ROWS + 256 * block + 4 * thread)
             == (thread ^ 1) + 1 + turn - THREADS * ((thread ^ 1) == THREADS - 1)
         )
-        fence_proxy_async_shared()
-        syncthreads()
+        ptx.fence_proxy_async_shared()
+        ptx.syncthreads()
         if thread == 0:
-            tma_store_1d(own + SUMS + 256 * block, COPIED, 256)
-            tma_store_commit()
-            tma_store_wait_all()
-            atom_add_acq_rel_gpu_s32(own + DONE, 1)
-            while ld_acquire_gpu_s32(own + DONE) < BLOCKS * (turn + 1):
-                wait_expired(NEVER)
-            st_release_sys_s32(peer + ARRIVED + 8 + 4 * block, turn + 1)
-            while ld_acquire_sys_s32(own + ARRIVED + 8 + 4 * block) <= turn:
-                wait_expired(NEVER)
-        syncthreads()
+            ptx.tma_store_1d(own + SUMS + 256 * block, COPIED, 256)
+            ptx.tma_store_commit()
+            ptx.tma_store_wait_all()
+            ptx.atom_add_acq_rel_gpu_s32(own + DONE, 1)
+            while ptx.ld_acquire_gpu_s32(own + DONE) < BLOCKS * (turn + 1):
+                ptx.wait_expired(NEVER)
+            ptx.st_release_sys_s32(peer + ARRIVED + 8 + 4 * block, turn + 1)
+            while ptx.ld_acquire_sys_s32(own + ARRIVED + 8 + 4 * block) <= turn:
+                ptx.wait_expired(NEVER)
+        ptx.syncthreads()
 
 
 class Steps:

@@ -39,6 +39,7 @@ def test_what_is_not_compiled_is_a_wrong_argument(more, capsys):
     assert "--engine compiled: takes --memory-model sc" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 def test_one_process_compiles_for_the_cpu_and_for_a_gpu():
     """What one compiler is told of a function is nothing to the other one."""
     pytest.importorskip("numba.cuda.extending")

@@ -241,7 +241,11 @@ OF_HANDLES = "cached", "combine", "low_latency_combine"  # plans of a buffer who
 
 
 @pytest.mark.parametrize(
-    ("verb", "check_calls"), both_parts([(verb, False) for verb in VERBS], [(verb, True) for verb in OF_HANDLES])
+    ("verb", "check_calls"),
+    both_parts(
+        [(verb, False) for verb in VERBS[:5] + VERBS[6:7]],
+        [*((verb, False) for verb in (VERBS[5], *VERBS[7:])), *((verb, True) for verb in OF_HANDLES)],
+    ),
 )
 def test_a_call_gives_what_it_gives_without_plans(verb, check_calls):
     """Each changes one option of the first, with the same arrays, or one array with the same options."""
@@ -294,7 +298,9 @@ MOVED = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "name", "value", "message"), SPOILT + MOVED)
+@pytest.mark.parametrize(
+    ("verb", "name", "value", "message"), both_parts([*SPOILT[::2], *MOVED[::2]], [*SPOILT[1::2], *MOVED[1::2]])
+)
 def test_what_is_in_arrays_and_where_they_lie_is_checked_behind_a_found_plan(verb, name, value, message):
     def main(comm):
         calls = Calls(comm, True)

@@ -8,7 +8,7 @@ import pytest
 from internode import Options as NodeOptions
 from internode import make_node_case
 from intranode import combine, dispatch, make_buffer
-from parts import both_parts
+from parts import both_parts, dear
 
 import nbep
 import nbep.reference
@@ -82,6 +82,7 @@ def test_handles_between_nodes_are_checked_too(inputs):
     assert nbep.spawn(main, 2, "emulator") == [(10, (3, 64))] * 2
 
 
+@dear
 @pytest.mark.parametrize(
     ("shape", "all_known"), both_parts([((2, 2), True)], thorough=[((3, 2), True), ((2, 4), False)]), ids=str
 )

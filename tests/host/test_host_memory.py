@@ -15,7 +15,7 @@ from low_latency import HOOK, Trip, make_low_latency_case, num_max_tokens
 from low_latency import Options as LowLatencyOptions
 from low_latency import make_buffer as make_low_latency_buffer
 from low_latency import run as run_low_latency
-from parts import both_parts
+from parts import both_parts, dear
 from target import MEMORY_MODELS, spawn
 
 import nbep
@@ -67,6 +67,7 @@ def test_rows_get_to_their_experts_and_back(calls):
     run_intranode(make_case(1, num_ranks=2, num_tokens=7, hidden=128), options, fn=fn, memory_model="checked")
 
 
+@dear
 @emulator_only
 @pytest.mark.parametrize(
     ("calls", "memory_model"),
@@ -156,6 +157,7 @@ def test_the_sum_of_a_barrier_may_wrap_around():
     assert numbers == [[last + 3 * ONE - (1 << 32)] * 2] * 2
 
 
+@dear
 @emulator_only
 @pytest.mark.parametrize("step", ["meet_by_storing: release of host-barrier", "wait_sum: acquire of host-barrier"])
 def test_an_order_that_is_missing_in_the_barrier_is_found(step):

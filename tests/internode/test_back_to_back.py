@@ -11,7 +11,7 @@ import pytest
 from calls import SlowRank, check_calls, check_steps, make_calls, make_steps
 from cases import Case
 from internode import NIC, TRANSPORTS, Options, make_node_case
-from parts import both_parts
+from parts import both_parts, dear
 from target import MEMORY_MODELS, TARGET
 from trips import dispatches_first, run_rounds
 
@@ -74,6 +74,7 @@ def first_tokens_to_one_rank(seed: int, rank: int) -> Case:
     return replace(case, layouts=layouts)
 
 
+@dear
 @pytest.mark.emulator_only("one rank is made slow")
 @pytest.mark.parametrize("memory_model", both_parts(["sc"], thorough=["delayed", "checked"]))
 @pytest.mark.parametrize("seed", both_parts(range(1), thorough=[1], long=range(2, 6)))

@@ -5,7 +5,7 @@ import pytest
 from arrays import to_numpy, to_target
 from internode import HANDLE, Options, make_node_case, run
 from intranode import cached_round_trip, dispatch, dispatch_arguments, make_buffer, round_trip
-from parts import both_parts
+from parts import both_parts, dear
 from target import spawn
 from trips import (
     back_to_back,
@@ -27,6 +27,7 @@ def test_cached_dispatch_delivers_the_same_rows(num_nodes):
     run(make_node_case(1, num_nodes, num_tokens=7), fn=cached_round_trip)
 
 
+@dear
 @pytest.mark.parametrize("fp8", both_parts(["column"], thorough=["row"]))
 def test_cached_dispatch_of_fp8(fp8):
     run(make_node_case(2, num_tokens=7, hidden=256), Options(fp8=fp8, with_topk=False), fn=cached_round_trip)
@@ -102,6 +103,7 @@ def test_a_plain_tuple_serves_as_a_handle():
         assert combined_x.tobytes() == again.tobytes()
 
 
+@dear
 def test_asynchronous_calls_chain_by_events():
     run(make_node_case(10, num_tokens=6), fn=chained_by_events)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 from internode import Options, make_node_case, ragged, run
-from parts import both_parts
+from parts import both_parts, dear
 
 import nbep
 from nbep import reference
@@ -12,10 +12,12 @@ from nbep import reference
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("channels")]
 
 
+@dear
 def test_without_topk_only_x_travels():
     run(make_node_case(1, num_tokens=(6, 0, 3, 8)), Options(with_topk=False))
 
 
+@dear
 @pytest.mark.parametrize(
     ("fp8", "with_topk"),
     both_parts([("row", True), ("column", False)], thorough=[("row", False), ("column", True), ("packed", True)]),
@@ -24,21 +26,25 @@ def test_fp8_tokens_bring_their_scales_row_major_whatever_order_they_had(fp8, wi
     run(make_node_case(2, num_tokens=(7, 0, 2, 4), hidden=384), Options(fp8=fp8, with_topk=with_topk))
 
 
+@dear
 def test_fp8_with_one_scale_per_token():
     run(make_node_case(3, num_tokens=5, hidden=128), Options(fp8="column"))
 
 
+@dear
 @pytest.mark.parametrize("alignment", both_parts([16], thorough=[2]))
 def test_expert_counts_are_rounded_up(alignment):
     run(make_node_case(4, num_tokens=9), Options(expert_alignment=alignment))
 
 
+@dear
 @pytest.mark.parametrize("extra", both_parts([40], thorough=[0, 1]))
 def test_worst_tokens_gives_that_many_rows_and_no_counts(extra):
     case = make_node_case(5, num_tokens=ragged(4))
     run(case, Options(num_worst_tokens=sum(case.num_tokens) + extra))
 
 
+@dear
 def test_worst_tokens_where_no_token_comes():
     run(make_node_case(6, num_tokens=3, routing="avoid_node_0"), Options(num_worst_tokens=12))
 
@@ -52,11 +58,13 @@ def test_a_rank_may_forward_more_tokens_than_any_rank_receives():
     run(replace(case, layouts=layouts), Options(num_worst_tokens=8))
 
 
+@dear
 @pytest.mark.parametrize("num_biases", both_parts([2], thorough=[1]))
 def test_biases_are_added_first(num_biases):
     run(make_node_case(7, num_tokens=5, num_topk=4), Options(num_biases=num_biases))
 
 
+@dear
 def test_bias_of_a_token_that_went_nowhere_is_its_result():
     run(make_node_case(8, num_tokens=3, routing="nowhere"), Options(num_biases=2))
 

@@ -3,7 +3,7 @@
 import pytest
 from cases import NODE_ROUTINGS, ROUTINGS
 from internode import SHAPES, Options, make_node_case, ragged, run
-from parts import both_parts
+from parts import both_parts, dear
 
 import nbep
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.long
 
 SHORT = [(2, 2)]
 ALL = [*ROUTINGS, *NODE_ROUTINGS]
-QUICK = ["uniform", "nowhere", "one_node"]
+QUICK = ["one_node"]
 LONG = [shape for shape in SHAPES if shape not in SHORT]
 
 
@@ -24,6 +24,7 @@ def test_tokens_arrive_in_order_of_rank_channel_token_and_return(num_nodes, num_
     run(case, Options(num_biases=1))
 
 
+@dear
 @pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize(("num_nodes", "num_nvl_peers"), both_parts(SHORT, thorough=LONG))
 def test_every_rank_gets_every_token_and_gives_it_back(num_nodes, num_nvl_peers):
@@ -51,29 +52,34 @@ def test_a_node_may_get_nothing(routing, num_nodes, num_nvl_peers):
     run(make_node_case(5, num_nodes, num_nvl_peers, num_tokens=4, num_topk=3, routing=routing))
 
 
+@dear
 @pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize("hidden", both_parts([24], thorough=[8, 264, 520]))
 def test_hidden_that_is_no_multiple_of_a_warps_row(hidden):
     run(make_node_case(6, num_tokens=3, hidden=hidden))
 
 
+@dear
 @pytest.mark.usefixtures("channels")
 def test_rows_that_take_two_stages():
     """A stage of shared memory holds 8,064 bytes."""
     run(make_node_case(11, num_tokens=(3, 0, 1, 2), hidden=4608, num_topk=3), Options(num_biases=1))
 
 
+@dear
 @pytest.mark.usefixtures("channels")
 @pytest.mark.parametrize("num_topk", both_parts([32], thorough=[1, 5]))
 def test_one_to_thirty_two_choices(num_topk):
     run(make_node_case(7, num_tokens=3, num_topk=num_topk, experts_per_rank=17))
 
 
+@dear
 @pytest.mark.parametrize("num_sms", both_parts([2], thorough=[6, 10]))
 def test_any_number_of_channels(num_sms):
     run(make_node_case(8, num_tokens=(7, 0, 3, 5)), Options(nbep.Config(num_sms, 2, 4, 2, 4)))
 
 
+@dear
 @pytest.mark.usefixtures("channels")
 def test_one_expert_a_rank():
     run(make_node_case(9, num_tokens=5, num_topk=3, experts_per_rank=1))

@@ -3,7 +3,7 @@
 import pytest
 from internode import SHAPES, Options, make_node_case, ragged, run
 from intranode import round_trip
-from parts import both_parts
+from parts import both_parts, dear
 from target import MEMORY_MODELS
 
 from nbep.device.cards import SM80
@@ -11,6 +11,7 @@ from nbep.device.cards import SM80
 pytestmark = [pytest.mark.emulator_only("a seed gives a schedule"), pytest.mark.long]
 
 
+@dear
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
     ("seeds", "num_tokens"),
@@ -32,6 +33,7 @@ def test_every_shape_gives_one_result_if_stores_may_be_late_or_must_be_ordered(n
         run(case, seed=seed, memory_model=memory_model)
 
 
+@dear
 def test_kernels_without_bulk_copies_give_the_same():
     def main(comm, case, options):
         comm.runtime.world.compute_capability = SM80

@@ -5,6 +5,7 @@ import pytest
 from calls import hold_back
 from cases import make_case
 from intranode import Options, combine, dispatch, dispatch_arguments, make_buffer
+from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 import nbep
@@ -14,7 +15,7 @@ pytestmark = pytest.mark.emulator_only("the late launch is arranged")
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
-@pytest.mark.parametrize("num_threads", [64, 128])
+@pytest.mark.parametrize("num_threads", both_parts([128], thorough=[64]))
 @pytest.mark.parametrize(("kernel", "num_tokens"), [("dispatch", (24, 0)), ("combine", (0, 24))])
 def test_a_late_peer_raises_because_tokens_are_missing(kernel, num_tokens, num_threads, memory_model):
     """Rank 0 has 24 tokens for rank 1, and nothing comes the other way: only the missing tokens can tell."""

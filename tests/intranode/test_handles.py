@@ -3,7 +3,7 @@
 import pytest
 from cases import make_case
 from intranode import Options, cached_round_trip, expected_dispatch, run
-from parts import both_parts
+from parts import both_parts, dear
 from target import spawn
 from trips import (
     back_to_back,
@@ -36,14 +36,17 @@ def test_cached_dispatch_with_the_handle_of_worst_tokens():
     run(make_case(11, num_tokens=5), Options(num_worst_tokens=13), fn=cached_round_trip)
 
 
+@dear
 def test_cached_dispatch_after_combine_rewrote_send_head():
     run(make_case(3, num_ranks=4, num_tokens=9), fn=cached_dispatch_after_combine)
 
 
+@dear
 def test_combine_twice_with_one_handle_gives_the_same():
     run(make_case(4, num_ranks=4, num_tokens=9), fn=combine_twice)
 
 
+@dear
 def test_back_to_back_calls_on_one_buffer():
     options = [
         Options(),
@@ -63,6 +66,7 @@ def test_two_handles_in_turns():
     )
 
 
+@dear
 def test_two_buffers_at_once():
     run_rounds(two_buffers_at_once, [(make_case(8, num_tokens=6), Options())] * 2, seed=7)
 

@@ -5,6 +5,7 @@ import pytest
 from arrays import assert_kind, to_numpy, to_target
 from cases import ROUTINGS, make_case
 from intranode import Report, check_layout
+from parts import both_parts
 from target import spawn
 
 import nbep
@@ -23,7 +24,7 @@ def layouts(case, seed=0):
         check_layout(Report(f"inputs {case.seed}, schedule {seed}, rank {rank}"), case.layouts[rank], layout, sent)
 
 
-@pytest.mark.parametrize("num_ranks", [2, 4, 8])
+@pytest.mark.parametrize("num_ranks", both_parts([4], thorough=[2, 8]))
 @pytest.mark.parametrize("routing", ROUTINGS)
 def test_layout_marks_each_rank_once_for_every_routing(num_ranks, routing):
     layouts(make_case(1, num_ranks=num_ranks, num_tokens=9, num_topk=3, routing=routing))

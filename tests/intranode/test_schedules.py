@@ -6,7 +6,7 @@ import re
 import pytest
 from cases import make_case
 from intranode import Options, round_trip, run
-from parts import both_parts
+from parts import both_parts, dear
 from target import MEMORY_MODELS
 
 import nbep
@@ -90,6 +90,7 @@ def test_rows_that_nothing_wrote_are_the_same_in_every_run():
         assert a.recv_x.tobytes() == b.recv_x.tobytes()
 
 
+@dear
 def test_other_seeds_give_other_schedules():
     assert len({fingerprint(seed) for seed in range(5)}) == 5
 
@@ -108,6 +109,7 @@ def test_all_seeds_give_one_result(seeds, memory_model):
         )
 
 
+@dear
 @pytest.mark.parametrize(
     ("num_ranks", "seeds"),
     both_parts([(4, range(1))], thorough=[(4, range(1, 3)), (8, range(1))], long=[(4, range(3, 8)), (8, range(1, 5))]),

@@ -11,7 +11,7 @@ from arrays import to_numpy, to_target
 from calls import SlowRank, hold_back
 from cases import make_case
 from intranode import Expected, Options, check, combine, dispatch, dispatch_arguments, make_buffer, run
-from parts import both_parts
+from parts import both_parts, dear
 from target import GPU_HAS_ITS_OWN, MEMORY_MODELS, spawn
 from trips import cached_dispatch
 
@@ -157,8 +157,8 @@ def dispatch_of(buffer, case, options, rank):
 
 @pytest.mark.emulator_only("one rank is made slow")
 @pytest.mark.thorough
-@pytest.mark.parametrize("memory_model", ["sc", "delayed", "checked"])
-@pytest.mark.parametrize("seeds", [range(3)])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
+@pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(3)]))
 def test_hosts_that_run_ahead_of_a_slow_rank_do_not_take_rows_that_are_in_use(seeds, memory_model, monkeypatch):
     places = [
         (f"{KERNELS}.direct_dispatch", "send_token"),
@@ -181,7 +181,8 @@ def test_hosts_that_run_ahead_of_a_slow_rank_do_not_take_rows_that_are_in_use(se
 # The split of warps, and what moves
 
 
-@pytest.mark.parametrize("num_rows", both_parts([3, 5], thorough=[1, 2, 4, 6, 7, 8, 9, 10]))
+@dear
+@pytest.mark.parametrize("num_rows", both_parts([5], thorough=[1, 2, 3, 4, 6, 7, 8, 9, 10]))
 def test_a_sum_of_any_number_of_rows_has_the_references_bits(num_rows):
     """From as many ranks as a token has experts, and two biases if it has more than two rows."""
     num_biases = 2 if num_rows > 2 else 0
@@ -191,12 +192,13 @@ def test_a_sum_of_any_number_of_rows_has_the_references_bits(num_rows):
     run(case, Options(nbep.Config(2, 1, 2), num_biases=num_biases, zero_copy=True))
 
 
-@pytest.mark.parametrize("chunk", [1, 2, 5, 64])
+@dear
+@pytest.mark.parametrize("chunk", both_parts([2], thorough=[1, 5, 64]))
 def test_any_number_of_rows_may_land_together(chunk):
     run(make_case(7, num_tokens=(17, 5)), Options(nbep.Config(2, chunk, chunk + 1), zero_copy=True))
 
 
-@pytest.mark.parametrize("hidden", [384, 512, 8704])
+@pytest.mark.parametrize("hidden", both_parts([384, 8704], thorough=[512]))
 def test_scales_travel_in_copies_of_their_own_or_by_the_lanes(hidden):
     """Of 3, 4 and 68: a copy takes multiples of 16 bytes, and a lane keeps two."""
     case = make_case(10, num_tokens=(3, 2), hidden=hidden, routing="everywhere")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from arrays import to_numpy, to_target
 from low_latency import Options, skip_what_the_target_lacks
+from parts import dear
 from target import spawn
 
 import nbep
@@ -108,6 +109,7 @@ def test_constant_blocks_come_through_exactly(options, deduplicate):
         assert (got[:, -128:] == tokens[:, None]).all()
 
 
+@dear
 @pytest.mark.parametrize("options", [ROUNDED, UE8M0], ids=["round_scale", "ue8m0"])
 def test_constant_blocks_stay_constant_if_scales_are_rounded(options):
     for src, got, tokens in received_blocks(run(pattern, options)):
@@ -116,6 +118,7 @@ def test_constant_blocks_stay_constant_if_scales_are_rounded(options):
         assert reference.calc_diff(got[:, -1], tokens) < MOST_ROUNDED
 
 
+@dear
 @pytest.mark.parametrize(
     ("options", "make_x", "deduplicate"),
     [
@@ -135,6 +138,7 @@ def test_what_returns_is_the_token_times_its_weights(options, make_x, deduplicat
         assert reference.calc_diff(want, combined_x) < most
 
 
+@dear
 @pytest.mark.parametrize("options", [Options(), FP8], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("make_x", [pytest.param(pattern, marks=pytest.mark.thorough), noise])
 def test_logfmt_keeps_deepeps_limits(make_x, options):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from parts import both_parts
+from parts import both_parts, dear
 from table import faults_of_mode, in_parts, is_found, runs_of
 
 from nbep.device.kernels.low_latency import coordinator
@@ -37,9 +37,10 @@ def is_quick(run: Run) -> bool:
 
 
 RUNS = runs_of("low_latency")
-QUICK = [run for run in RUNS if is_quick(run)][::8]
+QUICK = [run for run in RUNS if is_quick(run)][:1]
 
 
+@dear
 @pytest.mark.parametrize(
     ("base", "memory_model"),
     [
@@ -86,6 +87,7 @@ def test_a_credit_that_is_given_before_the_cells_are_empty_is_caught(memory_mode
         assert any(is_caught(memory_model, base, range(20)) for base in OVERLAPPING)
 
 
+@dear
 @pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc"]))
 @pytest.mark.parametrize("base", OVERLAPPING, ids=name_of)
 def test_senders_that_do_not_wait_for_credits_overwrite_what_is_under_way_and_are_caught(base, memory_model):
@@ -111,6 +113,7 @@ def test_credits_that_are_not_taken_are_caught(base):
         assert is_caught("sc", base, range(20))
 
 
+@dear
 @pytest.mark.parametrize("what", ["clear_slots", "empty_cell"])
 @pytest.mark.parametrize("base", OVERLAPPING, ids=name_of)
 def test_cells_that_are_not_emptied_are_caught(base, what, monkeypatch):

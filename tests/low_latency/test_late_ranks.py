@@ -25,7 +25,7 @@ from low_latency import (
     make_low_latency_case,
 )
 from masked import check_survivor
-from parts import both_parts
+from parts import both_parts, dear
 from target import spawn
 
 from nbep.device.kernels.low_latency import deduplicated_dispatch
@@ -82,7 +82,7 @@ def combine(trip: Trip) -> Outcome:
 
 
 @pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 6)], long=[range(6, 14)]))
-@pytest.mark.parametrize("options", both_parts(OPTIONS[::2], thorough=OPTIONS[1:2]))
+@pytest.mark.parametrize("options", both_parts(OPTIONS[2:], thorough=OPTIONS[:2]))
 def test_what_comes_late_meets_nothing_of_later_calls(options, seeds):
     """Two dispatches, then two combines: the late dispatch goes to the half in which the others combine."""
 
@@ -106,8 +106,9 @@ def test_what_comes_late_meets_nothing_of_later_calls(options, seeds):
                 check_survivor(make_case(i), options, rank, outcome, [LATE], [LATE])
 
 
+@dear
 @pytest.mark.parametrize("cleans", [False, True])
-@pytest.mark.parametrize("options", both_parts(OPTIONS[::2], thorough=OPTIONS[1:2]))
+@pytest.mark.parametrize("options", both_parts(OPTIONS[2:], thorough=OPTIONS[:2]))
 def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options, cleans):
     """Also if the others have cleaned their buffers in between: its cells stay given up."""
     options, case = replace(options, dispatch_as=HOOK), make_case(0)
@@ -137,7 +138,7 @@ def test_what_a_rank_sends_after_it_was_masked_by_hand_counts_in_no_call(options
 
 
 @pytest.mark.parametrize("seeds", both_parts([range(1)], thorough=[range(1, 6)], long=[range(6, 12)]))
-@pytest.mark.parametrize("options", both_parts(OPTIONS[::2], thorough=OPTIONS[1:2]))
+@pytest.mark.parametrize("options", both_parts(OPTIONS[2:], thorough=OPTIONS[:2]))
 def test_a_rank_that_comes_late_to_a_clean_is_waited_for_in_the_next_one(options, seeds):
     """What it sends before the next one, and no rank receives, must not meet cells that are clean already."""
     case = make_case(0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from cases import make_case
 from low_latency import ASYNC, HOOK, Options, make_low_latency_case, run
-from parts import both_parts
+from parts import both_parts, dear
 
 from nbep.device.cards import SM75, SM80, SM89
 
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.usefixtures("blocks")
 UE8M0 = Options(use_fp8=True, round_scale=True, use_ue8m0=True)
 
 
+@dear
 @pytest.mark.parametrize("deduplicate", [False, True])
 @pytest.mark.parametrize("round_scale", [False, True])
 @pytest.mark.parametrize("hidden", both_parts([640], thorough=[128]))
@@ -23,6 +24,7 @@ def test_fp8_tokens_come_with_transposed_scales(hidden, round_scale, deduplicate
     run(case, Options(use_fp8=True, round_scale=round_scale, deduplicate=deduplicate))
 
 
+@dear
 @pytest.mark.parametrize("deduplicate", [False, True])
 @pytest.mark.parametrize("hidden", both_parts([1536], thorough=[512]))
 def test_ue8m0_scales_are_four_exponents_a_word(hidden, deduplicate):
@@ -30,6 +32,7 @@ def test_ue8m0_scales_are_four_exponents_a_word(hidden, deduplicate):
     run(case, Options(use_fp8=True, round_scale=True, use_ue8m0=True, deduplicate=deduplicate))
 
 
+@dear
 @pytest.mark.parametrize("called_as", [HOOK, ASYNC])
 @pytest.mark.parametrize("deduplicate", [False, True])
 def test_hooks_and_events_give_the_same_bits(deduplicate, called_as):
@@ -37,6 +40,7 @@ def test_hooks_and_events_give_the_same_bits(deduplicate, called_as):
     run(case, Options(dispatch_as=called_as, combine_as=called_as, deduplicate=deduplicate))
 
 
+@dear
 @pytest.mark.parametrize("combine_as", [HOOK, ASYNC])
 @pytest.mark.parametrize("deduplicate", [False, True])
 def test_rows_may_lie_in_the_buffer_already(deduplicate, combine_as):
@@ -48,6 +52,7 @@ def test_combine_writes_to_out():
     run(make_low_latency_case(5, num_tokens=5), Options(with_out=True))
 
 
+@dear
 @pytest.mark.parametrize("called_as", [HOOK, ASYNC])
 @pytest.mark.parametrize("deduplicate", [False, True])
 def test_statistics_are_added_to_what_was_there(deduplicate, called_as):

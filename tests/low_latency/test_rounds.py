@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from low_latency import Trip, check
 from low_latency_rounds import Sizes, make_plan, num_rdma_bytes, run_plan, wrong_names
-from parts import both_parts
+from parts import both_parts, dear
 from target import spawn
 
 import nbep
@@ -29,6 +29,7 @@ def run_rounds(comm, seed: int, num_rounds: int) -> list[str]:
     return wrong
 
 
+@dear
 @pytest.mark.parametrize(
     ("seed", "num_ranks"),
     both_parts([(0, 3)], thorough=[(0, 2), *product(range(1, 5), (2, 3))], long=[*product(range(5, 12), (2, 3))]),
@@ -63,6 +64,7 @@ def changed(array: np.ndarray, index: tuple) -> np.ndarray:
     return array
 
 
+@dear
 def test_the_fast_check_agrees_with_the_reference(trips):
     for case, options, outcomes in trips:
         for rank, outcome in enumerate(outcomes):

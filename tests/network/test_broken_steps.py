@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from fault_reasons import ADDS_64_BITS, SLOTS_ALONE, reason_for
 from own_network import FLAGS, RESULTS, SEEN, SOURCE, TARGET, fill_source, run, see, sent_by, wait_flag, wait_wide_flag
-from parts import both_parts
+from parts import both_parts, dear
 
 import nbep
 from nbep.device.jit import kernel
@@ -102,6 +102,7 @@ KINDS = ("release", "acquire", "barrier", "copies", "network")
 FAULTS = [fault for module in MODULES for fault in faults_of(import_module(module)) if fault.kind in KINDS]
 
 
+@dear
 @pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
 @pytest.mark.parametrize("program", PROGRAMS, ids=["add-32", "add-64", "warps", "completion"])
 def test_unbroken_queues_are_not_caught(program, memory_model):

@@ -2,6 +2,7 @@
 
 import pytest
 from own_network import FLAGS, SEEN, SOURCE, TARGET, fill_source, run, see, sent_by, wait_flag
+from parts import crossed
 
 import nbep
 from nbep.device.jit import kernel
@@ -29,8 +30,7 @@ def some_blocks(network: IbgdaNetwork):
     see(network, 0, 16 * NUM_BLOCKS, lane)
 
 
-@pytest.mark.parametrize("from_record", [False, True], ids=["rings", "record"])
-@pytest.mark.parametrize("wrap", WRAPS, ids=hex)
+@pytest.mark.parametrize(("wrap", "from_record"), crossed([(WRAPS[0], False), (WRAPS[-1], True)], WRAPS, (False, True)))
 def test_a_queue_goes_on_where_a_counter_wraps(wrap, from_record):
     nic = {"first_entry": wrap - 5, "from_record": from_record, "seed": 1}
     for rank, memory in enumerate(run(some_blocks, 1, 32, nic=nic, memory_model="checked")):

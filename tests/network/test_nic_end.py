@@ -4,7 +4,7 @@ import ast
 
 import numpy as np
 import pytest
-from parts import both_parts
+from parts import both_parts, dear
 from primitives_of import replace_primitives
 from target import spawn
 
@@ -46,6 +46,7 @@ def test_what_was_rung_for_before_the_stop_is_served(seed):
         assert came.tolist() == [1, 2, 3, 4]
 
 
+@dear
 @pytest.mark.parametrize("step", both_parts(["scope of the fence"], thorough=["fence_acq_rel_sys"]))
 def test_a_nic_that_does_not_order_its_last_look_behind_the_stop_is_caught(step):
     with broken(f"network.nic.must_stop: {step}"):

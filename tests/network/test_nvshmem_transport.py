@@ -11,25 +11,9 @@ import pytest
 from target import MEMORY_MODELS
 
 import nbep
+from nbep.device import primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.network.seam import amo_add, is_message, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
-from nbep.device.primitives import (
-    FULL_MASK,
-    atom_add_relaxed_sys_s32,
-    deadline_after,
-    fence_acq_rel_sys,
-    fence_proxy_async_shared,
-    ld_acquire_sys_s32,
-    ld_na_v4,
-    smem_base,
-    st_na_v4,
-    st_shared_v4,
-    st_weak_s32,
-    syncwarp,
-    thread_idx,
-    trap,
-    wait_expired,
-)
 from nbep.device.protocols.peers import BARRIER_SIGNAL_BYTES
 from nbep.device.types import Out
 from nbep.emulator import current_thread
@@ -57,28 +41,28 @@ def send_to_all(out: Out, network: NvshmemNetwork):
 
     out: the messages that have come, then what is_message says of each rank, then sends_from_buffer
     """
-    lane = thread_idx()
-    stage = smem_base()
-    st_shared_v4(stage + 16 * lane, (network.rank, lane, 3, 4))
-    fence_proxy_async_shared()
-    syncwarp(FULL_MASK)
+    lane = ptx.thread_idx()
+    stage = ptx.smem_base()
+    ptx.st_shared_v4(stage + 16 * lane, (network.rank, lane, 3, 4))
+    ptx.fence_proxy_async_shared()
+    ptx.syncwarp(ptx.FULL_MASK)
     keep_message(network, KEPT, stage, MESSAGE, lane)
     for peer in range(network.num_ranks):
         put_nbi_warp(network, Place(MESSAGES + MESSAGE * network.rank, KEPT, peer, 0), stage, MESSAGE, lane)
     quiet(network, lane)
     if lane < network.num_ranks:
         amo_add(network, CELL, 100 + network.rank, lane, 0, True)
-        st_weak_s32(out + ANSWERS + 4 * lane, 1 if is_message(network, lane) else 0)
+        ptx.st_weak_s32(out + ANSWERS + 4 * lane, 1 if is_message(network, lane) else 0)
     if lane == 0:
-        st_weak_s32(out + ANSWERS + 4 * network.num_ranks, 1 if sends_from_buffer(network) else 0)
-        deadline = deadline_after(DEADLINE_NS)
-        while ld_acquire_sys_s32(own_ptr(network, CELL)) != ALL:
-            if wait_expired(deadline):
-                trap()
-    syncwarp(FULL_MASK)
+        ptx.st_weak_s32(out + ANSWERS + 4 * network.num_ranks, 1 if sends_from_buffer(network) else 0)
+        deadline = ptx.deadline_after(DEADLINE_NS)
+        while ptx.ld_acquire_sys_s32(own_ptr(network, CELL)) != ALL:
+            if ptx.wait_expired(deadline):
+                ptx.trap()
+    ptx.syncwarp(ptx.FULL_MASK)
     for peer in range(network.num_ranks):
         at = MESSAGE * peer + 16 * lane
-        st_na_v4(out + at, ld_na_v4(own_ptr(network, MESSAGES + at)))
+        ptx.st_na_v4(out + at, ptx.ld_na_v4(own_ptr(network, MESSAGES + at)))
 
 
 class StandIn:
@@ -107,12 +91,12 @@ class StandIn:
         while pending:
             dst, src, num_bytes = pending.pop()
             for offset in range(0, num_bytes, 16):
-                st_na_v4(dst + offset, ld_na_v4(src + offset))
-        fence_acq_rel_sys()
+                ptx.st_na_v4(dst + offset, ptx.ld_na_v4(src + offset))
+        ptx.fence_acq_rel_sys()
 
     def add(self, cell, value, pe):
         assert not self.pending[current_thread().rank], "an add while messages are on their way"
-        atom_add_relaxed_sys_s32(self.there(cell, pe), value)
+        ptx.atom_add_relaxed_sys_s32(self.there(cell, pe), value)
 
 
 def run(monkeypatch, is_mapped, seed=0, **options):

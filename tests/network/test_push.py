@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from parts import crossed
 from target import MEMORY_MODELS, spawn
 
 import nbep
@@ -39,21 +40,23 @@ def push(comm, grid, block, sizes, network):
     return came
 
 
+NETWORKS = {
+    "direct": DIRECT,
+    "ibgda": {**IBGDA, "nic": NIC},
+    "ibgda, batches of 1": {**IBGDA, "nic": nbep.NicOptions(batch=1)},
+}
+SHAPES = (2, 2, 64, 16, 5, 3), (3, 1, 32, 1040, 2, 1)
+
+
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(
-    "network",
-    [DIRECT, {**IBGDA, "nic": NIC}, {**IBGDA, "nic": nbep.NicOptions(batch=1)}],
-    ids=["direct", "ibgda", "ibgda, batches of 1"],
+    ("network", "shape"),
+    crossed([("direct", SHAPES[1]), ("ibgda, batches of 1", SHAPES[0]), ("ibgda", SHAPES[1])], NETWORKS, SHAPES),
 )
-@pytest.mark.parametrize(
-    ("num_ranks", "grid", "block", "num_bytes", "num_messages", "num_queues"),
-    [(2, 2, 64, 16, 5, 3), (3, 1, 32, 1040, 2, 1)],
-)
-def test_every_message_is_there_when_the_launch_ends(
-    num_ranks, grid, block, num_bytes, num_messages, num_queues, network, memory_model
-):
+def test_every_message_is_there_when_the_launch_ends(shape, network, memory_model):
+    num_ranks, grid, block, num_bytes, num_messages, num_queues = shape
     sizes = PushSizes(num_bytes, num_messages, num_queues, 0)
-    results = spawn(push, num_ranks, (grid, block, sizes, network), memory_model=memory_model)
+    results = spawn(push, num_ranks, (grid, block, sizes, NETWORKS[network]), memory_model=memory_model)
     check(results, num_bytes)
 
 

@@ -19,9 +19,10 @@ from own_network import (
     sent_by,
     wait_flag,
 )
-from parts import both_parts
+from parts import both_parts, dear
 from target import MEMORY_MODELS
 
+from nbep.device import primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.network.ibgda.queue_pair import entry_at, queue_pair_of
 from nbep.device.network.ibgda.transport import (
@@ -35,18 +36,6 @@ from nbep.device.network.ibgda.transport import (
     wait_written,
 )
 from nbep.device.network.seam import Place, amo_add, keep_message, own_ptr, peer_ptr, put_nbi_warp, quiet
-from nbep.device.primitives import (
-    FULL_MASK,
-    fence_proxy_async_shared,
-    ld_weak_s32,
-    smem_base,
-    st_shared_v4,
-    st_weak_s32,
-    st_weak_s64,
-    syncwarp,
-    thread_idx,
-    u32_mod,
-)
 from nbep.device.types import I32, I64
 from nbep.emulator import Unmapped
 
@@ -57,16 +46,16 @@ every_memory_model = pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @kernel()
 def write_to_next(network: IbgdaNetwork, src: I32, dst: I32, num_bytes: I32):
     """One warp: write to the next rank, then look at what the one before has written, and at the entries."""
-    lane = thread_idx()
-    peer = u32_mod(network.rank + 1, network.num_ranks)
+    lane = ptx.thread_idx()
+    peer = ptx.u32_mod(network.rank + 1, network.num_ranks)
     fill_source(network, SOURCE + src, num_bytes, lane)
     last = post_write(network, Place(TARGET + dst, SOURCE + src, peer, 0), num_bytes, False, lane)
     if lane == 0:
         post_add(network, FLAGS, 1, False, peer, 0)
-        st_weak_s32(own_ptr(network, RESULTS), last + 1)
+        ptx.st_weak_s32(own_ptr(network, RESULTS), last + 1)
         for i in range(last + 1):
-            num_segments = ld_weak_s32(entry_at(queue_pair_of(network, peer, 0), i) + 4) >> 24
-            st_weak_s32(own_ptr(network, RESULTS + 4 + 4 * i), num_segments - 2)
+            num_segments = ptx.ld_weak_s32(entry_at(queue_pair_of(network, peer, 0), i) + 4) >> 24
+            ptx.st_weak_s32(own_ptr(network, RESULTS + 4 + 4 * i), num_segments - 2)
     wait_flag(network, 0, 1, lane)
     see(network, dst, num_bytes, lane)
 
@@ -108,7 +97,7 @@ WRITES = [
 
 
 @pytest.mark.parametrize("memory_model", both_parts(["checked"], thorough=["sc", "delayed"]))
-@pytest.mark.parametrize(("src", "dst", "num_bytes"), WRITES)
+@pytest.mark.parametrize(("src", "dst", "num_bytes"), both_parts(WRITES[2:6], thorough=WRITES[:2] + WRITES[6:]))
 def test_a_write_has_an_entry_for_each_chunk_there_and_a_segment_for_each_chunk_here(src, dst, num_bytes, memory_model):
     check_write(src, dst, num_bytes, memory_model=memory_model, seed=1, nic={"seed": 1})
 
@@ -126,7 +115,7 @@ def test_writes_of_any_size_between_any_places(seed):
 @kernel()
 def write_values(network: IbgdaNetwork, value: I64, shift: I32):
     """One warp, of which one thread writes: numbers of 1 to 8 bytes, each to a place of its own, and a flag."""
-    lane = thread_idx()
+    lane = ptx.thread_idx()
     peer = 1 - network.rank
     if lane == 0:
         for num_bytes in range(1, 9):
@@ -152,13 +141,13 @@ def test_a_value_of_one_to_eight_bytes_changes_these_bytes_alone(shift, memory_m
 @kernel()
 def add_to_rank_0(network: IbgdaNetwork, num_adds: I32, value: I64, is_64_bits: I32):
     """The first lane of each warp adds on a queue of its own, and writes down what was there before."""
-    warp = thread_idx() // 32
-    if thread_idx() % 32 == 0:
+    warp = ptx.thread_idx() // 32
+    if ptx.thread_idx() % 32 == 0:
         for i in range(num_adds):
             index = post_add(network, FLAGS, value, is_64_bits != 0, 0, warp)
             wait_written(network, 0, warp, index)
             old = fetched_64(network, 0, warp) if is_64_bits != 0 else fetched_32(network, 0, warp)
-            st_weak_s64(own_ptr(network, RESULTS + 8 * (warp * num_adds + i)), old)
+            ptx.st_weak_s64(own_ptr(network, RESULTS + 8 * (warp * num_adds + i)), old)
 
 
 @every_memory_model
@@ -203,7 +192,7 @@ def test_concurrent_adders_get_each_old_value_once(dtype, start, value, memory_m
 @kernel()
 def write_by_many(network: IbgdaNetwork, num_writes: I32, num_bytes: I32, is_alone: I32):
     """Each warp writes blocks of its own on its own queue, then adds to its flag; then it looks at what came."""
-    warp, lane = thread_idx() // 32, thread_idx() % 32
+    warp, lane = ptx.thread_idx() // 32, ptx.thread_idx() % 32
     peer = 1 - network.rank
     size = num_writes * num_bytes
     fill_source(network, SOURCE + warp * size, size, lane)
@@ -211,7 +200,7 @@ def write_by_many(network: IbgdaNetwork, num_writes: I32, num_bytes: I32, is_alo
         at = warp * size + i * num_bytes
         last = post_write(network, Place(TARGET + at, SOURCE + at, peer, warp), num_bytes, is_alone != 0, lane)
         if lane == 0:
-            st_weak_s32(own_ptr(network, RESULTS + 4 * (warp * num_writes + i)), last)
+            ptx.st_weak_s32(own_ptr(network, RESULTS + 4 * (warp * num_writes + i)), last)
     if lane == 0:
         post_add(network, FLAGS + 4 * warp, 1, False, peer, warp)
     wait_flag(network, warp, 1, lane)
@@ -241,6 +230,7 @@ def test_queues_are_spread_over_the_queue_pairs_of_a_peer(num_qps, memory_model)
         assert len(set(trace.of("doorbell", rank))) == num_qps
 
 
+@dear
 @pytest.mark.parametrize("memory_model", both_parts(["sc"], thorough=["delayed", "checked"]))
 @pytest.mark.parametrize("seed", both_parts(range(1), thorough=[1], long=range(2, 8)))
 def test_a_queue_of_64_entries_takes_hundreds_from_many_warps(seed, memory_model):
@@ -276,13 +266,13 @@ def test_entries_that_need_not_leave_at_once_share_a_doorbell(is_alone, num_ring
 @kernel()
 def message_to_all(network: IbgdaNetwork, num_bytes: I32):
     """One warp, by the network's functions alone: a message to each other rank, and a flag behind it."""
-    lane = thread_idx()
-    stage = smem_base()
+    lane = ptx.thread_idx()
+    stage = ptx.smem_base()
     for i in range(16 * lane, num_bytes, 512):
         word = 1000 * (network.rank + 1) + i
-        st_shared_v4(stage + i, (word, word + 1, word + 2, word + 3))
-    fence_proxy_async_shared()
-    syncwarp(FULL_MASK)
+        ptx.st_shared_v4(stage + i, (word, word + 1, word + 2, word + 3))
+    ptx.fence_proxy_async_shared()
+    ptx.syncwarp(ptx.FULL_MASK)
     keep_message(network, SOURCE, stage, num_bytes, lane)
     for peer in range(network.num_ranks):
         if peer != network.rank:
@@ -325,9 +315,9 @@ def reach_by_hand(network: IbgdaNetwork, peer: I32, is_store: I32, is_its_own: I
     """A plain access to another rank's memory: where this rank sees it, or where the other one itself does."""
     address = remote_address(network, TARGET, peer) if is_its_own != 0 else peer_ptr(network, TARGET, peer)
     if is_store != 0:
-        st_weak_s32(address, 1)
+        ptx.st_weak_s32(address, 1)
     else:
-        ld_weak_s32(address)
+        ptx.ld_weak_s32(address)
 
 
 @pytest.mark.parametrize(

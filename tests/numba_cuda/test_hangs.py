@@ -5,6 +5,7 @@ import sys
 import nbep.numba_cuda
 import numpy as np
 import pytest
+from parts import both_parts, crossed, dear
 
 from nbep.emulator.machine.errors import DeadlockError
 from nbep.lab.numba_cuda import command
@@ -45,8 +46,9 @@ def kernel_of(cuda, body):
     return names["kernel"]
 
 
-@pytest.mark.parametrize("name", HANGS)
-@pytest.mark.parametrize("model", ["sc", "checked", "delayed"])
+@pytest.mark.parametrize(
+    ("model", "name"), crossed([("checked", name) for name in [*HANGS][1::2]], ("sc", "checked", "delayed"), HANGS)
+)
 def test_a_loop_that_never_ends_says_where_and_on_what(cuda, model, name):
     body, words = HANGS[name]
     if model == "delayed" and any(word in name for word in ("stores", "adds", "counts for", "loop in")):
@@ -108,12 +110,13 @@ ENDS = {
 
 
 @pytest.mark.parametrize("name", ENDS)
-@pytest.mark.parametrize(("model", "seed"), [("sc", 0), ("checked", 1)])
+@pytest.mark.parametrize(("model", "seed"), both_parts([("sc", 0)], thorough=[("checked", 1)]))
 def test_a_loop_that_ends_is_no_hang(cuda, model, name, seed):
     with nbep.numba_cuda.options(seed=seed, memory_model=model):
         kernel_of(cuda, ENDS[name])[1, 2](np.zeros(8, np.int32))
 
 
+@dear
 def test_a_loop_that_syncs_the_grid_waits_for_what_other_blocks_count(cuda):
     @cuda.jit
     def kernel(a, turns):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from nbep.emulator.machine.errors import DeadlockError
+from nbep.lab.numba_cuda import launch
 
 
 def test_transpose_of_a_device_array_is_a_copy(cuda):
@@ -221,7 +222,9 @@ def test_dynamic_shared_memory_that_no_block_has_is_refused(cuda, dynamic, most)
     assert a.copy_to_host()[0] == 1
 
 
-def test_only_so_many_blocks_as_the_card_holds_are_there_at_once(cuda):
+def test_only_so_many_blocks_as_the_card_holds_are_there_at_once(cuda, monkeypatch):
+    monkeypatch.setattr(launch, "NUM_SMS", 3)
+
     @cuda.jit
     def kernel(there):
         cuda.atomic.add(there, 0, 1)
@@ -231,9 +234,9 @@ def test_only_so_many_blocks_as_the_card_holds_are_there_at_once(cuda):
     def run(blocks):
         kernel[blocks, 1, 0, 48 << 10](np.zeros(1, np.int32))
 
-    run(132 * 4)
+    run(3 * 4)
     with pytest.raises(DeadlockError):
-        run(132 * 4 + 1)
+        run(3 * 4 + 1)
 
 
 def test_the_first_other_stream_waits_for_what_the_default_one_has_to_do(cuda, checked):

@@ -9,6 +9,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+from parts import both_parts, crossed
 from processes import LIMIT_S
 
 from nbep.lab.check import main as check
@@ -116,20 +117,19 @@ def test_run_refuses_what_is_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("how", [("--seeds", "6", "--jobs", "1"), ("--seed", "1"), ("--all", "--minutes", "1")])
-def test_check_finds_the_race_of_a_script(tmp_path, how):
+def test_check_finds_the_race_of_a_script(tmp_path, capsys, how):
     (tmp_path / "script.py").write_text(RACE)
-    status, text = called(tmp_path, "nbep", "check", "script.py", *how)
-    assert status == 1
-    assert "DataRace: data race on part[" in text
+    assert status_of(check, [str(tmp_path / "script.py"), *how]) == 1
+    assert "DataRace: data race on part[" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("scenario", ["script.py", "intranode.layout"])
-def test_check_writes_the_trace_of_a_run(tmp_path, scenario):
+def test_check_writes_the_trace_of_a_run(tmp_path, monkeypatch, capsys, scenario):
     (tmp_path / "script.py").write_text(RACE)
-    run = ("nbep", "check", scenario, "--seed", "1", "--trace")
+    monkeypatch.chdir(tmp_path)
+    run = scenario, "--seed", "1", "--trace"
     for name in ("run.html", "run.json"):
-        status, text = called(tmp_path, *run, name)
-        assert status == (scenario == "script.py"), text
+        assert status_of(check, [*run, name]) == (scenario == "script.py")
     kernel = "kernel" if scenario == "script.py" else "get_dispatch_layout"
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert any(event.get("cat") == "launch" and event["name"] == kernel for event in events)
@@ -140,9 +140,8 @@ def test_check_writes_the_trace_of_a_run(tmp_path, scenario):
     assert any(event["name"].startswith("DataRace: data race on part[") for event in events) is (
         scenario == "script.py"
     )
-    assert "for ever" not in text
-    assert called(tmp_path, *run, "run.txt")[0] == 2
-    assert called(tmp_path, "nbep", "check", scenario, "--trace", "run.html")[0] == 2
+    assert "for ever" not in capsys.readouterr().out
+    assert status_of(check, [*run, "run.txt"]) == status_of(check, [scenario, "--trace", "run.html"]) == 2
 
 
 SUCCESSOR = """\
@@ -177,16 +176,17 @@ print((a.copy_to_host() == expected).all(), maximum.copy_to_host(), isinstance(a
 """
 
 
-def test_a_program_of_numba_cudas_successor_runs_and_is_judged(tmp_path):
-    (tmp_path / "script.py").write_text(SUCCESSOR)
+def test_a_program_of_numba_cudas_successor_runs_and_is_judged(tmp_path, capsys):
+    script = tmp_path / "script.py"
+    script.write_text(SUCCESSOR)
     assert called(tmp_path, "nbep", "run", "script.py") == (0, "True [49.] True\n")
-    (tmp_path / "script.py").write_text(SUCCESSOR.replace("    cuda.syncthreads()\n", ""))
-    for command in ("run", "check"):
-        status, text = called(tmp_path, "nbep", command, "script.py")
-        assert status == 1
-        assert "first[31]" in text or "data race on first[" in text
-    (tmp_path / "script.py").write_text(SUCCESSOR.replace("4 * 80", "4 * 31"))
-    assert "takes 128 dynamic bytes; the launch has 124" in called(tmp_path, "nbep", "run", "script.py")[1]
+    script.write_text(SUCCESSOR.replace("    cuda.syncthreads()\n", ""))
+    assert status_of(check, [str(script), "--seed", "0"]) == 1
+    said = capsys.readouterr().out
+    assert "first[31]" in said or "data race on first[" in said
+    script.write_text(SUCCESSOR.replace("4 * 80", "4 * 31"))
+    assert status_of(run, [str(script)]) == 1
+    assert "takes 128 dynamic bytes; the launch has 124" in capsys.readouterr().err
 
 
 PROJECT = HEAD + (
@@ -201,7 +201,7 @@ PROJECT = HEAD + (
 )
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", both_parts(["0"], thorough=["2"]))
 def test_a_test_suite_runs_under_the_seeds_and_limits_of_its_pyproject(tmp_path, workers):
     (tmp_path / "pyproject.toml").write_text("[tool.nbep]\nseeds = 3\nmax_calls = 20000\n")
     (tmp_path / "test_it.py").write_text(PROJECT)
@@ -220,6 +220,7 @@ def test_an_option_of_pyproject_that_is_none_is_an_error(tmp_path):
     assert "has no 'seed'; it has memory_model, seeds" in called(tmp_path, "pytest", "--nbep-cuda")[1]
 
 
+@pytest.mark.thorough
 def test_the_workflow_of_the_page_has_ten_lines_and_its_command_runs(tmp_path):
     lines = (Path(__file__).parents[2] / "docs/examples/numba/gpu_tests.yml").read_text().splitlines()
     assert len(lines) == 10
@@ -229,11 +230,10 @@ def test_the_workflow_of_the_page_has_ten_lines_and_its_command_runs(tmp_path):
     assert (status, "nbep: 1 launches of 1 kernels, memory model checked, seed 0\n" in text) == (0, True), text
 
 
-def test_check_of_a_right_script_finds_nothing(tmp_path):
+def test_check_of_a_right_script_finds_nothing(tmp_path, capsys):
     (tmp_path / "script.py").write_text(RIGHT)
-    status, text = called(tmp_path, "nbep", "check", "script.py", "--seeds", "4", "--jobs", "1")
-    assert status == 0
-    assert "8 runs: nothing found" in text
+    assert status_of(check, [str(tmp_path / "script.py"), "--seeds", "4", "--jobs", "1"]) == 0
+    assert "8 runs: nothing found" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("finding", LAUNCHES)
@@ -264,7 +264,7 @@ def status_of(main, argv):
         assert session.current(create=False) is None
 
 
-@pytest.mark.parametrize("finding", LAUNCHES)
+@pytest.mark.parametrize("finding", both_parts(["DataRace"], thorough=["OutOfBounds", ""]))
 def test_whatever_ends_a_test_what_it_launched_is_judged_first(tmp_path, finding):
     for number, test in enumerate(OUTCOMES):
         (tmp_path / f"test_{number}.py").write_text(PROGRAM.format(launch=LAUNCHES[finding]) + test)
@@ -279,7 +279,7 @@ def test_whatever_ends_a_test_what_it_launched_is_judged_first(tmp_path, finding
     assert not finding or summary.count(f" - {finding[:8]}") + summary.count(f"errors.{finding[:8]}") == 8, text
 
 
-@pytest.mark.parametrize("finding", LAUNCHES)
+@pytest.mark.parametrize("finding", both_parts(["DataRace"], thorough=["OutOfBounds", ""]))
 def test_a_program_that_installs_the_emulator_itself_ends_with_what_is_found(tmp_path, finding):
     lines = PROGRAM.format(launch=LAUNCHES[finding]).replace("DataRace", "")
     head = "import nbep.numba_cuda\nnbep.numba_cuda.install()\nfrom nbep.numba_cuda import session\n"
@@ -289,16 +289,20 @@ def test_a_program_that_installs_the_emulator_itself_ends_with_what_is_found(tmp
     assert text.startswith(finding)
 
 
-@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
-def test_processes_of_a_program_have_the_emulator_and_their_findings_count(tmp_path, how):
-    for finding, launch in LAUNCHES.items():
-        (tmp_path / "script.py").write_text(
-            PROGRAM.format(launch=launch)
-            + "if __name__ == '__main__':\n    import multiprocessing\n"
-            + f"    process = multiprocessing.get_context('{how}').Process(target=launch)\n"
-            + "    process.start()\n    process.join()\n    sys.exit(process.exitcode and 3)\n"
-        )
-        command = ("check", "script.py", "--seed", "0") if finding == "DataRace" else ("run", "script.py")
-        status, text = called(tmp_path, "nbep", *command)
-        assert status == bool(finding), text
-        assert finding in text
+@pytest.mark.parametrize(
+    ("how", "finding"),
+    crossed(
+        [("fork", "DataRace"), ("spawn", "OutOfBounds"), ("forkserver", "")], ("fork", "spawn", "forkserver"), LAUNCHES
+    ),
+)
+def test_processes_of_a_program_have_the_emulator_and_their_findings_count(tmp_path, how, finding):
+    (tmp_path / "script.py").write_text(
+        PROGRAM.format(launch=LAUNCHES[finding])
+        + "if __name__ == '__main__':\n    import multiprocessing\n"
+        + f"    process = multiprocessing.get_context('{how}').Process(target=launch)\n"
+        + "    process.start()\n    process.join()\n    sys.exit(process.exitcode and 3)\n"
+    )
+    command = ("check", "script.py", "--seed", "0") if finding == "DataRace" else ("run", "script.py")
+    status, text = called(tmp_path, "nbep", *command)
+    assert status == bool(finding), text
+    assert finding in text

@@ -4,19 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nbep.device.primitives import (
-    bf16x2_to_f32x2,
-    e4m3x4_to_f32x4,
-    f32_bits_u32,
-    f32_exp2_approx,
-    f32_floor_u32,
-    f32_log2_approx,
-    f32_to_ue8m0,
-    f32x2_to_bf16x2,
-    f32x4_to_e4m3x4,
-    u32_bits_f32,
-    ue8m0_to_f32,
-)
+from nbep.device import primitives as ptx
 from nbep.device.primitives.convert import (
     e4m3x4_to_f32x4_software,
     f32_to_e4m3_software,
@@ -78,17 +66,17 @@ def differences(values, got, expected) -> list[str]:
 
 def test_all_bf16_become_the_float32_with_their_bits_on_top():
     for low in range(0, 1 << 16, 2):
-        a, b = bf16x2_to_f32x2(low | (low + 1) << 16)
+        a, b = ptx.bf16x2_to_f32x2(low | (low + 1) << 16)
         assert (a.view(np.uint32), b.view(np.uint32)) == (low << 16, (low + 1) << 16)
 
 
 def test_all_bf16_mean_what_ml_dtypes_says():
     patterns = np.arange(1 << 16, dtype=np.uint16)
-    ours = np.array([bf16x2_to_f32x2(int(p))[0] for p in patterns], np.float32)
+    ours = np.array([ptx.bf16x2_to_f32x2(int(p))[0] for p in patterns], np.float32)
     np.testing.assert_array_equal(ours, patterns.view(ml_dtypes.bfloat16).astype(np.float32))
 
 
-@pytest.mark.parametrize("convert", [f32x2_to_bf16x2, f32x2_to_bf16x2_software])
+@pytest.mark.parametrize("convert", [ptx.f32x2_to_bf16x2, f32x2_to_bf16x2_software])
 @pytest.mark.parametrize("sticky", [0x0000, 0x0001, 0x7FFF, 0x8000, 0x8001, 0xFFFF])
 def test_float32_rounds_to_the_nearest_even_bf16(sticky, convert):
     values = (np.arange(0, 1 << 32, 1 << 16, dtype=np.uint32) | np.uint32(sticky)).view(np.float32)
@@ -102,7 +90,7 @@ def test_float32_rounds_to_the_nearest_even_bf16(sticky, convert):
 
 def test_all_e4m3_mean_what_ml_dtypes_says():
     patterns = np.arange(256, dtype=np.uint8)
-    ours = np.array([e4m3x4_to_f32x4(int(word)) for word in patterns.view(np.uint32)], np.float32).ravel()
+    ours = np.array([ptx.e4m3x4_to_f32x4(int(word)) for word in patterns.view(np.uint32)], np.float32).ravel()
     np.testing.assert_array_equal(ours, patterns.view(E4M3).astype(np.float32))
     np.testing.assert_array_equal(np.signbit(ours[patterns != 0xFF]), patterns[patterns != 0xFF] >= 0x80)
 
@@ -110,13 +98,13 @@ def test_all_e4m3_mean_what_ml_dtypes_says():
 def test_all_e4m3_round_trip():
     for code in range(256):
         word = code * 0x01010101
-        back = f32x4_to_e4m3x4(*e4m3x4_to_f32x4(word))
+        back = ptx.f32x4_to_e4m3x4(*ptx.e4m3x4_to_f32x4(word))
         assert back == (0x7F7F7F7F if code & 0x7F == 0x7F else word)
 
 
 def test_float32_rounds_to_the_nearest_even_e4m3_and_saturates():
     values = f32_samples()
-    assert differences(values, e4m3_bytes(f32x4_to_e4m3x4), expected_e4m3(values)) == []
+    assert differences(values, e4m3_bytes(ptx.f32x4_to_e4m3x4), expected_e4m3(values)) == []
 
 
 @pytest.mark.parametrize(
@@ -134,7 +122,7 @@ def test_float32_rounds_to_the_nearest_even_e4m3_and_saturates():
         (-1e-30, 0x80),
     ],
 )
-@pytest.mark.parametrize("convert", [f32x4_to_e4m3x4, f32x4_to_e4m3x4_software])
+@pytest.mark.parametrize("convert", [ptx.f32x4_to_e4m3x4, f32x4_to_e4m3x4_software])
 def test_e4m3_is_finite_unless_the_input_is_nan(convert, value, code):
     one = np.float32(1)
     assert convert(one, np.float32(value), one, one) == 0x38380038 | code << 8
@@ -155,46 +143,46 @@ def test_software_e4m3_matches_at_every_threshold():
 
 def test_software_e4m3_decodes_to_the_same_bits():
     for word in np.arange(256, dtype=np.uint8).view(np.uint32):
-        hardware, software = e4m3x4_to_f32x4(int(word)), e4m3x4_to_f32x4_software(int(word))
+        hardware, software = ptx.e4m3x4_to_f32x4(int(word)), e4m3x4_to_f32x4_software(int(word))
         assert [x.view(np.uint32) for x in hardware] == [x.view(np.uint32) for x in software]
 
 
 def test_values_keep_their_place_in_the_word():
     two, four, eight, sixteen = (np.float32(2**i) for i in range(1, 5))
-    assert f32x4_to_e4m3x4(two, four, eight, sixteen) == 0x58504840
-    assert e4m3x4_to_f32x4(0x58504840) == (2, 4, 8, 16)
-    assert f32x2_to_bf16x2(two, four) == 0x40804000
-    assert bf16x2_to_f32x2(0x40804000) == (2, 4)
+    assert ptx.f32x4_to_e4m3x4(two, four, eight, sixteen) == 0x58504840
+    assert ptx.e4m3x4_to_f32x4(0x58504840) == (2, 4, 8, 16)
+    assert ptx.f32x2_to_bf16x2(two, four) == 0x40804000
+    assert ptx.bf16x2_to_f32x2(0x40804000) == (2, 4)
 
 
 def test_float32_bits_go_both_ways():
     for bits in SPECIAL_BITS:
-        assert f32_bits_u32(u32_bits_f32(int(bits))) == int(bits)
-    assert u32_bits_f32(-1).view(np.uint32) == 0xFFFFFFFF
+        assert ptx.f32_bits_u32(ptx.u32_bits_f32(int(bits))) == int(bits)
+    assert ptx.u32_bits_f32(-1).view(np.uint32) == 0xFFFFFFFF
 
 
 def test_ue8m0_is_the_exponent_of_a_power_of_two():
     for exponent in range(-126, 128):
         power = np.float32(2.0**exponent)
-        assert f32_to_ue8m0(power) == exponent + 127
-        assert ue8m0_to_f32(exponent + 127) == power
+        assert ptx.f32_to_ue8m0(power) == exponent + 127
+        assert ptx.ue8m0_to_f32(exponent + 127) == power
 
 
 def test_logarithms_and_powers_are_the_nearest_float32():
     for exponent in range(-149, 128):
         power = np.float32(np.ldexp(1.0, exponent))
-        assert f32_log2_approx(power) == exponent
-        assert f32_exp2_approx(np.float32(exponent)) == power
-    assert f32_log2_approx(np.float32(10)) == np.float32(3.321928094887362)
-    assert f32_exp2_approx(np.float32(0.5)) == np.float32(1.4142135623730951)
-    assert f32_exp2_approx(np.float32(-np.inf)) == 0
-    for result in (f32_log2_approx(np.float32(3)), f32_exp2_approx(np.float32(3.5))):
+        assert ptx.f32_log2_approx(power) == exponent
+        assert ptx.f32_exp2_approx(np.float32(exponent)) == power
+    assert ptx.f32_log2_approx(np.float32(10)) == np.float32(3.321928094887362)
+    assert ptx.f32_exp2_approx(np.float32(0.5)) == np.float32(1.4142135623730951)
+    assert ptx.f32_exp2_approx(np.float32(-np.inf)) == 0
+    for result in (ptx.f32_log2_approx(np.float32(3)), ptx.f32_exp2_approx(np.float32(3.5))):
         assert isinstance(result, np.float32)
 
 
 @pytest.mark.parametrize("x", [0.0, -0.0])
 def test_the_logarithm_of_zero_is_minus_infinity(x):
-    assert f32_log2_approx(np.float32(x)) == -np.inf
+    assert ptx.f32_log2_approx(np.float32(x)) == -np.inf
 
 
 @pytest.mark.parametrize(
@@ -202,5 +190,5 @@ def test_the_logarithm_of_zero_is_minus_infinity(x):
     [(0.0, 0), (0.999, 0), (1.0, 1), (7.5, 7), (511.99997, 511), (-0.5, 0), (-8.0, 0), (4294967040, 4294967040)],
 )
 def test_the_floor_of_a_float32_is_no_less_than_zero(x, whole):
-    assert f32_floor_u32(np.float32(x)) == whole
-    assert isinstance(f32_floor_u32(np.float32(x)), int)
+    assert ptx.f32_floor_u32(np.float32(x)) == whole
+    assert isinstance(ptx.f32_floor_u32(np.float32(x)), int)

@@ -74,7 +74,6 @@ RIGHT_TOO = [
 ON_THE_EMULATOR = pytest.mark.emulator_only("a GPU says less of what is wrong")
 
 ONE_HOLE = [("send", "In `send`", "In `receive`"), ("receive", "In `receive`", "In `send`")]
-SHORT_RUNS = 2  # under each memory model; the thorough part has more
 
 
 @pytest.fixture(autouse=True)
@@ -96,21 +95,16 @@ def test_there_are_twenty_two_and_their_numbers_have_no_gap():
         assert command.load(path).title.startswith(f"Puzzle {number}: ")
 
 
-@each_puzzle
-def test_the_solution_is_accepted(path):
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.thorough if path.stem in DEAR else (), id=path.stem) for path in FILES],
+)
+@pytest.mark.parametrize("runs", both_parts([1], thorough=[10]))
+def test_the_solution_is_accepted(path, runs):
+    """With so many runs under each memory model."""
     puzzle = command.load(path)
     with puzzle.filled(command.solution_of(path)):
-        verdict = check.check(puzzle, TARGET, runs=SHORT_RUNS)
-    assert verdict.solved, verdict.words
-
-
-@ON_THE_EMULATOR
-@pytest.mark.thorough
-@each_puzzle
-def test_the_solution_is_accepted_under_many_seeds(path):
-    puzzle = command.load(path)
-    with puzzle.filled(command.solution_of(path)):
-        verdict = check.check(puzzle, runs=10)
+        verdict = check.check(puzzle, TARGET, runs=runs)
     assert verdict.solved, verdict.words
 
 
@@ -180,7 +174,7 @@ def test_another_right_way_is_accepted(path, edits):
         stack.enter_context(puzzle.filled(solution))
         for function, old, new in edits:
             stack.enter_context(edit(solution[function], old, new))
-        verdict = check.check(puzzle, runs=SHORT_RUNS)
+        verdict = check.check(puzzle, runs=1)
     assert verdict.solved, verdict.words
 
 

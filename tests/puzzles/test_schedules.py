@@ -42,8 +42,10 @@ def solved(path, *edits):
 @pytest.mark.parametrize(
     ("number", "words"),
     both_parts(
-        [(1, "the only schedule,"), (14, "all 24 schedules of 4 rows,"), (15, "the only schedule,")],
+        [(1, "the only schedule,")],
         [
+            (14, "all 24 schedules of 4 rows,"),
+            (15, "the only schedule,"),
             (4, "all 24 schedules,"),
             (6, "all 28 schedules of 1 round,"),
             (10, "the only schedule of 5 rows,"),

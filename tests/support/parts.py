@@ -8,9 +8,11 @@ module that has that mark is meant with its thorough part alone.
 """
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
+from target import TARGET
 
 
 def both_parts(short: Sequence[Any], thorough: Sequence[Any], long: Sequence[Any] = ()) -> list:
@@ -23,6 +25,16 @@ def both_parts(short: Sequence[Any], thorough: Sequence[Any], long: Sequence[Any
         values = value if isinstance(value, tuple) else (value,)
         params.append(pytest.param(*values, marks=marks, id="-".join(map(text, values))))
     return params
+
+
+def crossed(short: Sequence[tuple], *axes: Any) -> list:
+    """As `both_parts`, for all of the product of axes: what is in `short` is for the short part."""
+    return both_parts(short, thorough=[values for values in product(*axes) if values not in short])
+
+
+def dear(test: Any) -> Any:
+    """A test that the short part leaves out on the emulator: another one there asks its question with others."""
+    return pytest.mark.thorough(test) if TARGET == "emulator" else test
 
 
 def text(value: Any) -> str:

@@ -11,15 +11,7 @@ from parts import both_parts
 from traced_runs import EACH_MODE, hanging_run, traced_run
 
 import nbep
-from nbep.device.primitives import (
-    bar_sync,
-    block_idx,
-    ld_acquire_sys_s32,
-    st_release_sys_s32,
-    st_weak_s32,
-    thread_idx,
-    wait_expired,
-)
+from nbep.device import primitives as ptx
 from nbep.emulator import DataRace, DeadlockError, World
 from nbep.emulator.machine.errors import OutOfBounds
 from nbep.lab.trace import Trace
@@ -145,8 +137,8 @@ def test_an_event_has_the_line_of_the_kernel_that_made_it(what, cell, code):
 def test_a_thread_at_a_barrier_that_never_fills_hangs_since_it_came():
     def kernel():
         for turn in range(4):
-            if turn < 3 or thread_idx() < 64:
-                bar_sync(2 if turn < 3 else 3 + thread_idx() // 32, 96 if turn < 3 else 64)
+            if turn < 3 or ptx.thread_idx() < 64:
+                ptx.bar_sync(2 if turn < 3 else 3 + ptx.thread_idx() // 32, 96 if turn < 3 else 64)
 
     trace = Trace()
     world = World(1, seed=1, tracer=trace)
@@ -202,16 +194,16 @@ def test_the_page_of_a_run_that_hangs_says_who_waits_for_ever():
 
 
 def wait(flag):
-    while ld_acquire_sys_s32(flag) == 0:
-        wait_expired(1 << 62)
+    while ptx.ld_acquire_sys_s32(flag) == 0:
+        ptx.wait_expired(1 << 62)
 
 
 def out_of_bounds(flag):
-    st_release_sys_s32(flag + 1000, 1)
+    ptx.st_release_sys_s32(flag + 1000, 1)
 
 
 def races(flag):
-    st_weak_s32(flag + 4, 1)
+    ptx.st_weak_s32(flag + 4, 1)
 
 
 def raises(flag):
@@ -219,8 +211,8 @@ def raises(flag):
 
 
 def never_meets(flag):
-    if thread_idx() < 32:
-        bar_sync(1, 64)
+    if ptx.thread_idx() < 32:
+        ptx.bar_sync(1, 64)
     else:
         wait(flag)
 
@@ -239,7 +231,7 @@ def test_the_page_of_a_run_that_something_stops_ends_with_that_and_at_its_line(a
     """Who waits then hangs only in a deadlock."""
 
     def kernel(flag):
-        wait(flag) if block_idx() == 0 or act is None else act(flag)
+        wait(flag) if ptx.block_idx() == 0 or act is None else act(flag)
 
     trace = Trace()
     world = World(1, seed=1, tracer=trace, memory_model="checked")
@@ -284,7 +276,7 @@ def test_the_page_names_no_other_file_and_no_place_of_this_machine(mode):
 
 def test_no_name_of_a_cell_ends_the_script():
     def kernel(cell):
-        st_release_sys_s32(cell, 1)
+        ptx.st_release_sys_s32(cell, 1)
 
     trace = Trace()
     world = World(1, seed=1, tracer=trace)

@@ -134,6 +134,7 @@ def test_an_arrow_prefers_a_look_from_another_lane():
     assert arrows_of([stored, near], lambda event: event.rank) == [(stored, near)]
 
 
+@pytest.mark.thorough
 def test_what_combine_leaves_in_a_ring_is_explained():
     trace = traced_run("internode")
     left = [ring for ring in trace.rings() if ring.left]

@@ -7,13 +7,7 @@ from cases import make_case
 from intranode import Options, dispatch, num_nvl_bytes, round_trip
 
 import nbep
-from nbep.device.primitives import (
-    atom_add_acq_rel_gpu_s32,
-    ld_acquire_sys_s32,
-    st_release_sys_s32,
-    thread_idx,
-    wait_expired,
-)
+from nbep.device import primitives as ptx
 from nbep.emulator import World
 from nbep.lab.trace import Trace
 
@@ -216,8 +210,8 @@ def test_cells_named_as_those_of_the_low_latency_mode_hold_plain_numbers(name):
     """get_dispatch_layout has one named `arrivals`: it counts blocks, and TAG means nothing there."""
 
     def kernel(cell):
-        if thread_idx() < 2:
-            atom_add_acq_rel_gpu_s32(cell, 1)
+        if ptx.thread_idx() < 2:
+            ptx.atom_add_acq_rel_gpu_s32(cell, 1)
 
     trace = Trace()
     world = World(1, seed=1, tracer=trace)
@@ -256,11 +250,11 @@ def test_two_calls_of_a_kernel_are_kept_apart():
 
 def test_a_run_that_hangs_leaves_its_waits_open():
     def kernel(flag):
-        if thread_idx() == 0:
-            while ld_acquire_sys_s32(flag) != 2:
-                wait_expired(1 << 60)
-        elif thread_idx() == 32:
-            st_release_sys_s32(flag, 1)
+        if ptx.thread_idx() == 0:
+            while ptx.ld_acquire_sys_s32(flag) != 2:
+                ptx.wait_expired(1 << 60)
+        elif ptx.thread_idx() == 32:
+            ptx.st_release_sys_s32(flag, 1)
 
     trace = Trace()
     world = World(1, seed=1, tracer=trace)
@@ -282,12 +276,12 @@ def test_a_run_that_hangs_leaves_its_waits_open():
 
 def test_a_wait_that_finds_what_it_has_seen_goes_on():
     def kernel(flag):
-        if thread_idx() == 0:
-            while ld_acquire_sys_s32(flag) == 0:
-                wait_expired(1 << 60)
+        if ptx.thread_idx() == 0:
+            while ptx.ld_acquire_sys_s32(flag) == 0:
+                ptx.wait_expired(1 << 60)
         else:
             for _ in range(50):
-                ld_acquire_sys_s32(flag + 64)
+                ptx.ld_acquire_sys_s32(flag + 64)
 
     trace = Trace()
     world = World(1, seed=1, tracer=trace)
