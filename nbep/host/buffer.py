@@ -18,23 +18,21 @@ from nbep.host.arguments import flags, integer, refuse
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, Sizes, table_config
 from nbep.host.connect import connect
 from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
+from nbep.host.entry import in_turn, untraced
 from nbep.host.events import EventHandle, EventOverlap
 from nbep.host.handles import OfThisProcess
 from nbep.host.intranode.direct import size_hint
 from nbep.host.low_latency.verbs import LowLatencyVerbs
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.normal_verbs import NormalVerbs
-from nbep.host.one_thread import in_turn
 from nbep.host.ranks.comm import gather_results
 from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.timeouts import DEFAULT_TIMEOUT_MS
 from nbep.host.rdma_memory import rdma_trailer_bytes
-from nbep.host.symmetric import NodeMemory
 from nbep.host.target import base
 from nbep.host.target.base import Array
 from nbep.host.target.memory import HandleType
 from nbep.host.target.streams import Stream
-from nbep.host.target.torch_modes import untraced
 from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, TransportName, chosen_options
 
@@ -296,7 +294,7 @@ def _timeout_ms() -> float:
 # --- Buffer.get_local_buffer_tensor: this rank's symmetric memory as an array -----------------------------------------
 
 
-def local_buffer_tensor(memory: Node, dtype: Any, size: Any, offset: Any, use_rdma_buffer: Any) -> Array:
+def local_buffer_tensor(memory: NodeMemory, dtype: Any, size: Any, offset: Any, use_rdma_buffer: Any) -> Array:
     """See Buffer.get_local_buffer_tensor."""
     symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
     flags(use_rdma_buffer=use_rdma_buffer)

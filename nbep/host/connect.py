@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbep.host.entry import leave_alone
 from nbep.host.ranks import hosts
 from nbep.host.ranks.comm import Communicator, InProcessComm, TorchComm, is_mpi_comm, is_torch_group
 from nbep.host.target import process
 from nbep.host.target.base import Runtime
-from nbep.host.target.torch_modes import leave_alone
 
 
 def connect(group: object | None, comm: object | None, what: str = "Buffer") -> tuple[Communicator, Runtime]:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from nbep.host.arguments import refuse
+from nbep.host.entry import untraced
 from nbep.host.handles import OfThisProcess
 from nbep.host.target.current import current_runtime
 from nbep.host.target.resolve import why_no_gpu
 from nbep.host.target.streams import Event, PastEvent, Stream
-from nbep.host.target.torch_modes import untraced
 
 
 class EventHandle(OfThisProcess):

@@ -24,7 +24,7 @@ from nbep.host.config import Sizes
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import check_nodes
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.ranks.comm import Communicator, is_mpi_comm
 from nbep.host.ranks.timeouts import timeout_ms as timeout_ms
 from nbep.host.shared_memory import symmetric_bytes
@@ -87,7 +87,7 @@ def apart(outputs: Mapping[str, View], inputs: Mapping[str, View]) -> None:
                 refuse(name, f"memory that {other} lies in too", allowed)
 
 
-def outside(memory: Node, views: Mapping[str, View], symmetric: SymmetricMemory, num_bytes: int) -> None:
+def outside(memory: NodeMemory, views: Mapping[str, View], symmetric: SymmetricMemory, num_bytes: int) -> None:
     """No array that a call reads or writes lies in the part of the buffer through which it sends.
 
     On a GPU it is not checked: it costs as much as all else that is checked.
@@ -223,7 +223,7 @@ def stream_options(previous_event: object, async_finish: Any, allocate_on_comm_s
         )
 
 
-def may_read(memory: Node, previous_event: EventOverlap | None) -> bool:
+def may_read(memory: NodeMemory, previous_event: EventOverlap | None) -> bool:
     """Whether the contents of the arguments can be checked: they are in reach, and no queued work will write them.
 
     What an earlier call of this buffer returns may be passed on before it is written: the comm stream runs in order.
@@ -280,7 +280,7 @@ def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
         )
 
 
-def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
+def own_handle(memory: NodeMemory, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
     """A handle of this buffer. A tuple or list of its arrays is taken too, but its buffer is not known."""
     if not isinstance(value, kind) and isinstance(value, (tuple, list)) and len(value) == num_arrays:
         value = kind(*value)

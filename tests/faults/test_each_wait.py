@@ -23,7 +23,7 @@ from nbep.device.compile import load_kernels
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import PushSizes, buffer_bytes, network_push, smem_bytes
 from nbep.device.protocols.waits import OWN_SITES, SITES
-from nbep.host.ranks.call_log import CallLog
+from nbep.host.calls import CallLog
 from nbep.specimens.workloads.cases import only_to
 
 pytestmark = pytest.mark.emulator_only("what goes wrong is planted in the emulator")

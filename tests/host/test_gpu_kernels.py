@@ -23,7 +23,7 @@ from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out
 from nbep.host.block_sizes import low_latency_threads
 from nbep.host.config import Sizes
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import NodeMemory
 from nbep.host.target.cuda import launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice

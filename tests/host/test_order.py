@@ -6,9 +6,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from nbep.host.comm_work import CommWork, Order
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.node import Order
-from nbep.host.symmetric import CommWork
 from nbep.host.target.libraries import CupyArrays, NumbaArrays, TorchArrays
 from nbep.host.target.streams import PastEvent
 

@@ -25,6 +25,7 @@ ROOMS = (
     ("nbep.emulator",),
     (
         "nbep.host.arguments",
+        "nbep.host.entry",
         "nbep.host.target.base",
         "nbep.host.target.current",
         "nbep.host.target.launches",
@@ -41,7 +42,7 @@ ROOMS = (
     ("nbep.host.connect", "nbep.host.dropped", "nbep.host.reports"),
     ("nbep.host.shared_memory", "nbep.host.spawn"),
     ("nbep.host",),
-    ("nbep.host.symmetric", "nbep.host.cast"),
+    ("nbep.host.cast",),
     ("nbep.host.buffer", "nbep.host.elastic.buffer"),
 )
 LEAVES = ("nbep.registry", "nbep.version")  # import nothing of nbep
@@ -148,11 +149,7 @@ def test_buffers_and_emulated_ranks_load_neither_numba_nor_mpi_nor_matplotlib_no
 DEEP_EP_VERBS = {
     *("Buffer.__init__", "NormalVerbs.dispatch"),
     *(f"LowLatencyVerbs.low_latency_{verb}" for verb in ("dispatch", "combine")),
-    *(
-        f"Elastic{name}"
-        for name in ("Buffer.__init__", "Verbs.dispatch", "Verbs.combine", "Buffer.dispatch", "Buffer.combine")
-    ),
-    "EPHandle.__init__",
+    *(f"Elastic{name}" for name in ("Buffer.__init__", "Verbs.dispatch", "Verbs.combine")),
 }
 
 

@@ -23,18 +23,16 @@ from nbep.host.elastic.num_sms import NVLINK_GBS, RDMA_GBS, Rates, theoretical_n
 from nbep.host.elastic.rows import SharedRows, make_rows
 from nbep.host.elastic.streams import barrier
 from nbep.host.elastic.verbs import ElasticVerbs
+from nbep.host.entry import in_turn, untraced
 from nbep.host.events import EventHandle
 from nbep.host.handles import OfThisProcess
-from nbep.host.node import Node
-from nbep.host.one_thread import in_turn
+from nbep.host.node import NodeMemory
 from nbep.host.plans import Plans
 from nbep.host.ranks.comm import Communicator, await_all, gather_results
 from nbep.host.rdma_memory import rdma_trailer_bytes
-from nbep.host.symmetric import NodeMemory
 from nbep.host.target import base
 from nbep.host.target.base import Runtime
 from nbep.host.target.streams import Stream
-from nbep.host.target.torch_modes import untraced
 from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, chosen_options
 
@@ -96,6 +94,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
 
     # transport, num_nvl_peers and nic, as arguments of Buffer: DeepEP's signature has none. None: the environment's
     _network: tuple[Any, Any, Any] = (None, None, None)
+    _is_deep_eps = False  # see CommWork
 
     def __init__(
         self,
@@ -186,7 +185,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
 
         ranks = group_of(communicator.size, options, allow_hybrid_mode)
         memory = _make_memory(communicator, runtime, areas, options, ranks, self.timeout_ms)
-        memory.name = numbers
+        memory.name, memory.is_deep_eps = numbers, self._is_deep_eps
         self._memory = memory
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
@@ -349,7 +348,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         switches(use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential)
         barrier(self._usable("barrier"), use_comm_stream, with_cpu_sync)
 
-    def _usable(self, verb: str) -> Node:
+    def _usable(self, verb: str) -> NodeMemory:
         if self._memory is None:
             raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
         if self._memory.runtime.num_forks != base.num_forks:

@@ -9,9 +9,9 @@ from nbep.host.elastic.checks import ElasticCombineRequest, ElasticDispatchReque
 from nbep.host.elastic.combine import combine
 from nbep.host.elastic.dispatch import dispatch
 from nbep.host.elastic.handle import EPHandle
+from nbep.host.entry import in_turn
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.node import Node
-from nbep.host.one_thread import in_turn
+from nbep.host.node import NodeMemory
 from nbep.host.target.base import Array
 
 
@@ -23,7 +23,7 @@ class ElasticVerbs:
 
     if TYPE_CHECKING:
 
-        def _usable(self, verb: str) -> Node: ...
+        def _usable(self, verb: str) -> NodeMemory: ...
         def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int: ...
 
     @in_turn

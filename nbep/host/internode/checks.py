@@ -13,15 +13,15 @@ from nbep.host.config import Config, Table, fit_rings, nodes_config
 from nbep.host.handles import InternodeHandle
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.internode.rings import Rings, check_rings
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 
 
-def mode_of(memory: Node) -> InternodeMemory:
+def mode_of(memory: NodeMemory) -> InternodeMemory:
     assert memory.internode is not None
     return memory.internode
 
 
-def handle(memory: Node, value: Any) -> InternodeHandle:
+def handle(memory: NodeMemory, value: Any) -> InternodeHandle:
     """That of a dispatch between nodes."""
     value = validate.own_handle(memory, value, InternodeHandle, "a dispatch between nodes", 10)
     if not value.is_as_made:  # else its arrays are those that dispatch made
@@ -50,14 +50,14 @@ def handle(memory: Node, value: Any) -> InternodeHandle:
     return value
 
 
-def contents(memory: Node, value: InternodeHandle) -> None:
+def contents(memory: NodeMemory, value: InternodeHandle) -> None:
     """Of a handle's arrays, where the host can read them."""
     handle = InternodeHandle(*map(memory.runtime.contents, value))
     handle_contents.internode(handle, memory.rank, memory.num_nvl_peers)
 
 
 def rings(
-    memory: Node,
+    memory: NodeMemory,
     given: Config | None,
     table: Table,
     num_sms: int,

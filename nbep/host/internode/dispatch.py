@@ -27,14 +27,13 @@ from nbep.device.kernels.internode.notify_dispatch import (
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host.block_sizes import block_sizes
-from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE, Config
 from nbep.host.handles import InternodeHandle, InternodeTuple, Taken
 from nbep.host.internode import checks
 from nbep.host.internode.rings import Rings, dispatch_rings
 from nbep.host.low_latency.clean import take_turn
-from nbep.host.node import Node
-from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair
+from nbep.host.node import NodeMemory
+from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, dispatch_call, pair
 from nbep.host.plans import Plan
 from nbep.host.target.base import LATER, PreparedLaunch
 from nbep.host.target.new_arrays import PASSED, ROWS, Wanted
@@ -44,7 +43,7 @@ NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 NO_LISTS = (0,) * (len(InternodeDispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch has none
 
 
-def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: InternodeHandle | None) -> Plan:
+def make_plan(memory: NodeMemory, request: DispatchRequest, tokens: Tokens, handle: InternodeHandle | None) -> Plan:
     """Choose the rings and prepare both launches, for arrays that are checked."""
     runtime, mode, num_ranks, num_tokens = memory.runtime, checks.mode_of(memory), memory.num_ranks, tokens.num_tokens
     num_experts, num_worst_tokens, num_sms = tokens.num_experts, request.num_worst_tokens, request.num_sms
@@ -127,7 +126,7 @@ def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: In
 
 
 def launch(
-    memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest, handle: InternodeHandle | None
+    memory: NodeMemory, plan: Plan, arguments: Sequence[Any], request: DispatchRequest, handle: InternodeHandle | None
 ) -> Dispatched:
     """Exchange the counts and wait for the totals, unless num_worst_tokens or a handle says them; then dispatch."""
     mode, num_worst_tokens = checks.mode_of(memory), request.num_worst_tokens
@@ -168,7 +167,7 @@ def launch(
     return pair(recv.recv_x, recv.recv_x_scales), recv.recv_topk_idx, recv.recv_topk_weights, counted, handle, event
 
 
-def prepare_cached_notify(memory: Node, rings: Rings, num_combined_tokens: Any, call: Call) -> PreparedLaunch:
+def prepare_cached_notify(memory: NodeMemory, rings: Rings, num_combined_tokens: Any, call: Call) -> PreparedLaunch:
     """Before a dispatch along known routes, or before a combine: come together with all ranks.
 
     num_combined_tokens: None before a dispatch. A combine's launch takes CachedHeads, and later how many tokens have

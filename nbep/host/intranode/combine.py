@@ -22,14 +22,13 @@ from nbep.device.layout.direct import NEXT_TOKEN, OFFERS
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
-from nbep.host.calls import combine_call
 from nbep.host.config import COMBINE_TABLE, Config
 from nbep.host.events import EventOverlap
 from nbep.host.handles import DispatchHandle
 from nbep.host.intranode import checks
 from nbep.host.intranode.fetch import Rows, Where, prepare_fetch
-from nbep.host.node import Node
-from nbep.host.normal_checks import CombineGiven, CombineRequest
+from nbep.host.node import NodeMemory
+from nbep.host.normal_checks import CombineGiven, CombineRequest, combine_call
 from nbep.host.plans import Plan
 from nbep.host.target.base import Array, MaybeArray, PreparedLaunch
 
@@ -37,7 +36,7 @@ MIN_THREADS = 64  # one warp coordinates, the others receive
 
 
 def launch(
-    memory: Node, plan: Plan, arguments: Sequence[Any], request: CombineRequest, handle: DispatchHandle
+    memory: NodeMemory, plan: Plan, arguments: Sequence[Any], request: CombineRequest, handle: DispatchHandle
 ) -> tuple[Array, MaybeArray, EventOverlap]:
     """Meet the other ranks, then combine."""
     of_ranks, of_channels, of_recv_channels, _, _, send_head = handle.taken(memory.runtime).arguments
@@ -58,7 +57,7 @@ def launch(
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 
-def _find_rows(memory: Node, plan: Plan, request: CombineRequest, arguments: Sequence[Any]) -> Rows:
+def _find_rows(memory: NodeMemory, plan: Plan, request: CombineRequest, arguments: Sequence[Any]) -> Rows:
     """Where the rows of x are, and their weights.
 
     Raises: ValueError if there is no room for those that lie elsewhere
@@ -72,7 +71,7 @@ def _find_rows(memory: Node, plan: Plan, request: CombineRequest, arguments: Seq
     return rows
 
 
-def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle: DispatchHandle) -> Plan:
+def make_plan(memory: NodeMemory, request: CombineRequest, given: CombineGiven, handle: DispatchHandle) -> Plan:
     """Choose the rings and prepare the launches, for arguments that are checked."""
     runtime, zero_copy, num_combined_tokens = memory.runtime, request.zero_copy, given.num_combined_tokens
     hidden, num_topk, num_sms = given.hidden, given.num_topk, 2 * handle.num_channels
@@ -87,7 +86,7 @@ def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle
 
 
 def _prepare(
-    memory: Node, num_combined_tokens: int, config: Config, shape: RingShape, call: Call
+    memory: NodeMemory, num_combined_tokens: int, config: Config, shape: RingShape, call: Call
 ) -> tuple[PreparedLaunch, PreparedLaunch, Any]:
     """Both launches, and the shape of a plan."""
     runtime, num_ranks = memory.runtime, memory.num_ranks
@@ -118,7 +117,7 @@ def _prepare(
 
 
 def _prepare_direct(
-    memory: Node, num_combined_tokens: int, config: Config, rings: RingShape, call: Call
+    memory: NodeMemory, num_combined_tokens: int, config: Config, rings: RingShape, call: Call
 ) -> tuple[PreparedLaunch, PreparedLaunch, Any]:
     """Without rings. rings: those that there would be"""
     direct, num_ranks = checks.direct_of(memory), memory.num_ranks

@@ -19,7 +19,7 @@ from nbep.host.arguments import refuse
 from nbep.host.handles import DispatchHandle, DispatchTuple
 from nbep.host.intranode.checks import direct_of
 from nbep.host.intranode.notify import prepare_counts, prepare_reset
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair
 from nbep.host.target.base import LATER, PreparedLaunch
 from nbep.host.target.new_arrays import ROWS, Make, Wanted
@@ -47,7 +47,7 @@ class DirectPlan(NamedTuple):
 
 
 def make_plan(
-    memory: Node,
+    memory: NodeMemory,
     request: DispatchRequest,
     tokens: Tokens,
     num_channels: int,
@@ -86,7 +86,11 @@ def make_plan(
 
 
 def launch_without_rings(
-    memory: Node, plan: DirectPlan, arguments: Sequence[Any], request: DispatchRequest, handle: DispatchHandle | None
+    memory: NodeMemory,
+    plan: DirectPlan,
+    arguments: Sequence[Any],
+    request: DispatchRequest,
+    handle: DispatchHandle | None,
 ) -> Dispatched:
     """Without a handle exchange the counts, and wait for the totals unless num_worst_tokens is given; then dispatch.
 

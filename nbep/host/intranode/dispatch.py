@@ -17,13 +17,12 @@ from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel
 from nbep.device.kernels.intranode.notify_dispatch import NotifySizes
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host.block_sizes import block_sizes
-from nbep.host.calls import dispatch_call
 from nbep.host.config import DISPATCH_TABLE
 from nbep.host.handles import DispatchHandle, DispatchTuple, Taken
 from nbep.host.intranode import checks, direct_dispatch
 from nbep.host.intranode.notify import prepare_counts, prepare_reset
-from nbep.host.node import Node
-from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair
+from nbep.host.node import NodeMemory
+from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, dispatch_call, pair
 from nbep.host.plans import Plan
 from nbep.host.target.base import LATER
 from nbep.host.target.new_arrays import ROWS, Wanted
@@ -32,7 +31,7 @@ NO_LISTS = (0,) * (len(DispatchOutputs._fields) - 2)  # besides tokens and scale
 
 
 def make_plan(
-    memory: Node, request: DispatchRequest, tokens: Tokens, handle: DispatchHandle | None
+    memory: NodeMemory, request: DispatchRequest, tokens: Tokens, handle: DispatchHandle | None
 ) -> Plan | direct_dispatch.DirectPlan:
     """Choose the rings and prepare the launches, for arrays that are checked."""
     runtime, num_ranks, num_tokens, zero_copy = memory.runtime, memory.num_ranks, tokens.num_tokens, request.zero_copy
@@ -96,7 +95,7 @@ def make_plan(
 
 
 def launch(
-    memory: Node, plan: Any, arguments: Sequence[Any], request: DispatchRequest, handle: DispatchHandle | None
+    memory: NodeMemory, plan: Any, arguments: Sequence[Any], request: DispatchRequest, handle: DispatchHandle | None
 ) -> Dispatched:
     """Exchange the counts and wait for the totals, unless num_worst_tokens or a handle says them; then dispatch."""
     if request.zero_copy:

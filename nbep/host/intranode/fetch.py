@@ -16,7 +16,7 @@ from nbep.device.protocols.peers import Peers
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.block_sizes import block_sizes
 from nbep.host.intranode.notify import prepare_reset
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.target.base import LATER, Kernel, PreparedLaunch
 
 
@@ -53,7 +53,9 @@ class Fetch(NamedTuple):
     leave: PreparedLaunch
     places: LayPlaces
 
-    def launch(self, memory: Node, prefix: Any, rows: Rows, outputs: Any, inputs: Any, keep: tuple[Any, ...]) -> None:
+    def launch(
+        self, memory: NodeMemory, prefix: Any, rows: Rows, outputs: Any, inputs: Any, keep: tuple[Any, ...]
+    ) -> None:
         """outputs, inputs: arguments of `fetch`, in which x and topk_weights come first"""
         x, topk_weights = inputs[:2]
         if rows.x < 0 or rows.topk_weights < 0:
@@ -67,7 +69,13 @@ class Fetch(NamedTuple):
 
 
 def prepare_fetch(
-    memory: Node, kernel: Kernel, grid: tuple[int, int], where: Where, shape: FetchShape, sizes: NamedTuple, call: Call
+    memory: NodeMemory,
+    kernel: Kernel,
+    grid: tuple[int, int],
+    where: Where,
+    shape: FetchShape,
+    sizes: NamedTuple,
+    call: Call,
 ) -> Fetch:
     """grid: blocks of the kernels that move rows, and threads of a block"""
     runtime, bounds, (peers, of_rows, cells, places) = memory.runtime, memory.bounds, where

@@ -7,11 +7,11 @@ from nbep.device.kernels.intranode.notify_dispatch import NotifySizes, notify_di
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.protocols.peers import Peers
 from nbep.host.block_sizes import block_sizes
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.target.base import PreparedLaunch
 
 
-def prepare_counts(memory: Node, peers: Peers, sizes: NotifySizes, call: Call) -> PreparedLaunch:
+def prepare_counts(memory: NodeMemory, peers: Peers, sizes: NotifySizes, call: Call) -> PreparedLaunch:
     """The launch of the kernel that exchanges counts, compares the ranks' calls, and resets cells.
 
     It takes the fields of NotifyOutputs and NotifyInputs.
@@ -20,7 +20,7 @@ def prepare_counts(memory: Node, peers: Peers, sizes: NotifySizes, call: Call) -
     return memory.runtime.prepare(memory.kernel(notify_dispatch), grid, threads, 0, peers, memory.bounds, sizes, call)
 
 
-def prepare_reset(memory: Node, peers: Peers, num_cell_words: int, call: Call) -> PreparedLaunch:
+def prepare_reset(memory: NodeMemory, peers: Peers, num_cell_words: int, call: Call) -> PreparedLaunch:
     """The launch of the kernel that resets so many words and meets the peers, whose calls it compares."""
     runtime = memory.runtime
     threads = block_sizes(runtime).notify

@@ -11,11 +11,11 @@ from nbep.host import validate
 from nbep.host.arguments import integer, refuse
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.memory import LowLatencyCall, LowLatencyMemory
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.target.base import Array
 
 
-def mode_of(memory: Node, verb: str) -> LowLatencyMemory:
+def mode_of(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     """Raises: ValueError if the buffer was not made for the low-latency mode"""
     if memory.low_latency is None:
         raise ValueError(f"{verb}: the buffer has no low_latency_mode; make it with low_latency_mode=True")

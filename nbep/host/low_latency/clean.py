@@ -33,14 +33,14 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.low_latency import checks
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.target.base import Array, PreparedLaunch
 
 VERB = "clean_low_latency_buffer"
 
 
 def clean_low_latency_buffer(
-    memory: Node, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
+    memory: NodeMemory, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
 ) -> None:
     """See Buffer.clean_low_latency_buffer."""
     mode = checks.mode_of(memory, VERB)
@@ -52,7 +52,7 @@ def clean_low_latency_buffer(
     _clean(memory, mode)
 
 
-def begin_verb(memory: Node, verb: str) -> LowLatencyMemory:
+def begin_verb(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     """What a verb begins with. Where masks were taken off, the ranks meet in clean_low_latency_buffer before it.
 
     Raises: ValueError for another buffer, or while a graph is captured that would have to begin so; PeerTimeout after
@@ -69,12 +69,12 @@ def begin_verb(memory: Node, verb: str) -> LowLatencyMemory:
     return mode
 
 
-def _clean(memory: Node, mode: LowLatencyMemory) -> None:
+def _clean(memory: NodeMemory, mode: LowLatencyMemory) -> None:
     mode.restart()
     on_current_stream(memory, prepare_clean(memory, mode))
 
 
-def prepare_clean(memory: Node, mode: LowLatencyMemory) -> PreparedLaunch:
+def prepare_clean(memory: NodeMemory, mode: LowLatencyMemory) -> PreparedLaunch:
     """The kernel, behind which all ranks have come to it."""
     args = mode.network, mode.work, memory.bounds, mode.num_rdma_bytes
     return memory.runtime.prepare(mode.kernel(clean_kernel), 1, block_sizes(memory.runtime).notify, 0, *args)
@@ -86,14 +86,14 @@ def prepare_clean(memory: Node, mode: LowLatencyMemory) -> PreparedLaunch:
 WARP = 32
 
 
-def query_mask_buffer(memory: Node, mask_status: Array) -> None:
+def query_mask_buffer(memory: NodeMemory, mask_status: Array) -> None:
     """See Buffer.low_latency_query_mask_buffer."""
     mode = _mode(memory, "low_latency_query_mask_buffer")
     validate.output("mask_status", memory.runtime.view(mask_status), "int32", (mode.num_ranks,))
     _launch(memory, query_kernel, (mask_status,), mode.mask, mode.num_ranks)
 
 
-def update_mask_buffer(memory: Node, rank_to_mask: int, mask: bool) -> None:
+def update_mask_buffer(memory: NodeMemory, rank_to_mask: int, mask: bool) -> None:
     """See Buffer.low_latency_update_mask_buffer."""
     mode = _mode(memory, "low_latency_update_mask_buffer")
     rank = integer("rank_to_mask", rank_to_mask, 0)
@@ -105,13 +105,13 @@ def update_mask_buffer(memory: Node, rank_to_mask: int, mask: bool) -> None:
     _update(memory, mode, rank, 1, int(mask))
 
 
-def clean_mask_buffer(memory: Node) -> None:
+def clean_mask_buffer(memory: NodeMemory) -> None:
     """See Buffer.low_latency_clean_mask_buffer."""
     mode = _mode(memory, "low_latency_clean_mask_buffer")
     _update(memory, mode, 0, mode.num_ranks, 0)
 
 
-def _mode(memory: Node, verb: str) -> LowLatencyMemory:
+def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     mode = checks.mode_of(memory, verb)
     if mode.mask == 0:
         raise ValueError(f"{verb}: the buffer masks no ranks; make it with enable_shrink=True")
@@ -119,13 +119,13 @@ def _mode(memory: Node, verb: str) -> LowLatencyMemory:
     return mode
 
 
-def _update(memory: Node, mode: LowLatencyMemory, first_rank: int, num_ranks: int, is_masked: int) -> None:
+def _update(memory: NodeMemory, mode: LowLatencyMemory, first_rank: int, num_ranks: int, is_masked: int) -> None:
     kernel = mode.kernel(update_kernel)
     _launch(memory, kernel, (), mode.network, mode.work, mode.num_rdma_bytes, first_rank, num_ranks, is_masked)
     mode.is_unclean = mode.is_unclean or not is_masked
 
 
-def _launch(memory: Node, kernel: Any, arrays: tuple[Any, ...], *last_args: Any) -> None:
+def _launch(memory: NodeMemory, kernel: Any, arrays: tuple[Any, ...], *last_args: Any) -> None:
     runtime = memory.runtime
     on_current_stream(memory, runtime.prepare(kernel, 1, WARP, 0, *last_args), runtime.arguments(arrays), arrays)
 
@@ -133,13 +133,13 @@ def _launch(memory: Node, kernel: Any, arrays: tuple[Any, ...], *last_args: Any)
 # --- How calls of the normal mode between nodes and low-latency calls take turns with the bytes of the RDMA b
 
 
-def check_turn(memory: Node, verb: str) -> None:
+def check_turn(memory: NodeMemory, verb: str) -> None:
     """Raises: ValueError if a low-latency call is under way"""
     if memory.low_latency is not None:
         memory.low_latency.check_received(verb)
 
 
-def take_turn(memory: Node, verb: str) -> None:
+def take_turn(memory: NodeMemory, verb: str) -> None:
     """Let what comes next on the stream of the call have the RDMA buffer."""
     mode = memory.low_latency
     if mode is not None and mode.give_way(verb, memory.stream) and mode.sends_from_buffer:

@@ -22,7 +22,7 @@ from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.plans import overlap
 from nbep.host.target.base import Array, MaybeArray, Runtime
 from nbep.host.target.views import View
@@ -52,7 +52,7 @@ FIRST_OPTION = CombineRequest._fields.index("use_logfmt")
 
 
 def low_latency_combine(
-    memory: Node, given: tuple[Any, ...], options: tuple[Any, ...], handle: Any
+    memory: NodeMemory, given: tuple[Any, ...], options: tuple[Any, ...], handle: Any
 ) -> tuple[Array, EventOverlap, Hook | None]:
     """See Buffer.low_latency_combine. given, options: those of a CombineRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
@@ -100,7 +100,7 @@ def _alike(return_recv_hook: bool, shape: LowLatencyShape, handle: LowLatencyHan
     return {**of_shape, HOOK: return_recv_hook, "handle": handle.origin}
 
 
-def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
+def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Array:
     """See Buffer.get_next_low_latency_combine_buffer.
 
     Where messages leave from the send area, a NIC may still read there what was sent in this half before.
@@ -126,7 +126,7 @@ def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
 
 
 def _check_places(
-    memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, zero_copy: bool, views: Sequence[View]
+    memory: NodeMemory, mode: LowLatencyMemory, handle: LowLatencyHandle, zero_copy: bool, views: Sequence[View]
 ) -> None:
     """What the call writes lies nowhere else, and nothing in the RDMA buffer, but for an x that is not read."""
     view, arrays = memory.runtime.view, dict(zip(CombineRequest._fields, views, strict=False))
@@ -139,7 +139,11 @@ def _check_places(
 
 
 def _check_and_plan(
-    memory: Node, mode: LowLatencyMemory, options: tuple[Any, ...], handle: LowLatencyHandle, views: Sequence[View]
+    memory: NodeMemory,
+    mode: LowLatencyMemory,
+    options: tuple[Any, ...],
+    handle: LowLatencyHandle,
+    views: Sequence[View],
 ) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     runtime, given = memory.runtime, CombineRequest._make((*views, *options))
@@ -191,7 +195,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
     return shape
 
 
-def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given: CombineRequest) -> Plan:
+def _plan(memory: NodeMemory, mode: LowLatencyMemory, handle: LowLatencyHandle, given: CombineRequest) -> Plan:
     """given: with a View for each array"""
     runtime, topk_idx = memory.runtime, given.topk_idx
     shape = _shape(mode, handle, given.use_logfmt)

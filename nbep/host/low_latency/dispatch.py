@@ -28,7 +28,7 @@ from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle, LowLatencyTuple
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.plans import overlap
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import ByColumns, PartsLayout, Wanted
@@ -65,7 +65,7 @@ END_OF_ALIKE = DispatchRequest._fields.index("async_finish")
 
 
 def low_latency_dispatch(
-    memory: Node, given: tuple[Any, ...], options: tuple[Any, ...]
+    memory: NodeMemory, given: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
     """See Buffer.low_latency_dispatch. given, options: those of a DispatchRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
@@ -106,7 +106,7 @@ def _alike(options: tuple[Any, ...], hidden: int) -> dict[str, object]:
 # Validate
 
 
-def _check_places(memory: Node, mode: LowLatencyMemory, views: Sequence[View]) -> None:
+def _check_places(memory: NodeMemory, mode: LowLatencyMemory, views: Sequence[View]) -> None:
     """What the call writes lies nowhere else, and nothing in the RDMA buffer."""
     arrays = dict(zip(DispatchRequest._fields, views, strict=False))
     outputs = {name: arrays.pop(name) for name in DispatchRequest._fields[FIRST_OUTPUT:FIRST_OPTION]}
@@ -114,7 +114,9 @@ def _check_places(memory: Node, mode: LowLatencyMemory, views: Sequence[View]) -
     validate.apart(outputs, arrays)
 
 
-def _check_and_plan(memory: Node, mode: LowLatencyMemory, options: tuple[Any, ...], views: Sequence[View]) -> Plan:
+def _check_and_plan(
+    memory: NodeMemory, mode: LowLatencyMemory, options: tuple[Any, ...], views: Sequence[View]
+) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     given = DispatchRequest._make((*views, *options))
     integer("num_max_dispatch_tokens_per_rank", given.num_max_tokens, 1)
@@ -139,7 +141,7 @@ def _check_and_plan(memory: Node, mode: LowLatencyMemory, options: tuple[Any, ..
     return plan
 
 
-def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
+def _plan(memory: NodeMemory, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     """given: with a View for each array"""
     runtime, x, topk_idx = memory.runtime, given.x, given.topk_idx
     num_max_tokens, num_experts = int(given.num_max_tokens), int(given.num_experts)

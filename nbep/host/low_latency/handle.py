@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nbep.host.calls import Unknown
 from nbep.host.handles import AsTuple, Unpacks
-from nbep.host.ranks.call_log import Unknown
 from nbep.host.target.base import Array, MaybeArray
 from nbep.host.target.new_arrays import Parts
 

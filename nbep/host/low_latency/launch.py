@@ -16,11 +16,11 @@ from typing import Any
 
 from nbep.device.kernels.low_latency.arguments import BOTH_PHASES, NO_PHASE, RECV_PHASE, SEND_PHASE
 from nbep.host.arguments import flags, refuse
+from nbep.host.entry import untraced
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.memory import Launches, LowLatencyCall
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.target.base import PreparedLaunch
-from nbep.host.target.torch_modes import untraced
 
 Hook = Callable[[], None]
 
@@ -32,7 +32,7 @@ def check_options(verb: str, async_finish: bool, return_recv_hook: bool) -> None
 
 
 def run_call(
-    memory: Node,
+    memory: NodeMemory,
     call: LowLatencyCall,
     launches: Launches,
     arguments: Sequence[Any],
@@ -63,7 +63,7 @@ def run_call(
 
 
 def on_current_stream(
-    memory: Node, kernel: PreparedLaunch, arguments: Sequence[Any] = (), arrays: Sequence[Any] = ()
+    memory: NodeMemory, kernel: PreparedLaunch, arguments: Sequence[Any] = (), arrays: Sequence[Any] = ()
 ) -> None:
     """Launch on the caller's current stream, whose later work comes after it.
 
@@ -84,7 +84,7 @@ def on_current_stream(
 
 @untraced
 def _receive(
-    memory: Node, call: LowLatencyCall, launches: Launches, arguments: Sequence[Any], arrays: Sequence[Any]
+    memory: NodeMemory, call: LowLatencyCall, launches: Launches, arguments: Sequence[Any], arrays: Sequence[Any]
 ) -> None:
     """The hook of a call: the results are there for what the current stream does next.
 

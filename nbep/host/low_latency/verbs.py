@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from nbep.host.entry import in_turn
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency import clean
 from nbep.host.low_latency.clean import clean_low_latency_buffer
@@ -12,8 +13,7 @@ from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
 from nbep.host.low_latency.memory import low_latency_rdma_size_hint
-from nbep.host.node import Node
-from nbep.host.one_thread import in_turn
+from nbep.host.node import NodeMemory
 from nbep.host.target.base import Array, MaybeArray
 
 
@@ -35,7 +35,7 @@ class LowLatencyVerbs:
 
     if TYPE_CHECKING:
 
-        def _usable(self, verb: str) -> Node: ...
+        def _usable(self, verb: str) -> NodeMemory: ...
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
