@@ -17,8 +17,7 @@ from nbep.host.arguments import flags
 from nbep.host.block_sizes import block_sizes
 from nbep.host.entry import leave_alone, untraced
 from nbep.host.spawn import spawn
-from nbep.host.target.base import Array, Runtime
-from nbep.host.target.current import current_runtime
+from nbep.host.target.base import Array, Runtime, current_runtime
 
 T = TypeVar("T")
 WARP = 32

@@ -21,7 +21,7 @@ from inspect import Parameter, signature
 from types import CodeType
 from typing import Any, NoReturn, TypeVar
 
-from nbep.host.target.current import SHARED, is_rank_of_spawn
+from nbep.host.target.base import SHARED, is_rank_of_spawn
 
 Verb = TypeVar("Verb", bound=Callable[..., Any])
 Function = TypeVar("Function")

@@ -8,8 +8,7 @@ from typing import Any
 
 from nbep.device.protocols.waits import OF_NODE, SITES, report_fault
 from nbep.emulator.reports.expected import TimedOutWait
-from nbep.host.ranks.processes import NONE_GONE, Gone
-from nbep.host.ranks.timeouts import PeerTimeout, join_ranks
+from nbep.host.ranks.timeouts import NONE_GONE, Gone, PeerTimeout, join_ranks
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
 SYNDROMES = {

@@ -8,7 +8,9 @@ claim, workspace  this rank's kernels only
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,7 +43,7 @@ from nbep.host.calls import (
 from nbep.host.comm_work import CommWork
 from nbep.host.config import Sizes
 from nbep.host.elastic.memory import ElasticMemory
-from nbep.host.handles import Identity, Numbered
+from nbep.host.handles import Identity, Numbered, OfThisProcess
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -50,8 +52,10 @@ from nbep.host.ranks.comm import Communicator
 from nbep.host.ranks.timeouts import PeerTimeout, Undo
 from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.shared_memory import Opened, SharedMemory
+from nbep.host.target import base
 from nbep.host.target.base import Runtime
 from nbep.host.target.memory import PolledMemory
+from nbep.host.target.streams import Stream
 from nbep.host.transport.base import Transport
 
 WORDS = 2 + MAX_LOCAL_EXPERTS
@@ -390,3 +394,42 @@ class NodeMemory(CommWork, SharedMemory):
         if offset >= ALIGNMENT_BYTES:
             return f"layout totals[{(offset - ALIGNMENT_BYTES) // 4}]"
         return "claim" if offset < ALIGNMENT_BYTES // 2 else "layout arrivals"
+
+
+class OnMemory(OfThisProcess):
+    """What a Buffer and an ElasticBuffer have in common: memory until it is destroyed, or they go away."""
+
+    explicitly_destroy: bool
+    _memory: NodeMemory | None
+    _is_deep_eps = False  # see CommWork
+
+    def get_comm_stream(self) -> Stream:
+        """The stream that this buffer's kernels run on, unless a call runs on the caller's own."""
+        return self._usable("get_comm_stream").comm_stream
+
+    def _usable(self, verb: str) -> NodeMemory:
+        if self._memory is None:
+            raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
+        if self._memory.runtime.num_forks != base.num_forks:
+            self._memory.runtime.check_caller(verb)
+        return self._memory
+
+    def _give_back(self) -> None:
+        """Collective. Raises: ValueError if it is destroyed already, and what closing the memory raises"""
+        memory = self._memory
+        if memory is None:
+            refuse("buffer", "one that is destroyed already", "destroyed once")
+        memory.runtime.check_caller("destroy")
+        self._memory = None
+        memory.close()
+
+    def __del__(self) -> None:
+        memory = getattr(self, "_memory", None)
+        if memory is None:
+            return
+        with suppress(Exception):
+            memory.report.warn()
+        if self.explicitly_destroy:
+            warnings.warn(f"{self!r} goes away without destroy()", RuntimeWarning, stacklevel=2)
+        else:
+            memory.runtime.dropped[memory.name] = memory

@@ -39,8 +39,8 @@ from nbep.host.normal_checks import (
     outside_rings,
 )
 from nbep.host.plans import Plan
+from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.views import View
 
 
 class Checks(Protocol):

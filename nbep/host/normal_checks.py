@@ -21,9 +21,8 @@ from nbep.host.config import Config
 from nbep.host.events import EventOverlap
 from nbep.host.handles import ArraysHandle, DispatchHandle, InternodeHandle, Numbered, Taken
 from nbep.host.node import NodeMemory
+from nbep.host.target.arrays import NO_ARRAY, ROWS, View, Wanted
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.new_arrays import ROWS, Wanted
-from nbep.host.target.views import NO_ARRAY, View
 
 BF16_BYTES = 2
 MAX_ROWS = (1 << 31) - 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbep.host import validate
 from nbep.host.arguments import flags, integer
@@ -17,24 +17,20 @@ from nbep.host.intranode import checks as node_checks
 from nbep.host.intranode import combine as node_combine
 from nbep.host.intranode import dispatch as node_dispatch
 from nbep.host.low_latency.clean import check_turn
-from nbep.host.node import NodeMemory
+from nbep.host.node import NodeMemory, OnMemory
 from nbep.host.normal_calls import Mode, combine, dispatch, get_dispatch_layout
 from nbep.host.normal_checks import CombineRequest, DispatchRequest
+from nbep.host.target.arrays import new_tuple
 from nbep.host.target.base import Array
-from nbep.host.target.views import new_tuple
 
 INSIDE_A_NODE = Mode(DispatchHandle, node_checks, node_dispatch, node_combine)
 BETWEEN_NODES = Mode(InternodeHandle, nodes_checks, nodes_dispatch, nodes_combine)
 
 
-class NormalVerbs:
+class NormalVerbs(OnMemory):
     """Layout, dispatch and combine of many tokens, as training and prefill need them: in a node and between nodes."""
 
     num_sms: int
-
-    if TYPE_CHECKING:
-
-        def _usable(self, verb: str) -> NodeMemory: ...
 
     @in_turn
     def get_dispatch_layout(

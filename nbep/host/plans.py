@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from nbep.host.target.arrays import Make, View
 from nbep.host.target.base import PreparedLaunch, Recognizer, Runtime
-from nbep.host.target.new_arrays import Make
-from nbep.host.target.views import View
 
 AnyPlan = TypeVar("AnyPlan")
 MAX_PLANS = 1024  # of a verb

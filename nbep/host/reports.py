@@ -15,8 +15,7 @@ import numpy as np
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols.waits import OF_NODE, SITES, FaultReport
 from nbep.host.faults import NetworkError, noting, with_gone
-from nbep.host.ranks.processes import NONE_GONE, Gone
-from nbep.host.ranks.timeouts import PeerTimeout, saved_calls
+from nbep.host.ranks.timeouts import NONE_GONE, Gone, PeerTimeout, saved_calls
 from nbep.host.target.base import Runtime
 from nbep.host.target.memory import HostWords
 from nbep.host.transport.base import Transport

@@ -12,7 +12,7 @@ from nbep.emulator.run import MEMORY_MODELS
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.arguments import integer
 from nbep.host.ranks.comm import CommGroup, InProcessComm
-from nbep.host.target.current import set_current_runtime
+from nbep.host.target.base import set_current_runtime
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.resolve import resolve_target
 
@@ -70,7 +70,7 @@ def spawn(
     if on_failure is not None and not callable(on_failure):
         raise ValueError(f"on_failure: got {type(on_failure).__name__}; must be callable, or None")
     if target == "cuda":
-        from nbep.host.target.cuda.ranks import run_virtual_ranks
+        from nbep.host.target.cuda.runtime import run_virtual_ranks
 
         return run_virtual_ranks(fn, num_ranks, args)
 

@@ -5,7 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,11 +26,10 @@ from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import check_nodes
 from nbep.host.node import NodeMemory
 from nbep.host.ranks.comm import Communicator, is_mpi_comm
-from nbep.host.ranks.timeouts import timeout_ms as timeout_ms
 from nbep.host.shared_memory import symmetric_bytes
+from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.memory import SymmetricMemory
-from nbep.host.target.views import View
 
 INTRANODE_RANKS = (2, 4, 8)
 AnyHandle = TypeVar("AnyHandle", bound=ArraysHandle)
@@ -181,14 +180,10 @@ def dtype(runtime: Runtime, name: str, value: Any) -> Any:
         found = None if value is None else np.dtype(value)
     except (TypeError, ValueError, SyntaxError):
         found = None
-    if found is None or found.itemsize == 0 or not found.isnative or not (found.kind in "biufc" or is_extended(found)):
+    is_extended = found is not None and found.kind == "V" and found.type is not np.void  # of ml_dtypes, as bfloat16 is
+    if found is None or found.itemsize == 0 or not found.isnative or not (found.kind in "biufc" or is_extended):
         refuse(name, repr(value), "a dtype of numbers in this machine's order of bytes")
     return found
-
-
-def is_extended(found: np.dtype) -> bool:
-    """Whether it is one of ml_dtypes, such as bfloat16."""
-    return found.kind == "V" and found.type is not np.void
 
 
 def shape(name: str, value: Any) -> tuple[int, ...]:
@@ -198,14 +193,6 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
     except TypeError:
         refuse(name, repr(value), "a shape, or None")
     return tuple(integer(f"{name}[{i}]", length, 0) for i, length in enumerate(lengths))
-
-
-ARGUMENTS = {"num_qps": "num_qps_per_rank", "use_nvlink": "allow_nvlink_for_low_latency_mode"}  # of NetworkOptions
-
-
-def same_on_all_ranks(name: str, values: list[Any]) -> None:
-    if any(value != values[0] for value in values):
-        refuse(ARGUMENTS.get(name, name), f"{values} on ranks 0 to {len(values) - 1}", "the same on all ranks")
 
 
 # Streams and events
@@ -267,17 +254,6 @@ def expert_indices(topk_idx: Array, num_experts: int) -> None:
 def hidden_size(name: str, hidden: int, multiple: int) -> None:
     if hidden == 0 or hidden % multiple != 0:
         refuse(f"hidden size of {name}", hidden, f"a positive multiple of {multiple}")
-
-
-def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
-    """hosts: of the ranks, if they are on several."""
-    if allow_mnnvl and hosts:
-        names = ", ".join(dict.fromkeys(hosts))
-        refuse(
-            "allow_mnnvl",
-            f"True with ranks on several hosts ({names})",
-            "False there: nbep maps memory over NVLink inside a host only, and NICs connect hosts",
-        )
 
 
 def own_handle(memory: NodeMemory, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:

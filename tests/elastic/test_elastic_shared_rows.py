@@ -10,7 +10,7 @@ from parts import both_parts
 from target import MEMORY_MODELS, spawn
 
 from nbep.emulator import DataRace, Uninitialized, UseAfterFree
-from nbep.host.intranode.fetch import Fetch
+from nbep.host.intranode.combine import Fetch
 
 pytestmark = pytest.mark.emulator_only("NumPy arrays over the shared rows")
 CASE = make_case(1)

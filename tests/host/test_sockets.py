@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from processes import LIMIT_S
 
-from nbep.host.target import sockets
-from nbep.host.target.sockets import (
+from nbep.host.target import torchrun
+from nbep.host.target.torchrun import (
     ADD,
     KEY_BYTES,
     REPLY,
@@ -120,7 +120,7 @@ def test_connections_without_a_key_make_room_for_others(server):
 
 FEW_FILES = """
 import resource, sys
-from nbep.host.target.sockets import MemoryServer
+from nbep.host.target.torchrun import MemoryServer
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 server = MemoryServer(memoryview(bytearray(64)), 200)
@@ -161,7 +161,7 @@ def test_a_server_survives_that_its_process_can_open_no_more_files(memory, left)
 
 
 def test_a_connection_has_a_limit_for_its_key_and_no_thread_of_its_own(server, monkeypatch):
-    monkeypatch.setattr(sockets, "KEY_S", 0.1)
+    monkeypatch.setattr(torchrun, "KEY_S", 0.1)
     before = threading.active_count()
     connections = silent(server.address, 8)
     with SocketChannel(server.address)._connection as slow:

@@ -17,8 +17,8 @@ from nbep.host.elastic.handle import FORM, EPHandle
 from nbep.host.events import handle_of
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import Tokens, check_rows
+from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.views import View
 
 STATS = "cumulative_local_expert_recv_stats"
 

@@ -34,13 +34,12 @@ from nbep.host.elastic.checks import ElasticCombineRequest
 from nbep.host.elastic.handle import OfHandle
 from nbep.host.elastic.streams import blocks_for, num_threads, prepare_meeting, wait_before_epilogue
 from nbep.host.events import EventOverlap
-from nbep.host.intranode.fetch import Fetch, Rows, Where, prepare_fetch
-from nbep.host.intranode.notify import prepare_reset
+from nbep.host.intranode.combine import Fetch, Rows, Where, prepare_fetch
+from nbep.host.intranode.dispatch import prepare_reset
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import BF16_BYTES, handle_word
+from nbep.host.target.arrays import Make, View, Wanted
 from nbep.host.target.base import Array, Kernel, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import Make, Wanted
-from nbep.host.target.views import View
 
 FEW_SMS = 12  # up to here more warps add up than push, in compact form
 

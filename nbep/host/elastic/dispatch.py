@@ -37,12 +37,11 @@ from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.memory import ElasticMemory
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
 from nbep.host.events import EventOverlap
-from nbep.host.intranode.notify import prepare_reset
+from nbep.host.intranode.dispatch import prepare_reset
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import A_PAIR, Tokens, handle_word, pair, words_of_x
+from nbep.host.target.arrays import ROWS, Make, View, Wanted
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import ROWS, Make, Wanted
-from nbep.host.target.views import View
 
 ROWS_OF_SCALES = 4  # a column of scales begins at a multiple of 16 bytes, as the copy engine wants it
 NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0, 0)

@@ -12,7 +12,7 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import BARRIER, make_call
 from nbep.host.comm_work import Order
 from nbep.host.events import handle_of
-from nbep.host.intranode.notify import prepare_reset
+from nbep.host.intranode.dispatch import prepare_reset
 from nbep.host.node import NodeMemory
 from nbep.host.target.base import PreparedLaunch
 from nbep.host.target.streams import PastEvent

@@ -11,11 +11,11 @@ from nbep.host.elastic.dispatch import dispatch
 from nbep.host.elastic.handle import EPHandle
 from nbep.host.entry import in_turn
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.node import NodeMemory
+from nbep.host.node import OnMemory
 from nbep.host.target.base import Array
 
 
-class ElasticVerbs:
+class ElasticVerbs(OnMemory):
     num_max_tokens_per_rank: int
     num_cpu_timeout_secs: float
     num_allocated_qps: int
@@ -23,7 +23,6 @@ class ElasticVerbs:
 
     if TYPE_CHECKING:
 
-        def _usable(self, verb: str) -> NodeMemory: ...
         def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int: ...
 
     @in_turn

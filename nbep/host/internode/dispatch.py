@@ -35,8 +35,8 @@ from nbep.host.low_latency.clean import take_turn
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, dispatch_call, pair
 from nbep.host.plans import Plan
+from nbep.host.target.arrays import PASSED, ROWS, Wanted
 from nbep.host.target.base import LATER, PreparedLaunch
-from nbep.host.target.new_arrays import PASSED, ROWS, Wanted
 
 NUM_PREFIXES = 6  # arrays that notify writes, as InternodeNotifyOutputs begins
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch

@@ -24,8 +24,8 @@ from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
 from nbep.host.node import NodeMemory
 from nbep.host.plans import overlap
+from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, MaybeArray, Runtime
-from nbep.host.target.views import View
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"

@@ -30,9 +30,8 @@ from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
 from nbep.host.node import NodeMemory
 from nbep.host.plans import overlap
+from nbep.host.target.arrays import ByColumns, PartsLayout, View, Wanted
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.new_arrays import ByColumns, PartsLayout, Wanted
-from nbep.host.target.views import View
 
 VERB = "low_latency_dispatch"
 COLUMNS_PER_WORD = 4 * COLUMNS_PER_SCALE  # of packed scales

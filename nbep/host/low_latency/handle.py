@@ -6,8 +6,8 @@ from typing import Any
 
 from nbep.host.calls import Unknown
 from nbep.host.handles import AsTuple, Unpacks
+from nbep.host.target.arrays import Parts
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.new_arrays import Parts
 
 # The arrays of a dispatch that are made as one piece of memory; the last four only with deduplicate
 SRC_INFO, LAYOUT_RANGE, NUM_MESSAGES, MESSAGE_SRC_IDX, MESSAGE_ROWS, MESSAGE_WEIGHTS = range(6)

@@ -58,8 +58,8 @@ from nbep.host.handles import Identity
 from nbep.host.low_latency.calls import ORIGINS, Words
 from nbep.host.plans import Plans
 from nbep.host.rdma_memory import RdmaMemory
+from nbep.host.target.arrays import Make
 from nbep.host.target.base import Kernel, PreparedLaunch
-from nbep.host.target.new_arrays import Make
 from nbep.host.target.streams import Stream
 
 STATE_NAMES = {

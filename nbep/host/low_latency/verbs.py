@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbep.host.entry import in_turn
 from nbep.host.events import EventOverlap
@@ -13,11 +13,11 @@ from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
 from nbep.host.low_latency.launch import Hook
 from nbep.host.low_latency.memory import low_latency_rdma_size_hint
-from nbep.host.node import NodeMemory
+from nbep.host.node import OnMemory
 from nbep.host.target.base import Array, MaybeArray
 
 
-class LowLatencyVerbs:
+class LowLatencyVerbs(OnMemory):
     """Dispatch and combine of few tokens at a time, as decoding needs them. They take a Buffer of low_latency_mode.
 
     Calls under way:
@@ -32,10 +32,6 @@ class LowLatencyVerbs:
         Calls can be captured and replayed with new contents of their inputs. A graph holds an even number of calls, so
         that each replay finds the halves as the capture did; otherwise the buffer fails with a ValueError that says so.
     """
-
-    if TYPE_CHECKING:
-
-        def _usable(self, verb: str) -> NodeMemory: ...
 
     @staticmethod
     def get_low_latency_rdma_size_hint(

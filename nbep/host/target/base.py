@@ -1,4 +1,5 @@
-"""What the host layer needs of a target: memory, arrays, streams, launches and waits.
+"""What the host layer needs of a target: memory, arrays, streams, launches and waits; and the runtime of the rank that
+runs now.
 
 The rest of nbep.host reaches a device through this interface alone. An *array* is what the user of the target passes
 in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy's name, e.g. "bfloat16".
@@ -10,6 +11,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from contextvars import ContextVar
 from functools import cached_property
 from itertools import count
 from typing import Any, Self
@@ -17,10 +19,9 @@ from typing import Any, Self
 import numpy as np
 
 from nbep.device.protocols.staging import VEC_BYTES
+from nbep.host.target.arrays import ROWS, Array, ByColumns, Make, Parts, PartsLayout, View, Wanted
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.new_arrays import ROWS, Array, ByColumns, Make, Parts, PartsLayout, Wanted
 from nbep.host.target.streams import Stream
-from nbep.host.target.views import View
 
 MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
@@ -133,7 +134,7 @@ class Runtime(ABC):
 
     @cached_property
     def dropped(self) -> dict[tuple[int, ...], Any]:
-        """Memory of Buffers that went away without destroy, by name; see host.dropped."""
+        """Memory of Buffers that went away without destroy, by name; see shared_memory.agreed."""
         return {}
 
     @cached_property
@@ -368,3 +369,44 @@ def _count_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
+
+
+# --- The runtime of the rank that runs now
+
+
+_current: ContextVar[Runtime | None] = ContextVar("nbep_runtime", default=None)
+_of_process: Runtime | None = None
+
+
+SHARED = (
+    "ranks of nbep.spawn share the globals of a module: keep the buffer in a variable of the rank's own function, or "
+    "start a process for each rank, with mpiexec or torchrun"
+)
+
+
+def is_rank_of_spawn() -> bool:
+    """Whether the caller is one of several ranks in one process."""
+    return _current.get() is not None
+
+
+def check_rank(verb: str, its: Any) -> None:
+    """Raises: RuntimeError if the caller is another rank of the same spawn than the one whose runtime this is"""
+    here: Any = _current.get()
+    if here is not None and here is not its and here.world is its.world:
+        raise RuntimeError(f"{verb}: rank {here.rank} calls it of the buffer of rank {its.rank}; {SHARED}")
+
+
+def current_runtime() -> Runtime | None:
+    """The runtime of the rank that calls this, None outside of a rank."""
+    return _current.get() or _of_process
+
+
+def set_process_runtime(runtime: Runtime) -> None:
+    """Make this the runtime of every thread of the process that has none of its own, e.g. of torch's backward pass."""
+    global _of_process
+    _of_process = runtime
+
+
+def set_current_runtime(runtime: Runtime) -> None:
+    """Make this the runtime of the calling rank (its greenlet or thread)."""
+    _current.set(runtime)

@@ -22,19 +22,17 @@ from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.arrays import OFFSET_MASK, extent
 from nbep.host.faults import read_report
-from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime
+from nbep.host.target.arrays import NO_ARRAY, Parts, PartsLayout, View, view_of
+from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime, check_rank
 from nbep.host.target.checked_arrays import LentArray, Outputs, Span, Watched, check, is_over, lend
 from nbep.host.target.cpu_arrays import CpuTensors, in_backward_pass, own_modes
-from nbep.host.target.current import check_rank
 from nbep.host.target.emulated_memory import EmulatedMemory, EmulatedPolledMemory, EmulatedSymmetricMemory
 from nbep.host.target.launches import check_launch, check_leaf
 from nbep.host.target.libraries import native_name, numpy_dtype
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.new_arrays import Parts, PartsLayout
 from nbep.host.target.rank_threads import RankThread
 from nbep.host.target.streams import Event, Stream
 from nbep.host.target.tensor_watch import Hold, TensorWatch
-from nbep.host.target.views import NO_ARRAY, View, view_of
 
 WARP = 32
 AFTER_EVENT = "behind the event that the call returns, or not at all"

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from nbep.device.protocols.staging import VEC_BYTES
-from nbep.host.target.new_arrays import ROWS, ByColumns
+from nbep.host.target.arrays import ROWS, ByColumns
 
 NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),

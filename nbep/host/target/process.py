@@ -1,4 +1,4 @@
-"""The runtime of a process that is one rank under mpiexec or torchrun."""
+"""The runtime of a process that is one rank under mpiexec or torchrun, and which communicator a buffer was given."""
 
 from __future__ import annotations
 
@@ -6,11 +6,21 @@ import os
 from typing import Any, NamedTuple
 
 from nbep.host.arguments import named_by
+from nbep.host.entry import leave_alone
+from nbep.host.ranks import hosts
 from nbep.host.ranks.await_ranks import call_bounded, end_after_timeouts
-from nbep.host.ranks.comm import TorchComm, gather_objects, gather_results, is_mpi_comm
+from nbep.host.ranks.comm import (
+    Communicator,
+    InProcessComm,
+    TorchComm,
+    gather_objects,
+    gather_results,
+    is_mpi_comm,
+    is_torch_group,
+)
 from nbep.host.ranks.timeouts import timeout_ns
-from nbep.host.target.base import Runtime
-from nbep.host.target.current import set_process_runtime
+from nbep.host.target import process
+from nbep.host.target.base import Runtime, set_process_runtime
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.resolve import resolve_target
 
@@ -134,3 +144,30 @@ def _own_ordinal(comm: Any, neighbours: Neighbours) -> int:
     if len(gpus) == len(neighbours.local_ranks) and len(set(gpus)) == min(len(gpus), num_gpus):
         return gpus[neighbours.rank]
     return neighbours.rank % num_gpus
+
+
+def connect(group: object | None, comm: object | None, what: str = "Buffer") -> tuple[Communicator, Runtime]:
+    """The communicator that was given as `group` or as `comm`, and the runtime of this rank. what: is made of it
+
+    Raises: ValueError if there is none, if there are two, or if it is of an unknown kind; on every rank if the ranks
+            differ in what hosts.meet compares
+    """
+    leave_alone()
+    if group is None and comm is None:
+        raise ValueError("group: got None; pass a communicator as group or as comm")
+    if group is not None and comm is not None and group is not comm:
+        raise ValueError("comm: got a communicator besides group; pass only one of the two")
+    name, given = ("group", group) if group is not None else ("comm", comm)
+    if isinstance(given, InProcessComm):
+        given.runtime.check_caller(what)
+        return given, given.runtime
+    if is_mpi_comm(given) or is_torch_group(given):
+        communicator: Any = TorchComm(given) if is_torch_group(given) else given
+        hosts.meet(communicator)
+        runtime = process.process_runtime(communicator)
+        runtime.check_caller(what)
+        return communicator, runtime
+    raise ValueError(
+        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, one of mpi4py, or a "
+        f"process group of torch.distributed"
+    )

@@ -4,16 +4,36 @@
 
 Ranks of a node are on one host and map each other's memory. The memory has no name, and goes when the last process that
 has it open does: whatever ends a process, nothing is left behind. NICs reach the memory of other nodes, also on other
-hosts, over TCP: see `sockets`.
+hosts, over TCP.
+
+ NIC of rank 0    put(offset, bytes) ----->  a thread of rank 1 for this connection    its memory
+                  add(offset, size, n) --->                                            <- the sum, as one store
+                  <--- what it was --------
+                  flush ------------------>  all that came before has been stored
+                  <--- done ---------------
+
+A connection delivers in order. Adds of all connections exclude each other; a kernel's own atomics know nothing of them,
+as with a card. Who connects shows the key that came with the address, through the process group.
+
+When a connection breaks, what is under way never arrives: kernels' waits end at their deadlines and name the rank.
 
 Source: memfd_create(2), mmap(2)
 """
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
-from typing import Any, NamedTuple
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple
 
 from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
@@ -23,7 +43,6 @@ from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.job_memory import JobMemory, JobNic, spread_error
 from nbep.host.target.memory import Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.sockets import MemoryServer, SocketAddress, SocketChannel
 
 
 class MemoryHandle(NamedTuple):
@@ -123,3 +142,227 @@ class TorchEmulatorRuntime(EmulatorRuntime):
 
         rank = torch.distributed.get_rank()
         return cls(ProcessWorld(torch.distributed.get_world_size(), local_rank=rank), rank)
+
+
+# How NICs reach the memory of other processes
+
+
+KEY_BYTES = 16
+CONNECT_S = 30.0
+KEY_S = 10.0  # for a connection to show the key, which comes right behind it
+PAUSE_S = 0.05
+NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+MASTER = "MASTER_ADDR", "MASTER_PORT"  # torchrun sets them on all hosts
+PUT, ADD, FLUSH = range(3)
+REQUEST = struct.Struct("<BQqq")  # which of them, offset, number of bytes, what to add
+REPLY = struct.Struct("<q")
+CASTS: dict[int, Literal["i", "q"]] = {4: "i", 8: "q"}
+
+
+class SocketAddress(NamedTuple):
+    """Where a rank's memory is reached, and the key that opens it."""
+
+    host: str
+    port: int
+    key: bytes
+
+
+def own_host() -> str:
+    """The address at which other hosts reach this one: from which it would reach the master. Nothing is sent.
+
+    Raises: RuntimeError if the environment does not name the master; OSError if the name is unknown, or out of reach
+    """
+    if any(name not in os.environ for name in MASTER):
+        raise RuntimeError(f"{' and '.join(MASTER)}: not set; the emulator's NICs need them, as torchrun sets them")
+    host, port = (os.environ[name] for name in MASTER)
+    family, kind, protocol, _, address = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as way:
+        way.connect(address)
+        return str(way.getsockname()[0])
+
+
+def receive(connection: socket.socket, num_bytes: int) -> bytearray:
+    """So many bytes. Raises: OSError if the connection ends before"""
+    data = bytearray(num_bytes)
+    rest = memoryview(data)
+    while rest:
+        received = connection.recv_into(rest)
+        if received == 0:
+            raise ConnectionError("the connection has ended")
+        rest = rest[received:]
+    return data
+
+
+class Waiting(NamedTuple):
+    """A connection that has not shown the whole key yet: what it has, and when its time is over."""
+
+    shown: bytearray
+    deadline: float
+
+
+class MemoryServer:
+    """Lets the NICs of other ranks into this rank's memory. `address` is for them.
+
+    One thread accepts connections and reads their keys; each that has shown the key gets a thread. Whoever else may
+    connect, too, and say nothing: such connections end after KEY_S, and the oldest ones make room for new ones.
+    """
+
+    def __init__(self, memory: memoryview, num_ranks: int):
+        self._memory = memory.cast("B")
+        self._one_add = threading.Lock()
+        self.max_waiting = num_ranks + 16
+        host = own_host()
+        self._listening = socket.create_server((host, 0), family=_family(host), backlog=max(128, self.max_waiting))
+        self._listening.setblocking(False)
+        self.address = SocketAddress(host, self._listening.getsockname()[1], secrets.token_bytes(KEY_BYTES))
+        self._waiting: dict[socket.socket, Waiting] = {}  # the oldest first
+        self._connections: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._start(self._let_in)
+
+    def _start(self, function: Callable[..., None], *args: object) -> None:
+        thread = threading.Thread(target=function, args=args, name="nbep-let-in", daemon=True)
+        thread.start()
+        self._threads.append(thread)
+
+    def _let_in(self) -> None:
+        with self._selector as selector:
+            while not self._is_closed:
+                first = next(iter(self._waiting.values()), None)
+                ready = selector.select(None if first is None else max(0, first.deadline - time.monotonic()))
+                for key, _ in ready:
+                    if key.fileobj is self._listening:
+                        self._accept()
+                    elif key.fileobj in self._waiting:
+                        self._read_key(key.fileobj)
+                overdue = [each for each, of in self._waiting.items() if of.deadline <= time.monotonic()]
+                for connection in overdue:
+                    self._turn_away(connection)
+            for connection in list(self._waiting):
+                self._turn_away(connection)
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError as error:
+            if error.errno not in NO_ROOM:  # who has connected is gone
+                return
+            if self._waiting:
+                self._turn_away(next(iter(self._waiting)))
+            else:
+                time.sleep(PAUSE_S)  # the process may close files of its own
+            return
+        if len(self._waiting) == self.max_waiting:
+            self._turn_away(next(iter(self._waiting)))
+        connection.setblocking(False)
+        self._waiting[connection] = Waiting(bytearray(), time.monotonic() + KEY_S)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _read_key(self, connection: socket.socket) -> None:
+        shown = self._waiting[connection].shown
+        try:
+            received = connection.recv(KEY_BYTES - len(shown))
+        except OSError:
+            received = b""
+        shown += received
+        if received and len(shown) < KEY_BYTES:
+            return
+        if not secrets.compare_digest(shown, self.address.key):
+            self._turn_away(connection)
+            return
+        self._selector.unregister(connection)
+        del self._waiting[connection]
+        connection.setblocking(True)
+        self._connections.append(connection)
+        try:
+            self._start(self._serve, connection)
+        except RuntimeError:  # the process can have no more threads
+            connection.close()
+
+    def _turn_away(self, connection: socket.socket) -> None:
+        self._selector.unregister(connection)
+        del self._waiting[connection]
+        connection.close()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with suppress(OSError), connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            while True:
+                what, offset, num_bytes, value = REQUEST.unpack(receive(connection, REQUEST.size))
+                if what == PUT:
+                    self._memory[offset : offset + num_bytes] = receive(connection, num_bytes)
+                else:
+                    old = self._add(offset, num_bytes, value) if what == ADD else 0
+                    connection.sendall(REPLY.pack(old))
+
+    def _add(self, offset: int, num_bytes: int, value: int) -> int:
+        with self._one_add, self._memory[offset : offset + num_bytes].cast(CASTS[num_bytes]) as cell:
+            old = int(cell[0])
+            bits = 8 * num_bytes
+            cell[0] = (old + value + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
+            return old
+
+    def close(self) -> None:
+        """Accept no more connections."""
+        self._is_closed = True
+        with suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._threads[0].join()
+        self._listening.close()
+        for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join()
+        self._memory.release()
+
+
+def _family(host: str) -> int:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+class SocketChannel:
+    """The way to the memory of one rank, as `nbep.emulator.machine.remote` wants it."""
+
+    def __init__(self, address: SocketAddress):
+        self._connection = socket.create_connection(address[:2], timeout=CONNECT_S)
+        self._connection.settimeout(None)
+        self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._connection.sendall(address.key)
+        self._closed = threading.Event()
+
+    def put(self, offset: int, data: bytes) -> None:
+        self._send(REQUEST.pack(PUT, offset, len(data), 0) + data)
+
+    def flush(self) -> None:
+        self._ask(FLUSH, 0, 0, 0)
+
+    def fetch_and_add(self, offset: int, size: int, value: int) -> int:
+        return self._ask(ADD, offset, size, value)
+
+    def _ask(self, what: int, offset: int, size: int, value: int) -> int:
+        self._send(REQUEST.pack(what, offset, size, value))
+        try:
+            return int(REPLY.unpack(receive(self._connection, REPLY.size))[0])
+        except OSError:
+            return self._never()
+
+    def _send(self, data: bytes) -> None:
+        try:
+            self._connection.sendall(data)
+        except OSError:
+            self._never()
+
+    def _never(self) -> int:
+        """The peer is gone: what is under way stays so."""
+        self._closed.wait()
+        return 0
+
+    def close(self) -> None:
+        self._closed.set()
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
