@@ -10,7 +10,7 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::get_dispatch_layout
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from nbep.device.kernels.get_dispatch_layout import (
     LayoutSizes,
@@ -27,11 +27,9 @@ from nbep.host.handles import ArraysHandle
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import (
     A_PAIR,
-    CombineGiven,
     CombineRequest,
     Dispatched,
     DispatchRequest,
-    Tokens,
     check_combine,
     check_counts,
     check_dispatch,
@@ -43,36 +41,17 @@ from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, MaybeArray
 
 
-class Checks(Protocol):
-    """Of handles: that it is one of the mode, for this buffer; and of what is in its arrays."""
-
-    @property
-    def handle(self) -> Any: ...
-    @property
-    def contents(self) -> Any: ...
-
-
-class DispatchModule(Protocol):
-    def make_plan(self, memory: NodeMemory, request: DispatchRequest, tokens: Tokens, handle: Any) -> Any: ...
-    def launch(
-        self, memory: NodeMemory, plan: Any, arguments: Sequence[Any], request: DispatchRequest, handle: Any
-    ) -> Dispatched: ...
-
-
-class CombineModule(Protocol):
-    def make_plan(self, memory: NodeMemory, request: CombineRequest, given: CombineGiven, handle: Any) -> Any: ...
-    def launch(
-        self, memory: NodeMemory, plan: Any, arguments: Sequence[Any], request: CombineRequest, handle: Any
-    ) -> tuple[Array, MaybeArray, EventOverlap]: ...
-
-
 class Mode(NamedTuple):
-    """Inside a node, or between nodes: the class of the handles, and the modules of that folder."""
+    """Inside a node, or between nodes: the class of the handles, and the modules of that folder.
+
+    checks: `handle`, that one is of the mode, for this buffer; `contents` of its arrays
+    dispatch, combine: `make_plan` and `launch`
+    """
 
     kind: type[ArraysHandle]
-    checks: Checks
-    dispatch: DispatchModule
-    combine: CombineModule
+    checks: Any
+    dispatch: Any
+    combine: Any
 
 
 def dispatch(memory: NodeMemory, request: DispatchRequest, mode: Mode) -> Dispatched:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,39 +16,15 @@ from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols.waits import OF_NODE, SITES, FaultReport
 from nbep.host.faults import NetworkError, noting, with_gone
 from nbep.host.ranks.timeouts import NONE_GONE, Gone, PeerTimeout, saved_calls
-from nbep.host.target.base import Runtime
 from nbep.host.target.memory import HostWords
-from nbep.host.transport.base import Transport
 
 REPORT_WORDS = len(FaultReport._fields)
 
 
-class Reporting(Protocol):
-    """The memory whose kernels report. network_of_waits: the transport behind what their waits are for"""
-
-    runtime: Runtime
-    rank: int
-    timeout_ms: float
-
-    @property
-    def first_in_node(self) -> int: ...
-    @property
-    def network_of_waits(self) -> Transport: ...
-    def who_is_gone(self) -> Gone: ...
-    def cause_of(self, report: FaultReport) -> Exception | None:
-        """What a report of its own kernels means, if that is no time-out."""
-
-    def known_cause(self, report: FaultReport) -> Exception | None:
-        """Why a wait timed out, if the memory says more than the report."""
-
-    def add_reports(self, error: Exception) -> None:
-        """Add to a time-out what ranks know of each other."""
-
-
 class KernelReport:
-    """The first failure of a rank's kernels. Every call raises it, or at last the end of the memory."""
+    """The first failure of a rank's kernels. Every call raises it, or at last the end of the memory, a SharedMemory."""
 
-    def __init__(self, memory: Reporting, words: HostWords):
+    def __init__(self, memory: Any, words: HostWords):
         self._memory = memory
         self._use(words)
         self._error: Exception | None = None
@@ -111,7 +87,7 @@ def _copy_of(error: Exception) -> Exception:
     return copied
 
 
-def error_of(memory: Reporting, report: FaultReport) -> Exception:
+def error_of(memory: Any, report: FaultReport) -> Exception:
     """What a rank raises whose kernel has reported something."""
     if report.site in OF_NODE:  # they count the ranks of the node
         report = report._replace(peer=report.peer + memory.first_in_node)

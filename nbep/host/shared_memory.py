@@ -355,16 +355,19 @@ class SharedMemory:
     def first_in_node(self) -> int:
         return self.rank // self.num_nvl_peers * self.num_nvl_peers
 
-    # What its report asks: see host.reports.Reporting
+    # What its report asks
 
     @property
     def network_of_waits(self) -> Transport:
+        """The transport behind what its kernels' waits are for."""
         return self.transport
 
     def cause_of(self, report: FaultReport) -> Exception | None:
+        """What a report of its own kernels means, if that is no time-out."""
         return None
 
     def known_cause(self, report: FaultReport) -> Exception | None:
+        """Why a wait timed out, if the memory says more than the report."""
         return None
 
     def add_reports(self, error: Exception) -> None:

@@ -9,12 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbep.device.kernels.internode.combine import InternodeCombineSizes, combine_smem_bytes
-from nbep.host.config import COMBINE_TABLE, Config
+from nbep.host.config import COMBINE_TABLE, Config, Rings, combine_rings
 from nbep.host.events import EventOverlap
 from nbep.host.handles import InternodeHandle
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import prepare_cached_notify
-from nbep.host.internode.rings import Rings, combine_rings
 from nbep.host.low_latency.clean import take_turn
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import CombineGiven, CombineRequest, combine_call

@@ -27,10 +27,9 @@ from nbep.device.kernels.internode.notify_dispatch import (
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host.block_sizes import block_sizes
-from nbep.host.config import DISPATCH_TABLE, Config
+from nbep.host.config import DISPATCH_TABLE, Config, Rings, dispatch_rings
 from nbep.host.handles import InternodeHandle, InternodeTuple, Taken
 from nbep.host.internode import checks
-from nbep.host.internode.rings import Rings, dispatch_rings
 from nbep.host.low_latency.clean import take_turn
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, dispatch_call, pair

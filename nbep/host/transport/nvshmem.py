@@ -225,67 +225,20 @@ class NvshmemMemory(DeviceMemory, SymmetricMemory):
             _leave(self._world)
 
 
-def allocate_nvshmem(
-    runtime: Any,
-    comm: Communicator,
-    num_bytes: int,
-    name: str,
-    *,
-    num_nvl_peers: int,
-    num_qps_per_rank: int = 1,
-) -> NvshmemMemory:
-    """Symmetric memory of all ranks; the first call of a process starts NVSHMEM. Collective.
+class NvshmemTransport(Transport):
+    """One rank's end of the network of one buffer. The first one of a process starts NVSHMEM.
 
-    It talks to the other ranks several times, so it is called outside of gather_results, and it raises on all ranks if
-    it fails on one.
+    create: collective; it talks to the other ranks several times, so it comes outside of gather_results, and raises on
+    all ranks if it fails on one -> allocate -> `handle` to all ranks -> open -> launches -> close -> end
 
-    Args:   num_bytes of each rank, the same on all; name: for errors
-            num_nvl_peers     ranks of a node, which divides the ranks of comm or is not less than they are
-            num_qps_per_rank  queue pairs to each peer, where there is a NIC
+    Args:   num_bytes of each rank, the same on all
+            num_nvl_peers  ranks of a node, which divides the ranks of comm or is not less than they are
+            num_qps        queue pairs to each peer, where there is a NIC
+            may_be_mapped  tells of (rank, peer) whether kernels may reach a peer through a mapping, if NVSHMEM has one;
+                           others get NVSHMEM's calls
     Raises: ValueError on the emulator, and for ranks that share a process or a GPU; RuntimeError if NVSHMEM is not
             installed, does not start, or runs for other ranks, if kernels do not compile, or if there is no memory
     Blocks: until all ranks are here. The first call compiles kernels unless they are in the cache.
-    """
-    world = _enter(runtime, comm, num_nvl_peers, num_qps_per_rank)
-    made: list[NvshmemMemory] = []
-    try:
-        gather_results(comm, lambda: made.append(NvshmemMemory(runtime, comm, world, num_bytes, name)))
-    except Exception:
-        _leave(world)
-        raise
-    return made[0]
-
-
-def open_nvshmem(
-    symmetric: NvshmemMemory,
-    handles: list[Any],
-    rank: int,
-    table_offset: int,
-    may_be_mapped: Callable[[int], bool] = lambda peer: True,
-) -> NvshmemNetwork:
-    """Write the addresses of the buffers of all ranks into this rank's table, which is part of its buffer.
-
-    Kernels that get the result are `over` its type:
-
-        runtime.launch(stream, over(low_latency_dispatch, NvshmemNetwork), ...)
-
-    Args:   handles of all ranks' memory; table_offset bytes from the buffer's start
-            may_be_mapped  tells of a peer whether kernels may reach it through a mapping, if NVSHMEM has one; others
-                           get NVSHMEM's calls
-    """
-    addresses = symmetric.open_peers(handles, rank)
-    addresses = [at if peer == rank or may_be_mapped(peer) else 0 for peer, at in enumerate(addresses)]
-    symmetric.write(table_offset, np.array(addresses, np.int64))
-    return NvshmemNetwork(symmetric.address + table_offset, rank, len(addresses), addresses.count(0), addresses[rank])
-
-
-class NvshmemTransport(Transport):
-    """One rank's end of the network of one buffer: the two functions above, in the order in which a buffer is made.
-
-    create: allocate_nvshmem, collective, outside of gather_results -> allocate -> `handle` to all ranks -> open
-    -> launches -> close -> end
-
-    Args: as allocate_nvshmem; may_be_mapped(rank, peer): see open_nvshmem
     """
 
     network_type: type = NvshmemNetwork
@@ -299,12 +252,16 @@ class NvshmemTransport(Transport):
         num_qps: int,
         may_be_mapped: Callable[[int, int], bool],
     ):
-        self._runtime = runtime
         self._rank = comm.rank
         self._may_be_mapped = may_be_mapped
-        self._memory = allocate_nvshmem(
-            runtime, comm, num_bytes, "rdma_buffer", num_nvl_peers=num_nvl_peers, num_qps_per_rank=num_qps
-        )
+        world = _enter(runtime, comm, num_nvl_peers, num_qps)
+        made: list[NvshmemMemory] = []
+        try:
+            gather_results(comm, lambda: made.append(NvshmemMemory(runtime, comm, world, num_bytes, "rdma_buffer")))
+        except Exception:
+            _leave(world)
+            raise
+        self._memory = made[0]
 
     def allocate(self, comm: Any, wanted: WantedMemory) -> NvshmemMemory:
         """The memory that there is already; of that many bytes. It is all zeros."""
@@ -315,11 +272,15 @@ class NvshmemTransport(Transport):
     def handle(self) -> NvshmemHandle:
         return self._memory.handle
 
-    def open(self, handles: list[Any], table_offset: int, bounds: Any) -> Any:
-        """See open_nvshmem. bounds are not needed: NVSHMEM's waits have no end."""
-        return open_nvshmem(
-            self._memory, handles, self._rank, table_offset, lambda peer: self._may_be_mapped(self._rank, peer)
-        )
+    def open(self, handles: list[Any], table_offset: int, bounds: Any) -> NvshmemNetwork:
+        """As Transport.open. bounds are not needed: NVSHMEM's waits have no end."""
+        memory, rank = self._memory, self._rank
+        addresses = [
+            at if peer == rank or self._may_be_mapped(rank, peer) else 0
+            for peer, at in enumerate(memory.open_peers(handles, rank))
+        ]
+        memory.write(table_offset, np.array(addresses, np.int64))
+        return NvshmemNetwork(memory.address + table_offset, rank, len(addresses), addresses.count(0), addresses[rank])
 
     def close(self) -> None:
         """Nothing to do."""
