@@ -79,9 +79,11 @@ def _end_without_runtime() -> Event:
     """The end of the current stream of a GPU, where one is in use. What the emulator runs comes with its runtime."""
     if os.environ.get("NBEP_TARGET") == "emulator" or why_no_gpu() is not None:
         return PastEvent()
-    from nbep.host.target.cuda.streams import record_current_stream
+    from nbep.host.target.cuda.driver import current_ordinal
+    from nbep.host.target.cuda.streams import CudaEvent
+    from nbep.host.target.libraries import current_stream_handle
 
-    return record_current_stream()
+    return PastEvent() if current_ordinal() is None else CudaEvent(current_stream_handle())
 
 
 def handle_of(previous_event: Any) -> EventHandle | None:

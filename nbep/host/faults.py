@@ -72,22 +72,6 @@ def read_report(thread: Any, frame: FrameType | None) -> TimedOutWait | None:
     )
 
 
-def unread_error(rank: int, peer: int, timeout_ms: float, network: Sequence[str]) -> PeerTimeout:
-    """The exception of a rank that wants to write where its NIC has yet to read."""
-    message = f"rank {rank}: its NIC has not read what goes to rank {peer} in {timeout_ms:g} ms"
-    return PeerTimeout("\n  ".join((message, *network)), rank, peer, "zero copy")
-
-
-def lock_error(rank: int, holder: int, memory: str, timeout_ms: float) -> PeerTimeout:
-    """The exception of a rank of the emulator whose kernel could not make an atomic. holder: -1 if that is unknown"""
-    who = "a rank" if holder < 0 else f"rank {holder}"
-    message = (
-        f"rank {rank}: waited more than {timeout_ms:g} ms to make an atomic on `{memory}`: {who} holds the lock of "
-        f"that memory, and its process is stopped or has ended"
-    )
-    return PeerTimeout(message, rank, holder, "atomic")
-
-
 def destroy_error(rank: int, missing: list[int], timeout_ms: float, gone: Gone = NONE_GONE) -> PeerTimeout:
     """The exception of a rank that came to destroy while others did not."""
     message = (

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nbep.device.alignment import ALIGNMENT_BYTES
+from nbep.device.kernels.get_dispatch_layout import LayoutWorkspace
 from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
 from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import notify_dispatch
@@ -207,17 +208,17 @@ class NodeMemory(CommWork, SharedMemory):
         self.rdma = rdma
         if sizes.low_latency_mode:
             self.low_latency = LowLatencyMemory(rdma, self.rank, self.num_ranks, sizes)
-            undo.callback(self.low_latency.free)
+            undo.callback(self.low_latency.workspace.free)
         if self.num_nodes > 1 and self.num_nvl_bytes > 0:
             self.internode = InternodeMemory(rdma, self.num_nodes, self.num_nvl_peers)
-            undo.callback(self.internode.free)
+            undo.callback(self.internode.workspace.free)
         return rdma.handle
 
     def _close_peers(self) -> None:
         with Undo() as undo:  # the one also if the other fails
             undo.callback(super()._close_peers)
             if self.rdma is not None:
-                undo.callback(self.rdma.close_peers)
+                undo.callback(self.rdma.transport.close)
 
     def _open_peers(self, opened: list[Opened]) -> None:
         if self.rdma is not None:
@@ -244,7 +245,7 @@ class NodeMemory(CommWork, SharedMemory):
         if self.low_latency is not None:
             self.low_latency.synchronize()
         if self.direct is not None:
-            self.direct.forget()
+            self.direct.arrays.clear()
         return self.is_shown
 
     @property
@@ -262,12 +263,8 @@ class NodeMemory(CommWork, SharedMemory):
         return self.num_ranks // self.num_nvl_peers
 
     @property
-    def layout_arrivals(self) -> int:
-        return self.device.address + ALIGNMENT_BYTES // 2
-
-    @property
-    def layout_totals(self) -> int:
-        return self.device.address + ALIGNMENT_BYTES
+    def layout_workspace(self) -> LayoutWorkspace:
+        return LayoutWorkspace(self.device.address + ALIGNMENT_BYTES, self.device.address + ALIGNMENT_BYTES // 2)
 
     def compare(self, call: Call, handle: Numbered | None = None) -> None:
         """As compare_call, of a call whose notify kernel compares it, too. handle: that it is given"""
@@ -315,8 +312,8 @@ class NodeMemory(CommWork, SharedMemory):
         mode = self.low_latency
         if mode is None:
             return None
-        for half, own in mode.received_calls():
-            for index, word in enumerate(own):
+        for half, call in enumerate(mode.halves):
+            for index, word in enumerate(call.words if call is not None and call.is_received else ()):
                 row = word_offset(mode.num_rdma_bytes, mode.num_ranks, half, 0, index)
                 for peer, value in enumerate(mode.symmetric.read(row, mode.num_ranks, np.int32).tolist()):
                     if value < 0 and number_of(value) != word:
@@ -328,7 +325,7 @@ class NodeMemory(CommWork, SharedMemory):
         """What the words say that ranks have sent since one of them met another call; see kernels.parts.calls."""
         symmetric, rows, num_ranks = self.symmetric, self.num_nvl_bytes + CALL_ROWS, self.num_ranks
         if self.internode is not None:
-            symmetric, rows = self.internode.rdma.symmetric, call_offset(self.internode.cells, self.num_nodes, 0)
+            symmetric, rows = self.internode.rdma.symmetric, call_offset(self.internode.rdma.cells, self.num_nodes, 0)
         elif self.elastic is not None and self.elastic.rdma is not None:
             symmetric, rows = self.elastic.symmetric, call_offset(self.elastic.nodes.cells, num_ranks, 0)
         elif num_ranks > self.num_nvl_peers:  # a buffer of the low-latency mode alone
@@ -351,11 +348,6 @@ class NodeMemory(CommWork, SharedMemory):
         last = f", the last one {self._last_call}" if self._last_call else ""
         return f"rank {self.rank} has made {self._num_calls} collective call{'s' * (self._num_calls != 1)}{last}"
 
-    @property
-    def has_fault(self) -> bool:
-        """Whether a kernel of this rank has reported something."""
-        return self.report.is_there()
-
     def await_counts(self, num_local_experts: int, timeout_ms: float = 0, limit: str = "") -> Received:
         """What comes, as the counters of a notify kernel say, for which the CPU waits; limit: timeout_ms in words
 
@@ -367,7 +359,7 @@ class NodeMemory(CommWork, SharedMemory):
             return self.counters.poll(num_local_experts, self.internode is not None)
 
         self.runtime.wait_until(
-            lambda: self.has_fault or poll() is not None,
+            lambda: self.report.is_there() or poll() is not None,
             lambda: "moe_recv_counter: the counts of received tokens",
             int(1e6 * timeout_ms),
         )

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.get_dispatch_layout import (
     LayoutSizes,
-    LayoutWorkspace,
     num_counters,
 )
 from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout as layout_kernel
@@ -168,9 +167,8 @@ def _check_and_plan(memory: NodeMemory, num_experts: int, views: Sequence[View])
     sizes = LayoutSizes(num_tokens, num_topk, num_ranks, memory.num_nvl_peers, num_experts)
     block = block_sizes(runtime).layout
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
-    workspace = LayoutWorkspace(memory.layout_totals, memory.layout_arrivals)
     # Where all ranks are peers, a count of the node would say nothing new.
     of_nodes = ((memory.num_nodes,), "int32") if memory.num_nodes > 1 else None
     outputs = ((num_ranks,), "int32"), of_nodes, ((num_experts,), "int32"), ((num_tokens, num_ranks), "bool")
-    launch = runtime.prepare(layout_kernel, grid, block, 4 * (num_counters(sizes) + 1), workspace, sizes)
+    launch = runtime.prepare(layout_kernel, grid, block, 4 * (num_counters(sizes) + 1), memory.layout_workspace, sizes)
     return Plan(runtime.prepare_empty(outputs, topk_idx.array), launch)

@@ -177,7 +177,10 @@ def check_counts(memory: NodeMemory, request: DispatchRequest) -> None:
     counts = request.num_tokens_per_rank, request.is_token_in_rank, request.num_tokens_per_expert
     contents, num_worst_tokens, internode = memory.runtime.contents, request.num_worst_tokens, memory.internode
     per_rank, goes, per_expert = map(contents, counts)
-    check_membership(goes, per_rank)
+    handle_contents.membership("is_token_in_rank", goes)
+    counted = goes.sum(axis=0)
+    if (counted != per_rank).any():
+        refuse("num_tokens_per_rank", per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
     if request.topk_idx is not None:
         topk_idx = contents(request.topk_idx)
         validate.expert_indices(topk_idx, len(per_expert))
@@ -192,14 +195,6 @@ def check_counts(memory: NodeMemory, request: DispatchRequest) -> None:
         counted = goes.reshape(-1, internode.num_rdma_ranks, memory.num_nvl_peers).any(axis=2).sum(axis=0)
         if (counted != contents(of_nodes)).any():
             refuse("num_tokens_per_rdma_rank", of_nodes.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
-
-
-def check_membership(is_token_in_rank: Array, num_tokens_per_rank: Array) -> None:
-    """The counts agree with the membership that they sum up."""
-    handle_contents.membership("is_token_in_rank", is_token_in_rank)
-    counted = is_token_in_rank.sum(axis=0)
-    if (counted != num_tokens_per_rank).any():
-        refuse("num_tokens_per_rank", num_tokens_per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
 
 
 def check_routing(topk_idx: Array, is_token_in_rank: Array, num_tokens_per_expert: Array) -> None:

@@ -44,7 +44,12 @@ class KernelReport:
             self._read()
             assert self._error is not None
             self._is_raised = True
-            raise _copy_of(self._error)
+            # What is raised keeps the frames that it has passed, with their arrays: so a copy is.
+            copied = type(self._error).__new__(type(self._error), *self._error.args)
+            vars(copied).update(vars(self._error))
+            if hasattr(self._error, "__notes__"):
+                copied.__notes__ = list(self._error.__notes__)
+            raise copied
 
     def warn(self) -> None:
         """Say it where nothing can be raised, unless a call has raised it."""
@@ -76,15 +81,6 @@ class KernelReport:
         if self._error is None and self.is_there():
             report = FaultReport(*(int(word) for word in self._words.read()))
             self._error = error_of(self._memory, report)
-
-
-def _copy_of(error: Exception) -> Exception:
-    """To be raised in its place: what is raised keeps the frames that it has passed, with their arrays."""
-    copied = type(error).__new__(type(error), *error.args)
-    vars(copied).update(vars(error))
-    if hasattr(error, "__notes__"):
-        copied.__notes__ = list(error.__notes__)
-    return copied
 
 
 def error_of(memory: Any, report: FaultReport) -> Exception:

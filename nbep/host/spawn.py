@@ -16,6 +16,9 @@ from nbep.host.target.base import set_current_runtime
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.resolve import resolve_target
 
+ENGINES = "python", "compiled", "auto"
+COMPILED_STRATEGIES = "uniform", "starved", "late"
+
 
 def spawn(
     fn: Callable[..., Any],
@@ -80,7 +83,9 @@ def spawn(
         "strategy": strategy,
         "num_sms": None if num_sms is None else integer("num_sms", num_sms, 1),
     }
-    name = _engine_name(engine)
+    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
+    if name not in ENGINES:
+        raise ValueError(f"{'NBEP_ENGINE' if engine is None else 'engine'}: got {name!r}; must be {', '.join(ENGINES)}")
     why_not = None if name == "python" else _why_not_compiled(memory_model, strategy, tracer)
     world = World(num_ranks, seed, tracer=tracer, on_failure=on_failure, **options)
     if name == "compiled" and why_not is not None:
@@ -105,19 +110,6 @@ def spawn(
     if reason is not None and reason.must_fail:
         raise EngineError(f"compiled kernels, seed {seed}: {reason}; run by Python, the same seed fails nowhere")
     return results
-
-
-ENGINES = "python", "compiled", "auto"
-COMPILED_STRATEGIES = "uniform", "starved", "late"
-
-
-def _engine_name(engine: str | None) -> str:
-    """Raises: ValueError if there is none of that name"""
-    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
-    if name not in ENGINES:
-        where = "NBEP_ENGINE" if engine is None else "engine"
-        raise ValueError(f"{where}: got {name!r}; must be {', '.join(ENGINES)}")
-    return name
 
 
 def _why_not_compiled(memory_model: str, strategy: Any, tracer: Any) -> str | None:

@@ -132,7 +132,7 @@ def test_rows_that_a_call_has_taken_are_not_the_callers_before_its_event():
 
 
 NOTHING = SimpleNamespace(launch=lambda stream: None)
-LAUNCHES = {"dispatch": "elastic.dispatch", "combine": "intranode.fetch"}
+LAUNCHES = {"dispatch": "elastic.dispatch", "combine": "intranode.combine"}
 
 
 @pytest.mark.parametrize("fp8", [None, "row"])

@@ -228,7 +228,8 @@ def test_a_cache_that_cannot_be_written_gets_no_half_files(step, tmp_path, monke
         raise OSError("the disk is full")
 
     monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(launcher, "_compile", lambda spec, cc: b"machine code")
+    compiled = SimpleNamespace(cubin=b"machine code")
+    monkeypatch.setattr("nbep.device.compile.compile_kernel", lambda spec, cc: compiled)
     if step == "replace":
         monkeypatch.setattr(cache.Path, "replace", fail)
     else:

@@ -4,7 +4,7 @@
  between nodes:  elastic_meet_combine --> elastic_push_sums --> elastic_send_combine --> elastic_meet_combine
                  --> elastic_add_sums
  in hybrid mode  before elastic_send_combine the ranks of the node meet --> elastic_gather_combine
- x in shared rows, inside a node and compact: elastic_fetch_combine, see intranode.fetch
+ x in shared rows, inside a node and compact: elastic_fetch_combine, see intranode.combine
 
 Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::combine
 """
@@ -89,7 +89,7 @@ def combine(
     made, addresses = memory.allocate(request, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
-    memory.elastic.begin_combine(plan.slots)
+    memory.elastic.combined = plan.slots
     of_handle, keep = OfHandle(*arguments[4:]), (made, request)
     if isinstance(plan.combine, Fetch):
         assert shared is not None
@@ -148,7 +148,7 @@ def _check_and_plan(
     num_blocks = blocks_for(memory, request.num_sms, most * memory.num_ranks, threads)
     smem_bytes = sums_smem_bytes(threads, runtime.has_tma)
     num_chunks, notify_threads = -(-most // slots.chunk), block_sizes(runtime).notify
-    nodes = elastic.nodes_of_sums(reduces)
+    nodes = elastic.nodes if reduces else elastic.nodes._replace(num_sharing=1)
     where = elastic.peers, memory.bounds, slots, nodes
 
     weights: Wanted | None = None if request.topk_weights is None else ((num_tokens, num_topk), "float32")

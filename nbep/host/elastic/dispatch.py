@@ -141,7 +141,8 @@ def _launch(
     made, addresses = memory.allocate(request, plan.make, numbers)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
-    _elastic(memory).begin_dispatch(plan.places, plan.shape)
+    elastic = _elastic(memory)
+    elastic.dispatched, elastic.combined = (plan.places, plan.shape), None
     x, scales, topk_idx, topk_weights, stats, *of_handle = arguments
     of_notify: tuple[Any, ...] = NO_ARRAYS
     if handle is None:

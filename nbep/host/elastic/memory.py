@@ -203,8 +203,8 @@ class ElasticMemory:
         self.num_scaleup_ranks = peers.num_ranks
         self.peers = self.sources = peers
         self.symmetric = symmetric
-        self._dispatched: tuple[ElasticPlaces, ElasticShape] | None = None  # of the latest dispatch
-        self._slots: ElasticSlots | None = None  # of the latest combine, if that came later
+        self.dispatched: tuple[ElasticPlaces, ElasticShape] | None = None  # of the latest dispatch
+        self.combined: ElasticSlots | None = None  # of the latest combine, if that came later
         symmetric.write(0, np.zeros(DATA // 4, np.int32))
 
     @classmethod
@@ -239,21 +239,13 @@ class ElasticMemory:
         first = self.peers.rank // size * size
         return first, first + size
 
-    @property
-    def _num_ranks(self) -> int:
-        return self.peers.num_ranks
-
     def place(self, shape: ElasticShape) -> ElasticPlaces:
         """Where a dispatch lays out its tokens.
 
         Raises: ValueError if there is no room for them
         """
-        self._check(num_dispatch_bytes(shape, self._num_ranks), 2 * self.areas.half, shape)
-        return place_arrays(self.areas.begin, self.areas.half, shape, self._num_ranks)
-
-    def nodes_of_sums(self, reduces: bool) -> ElasticNodes:
-        """Where things lie for a combine. reduces: whether ranks may add up what others send"""
-        return self.nodes if reduces else self.nodes._replace(num_sharing=1)
+        self._check(num_dispatch_bytes(shape, self.peers.num_ranks), 2 * self.areas.half, shape)
+        return place_arrays(self.areas.begin, self.areas.half, shape, self.peers.num_ranks)
 
     def slots(self, num_max_tokens: int, hidden_bytes: int, num_topk: int, one_each: bool) -> ElasticSlots:
         """Where the rows of a combine go.
@@ -261,12 +253,12 @@ class ElasticMemory:
         Raises: ValueError if there is no room for them
         """
         areas = self.areas
-        slots = make_slots(num_max_tokens, hidden_bytes, num_topk, self._num_ranks, one_each)
+        slots = make_slots(num_max_tokens, hidden_bytes, num_topk, self.peers.num_ranks, one_each)
         self._check(num_combine_bytes(slots), areas.slots, slots)
         if self.rdma is not None:
             self._check(num_kept_bytes(slots, one_each), areas.kept, slots)
             if areas.marks > 0:
-                self._check(num_mark_bytes(num_max_tokens, self._num_ranks), areas.marks, slots)
+                self._check(num_mark_bytes(num_max_tokens, self.peers.num_ranks), areas.marks, slots)
         return slots
 
     def _check(self, needed: int, available: int, shape: ElasticShape | ElasticSlots) -> None:
@@ -278,17 +270,11 @@ class ElasticMemory:
                 got, allowed = f"{got}, of which {available} are for this", f"such that it is {allowed}"
             refuse("num_bytes", got, f"{allowed}; see get_buffer_size_hint")
 
-    def begin_dispatch(self, places: ElasticPlaces, shape: ElasticShape) -> None:
-        self._dispatched, self._slots = (places, shape), None
-
-    def begin_combine(self, slots: ElasticSlots) -> None:
-        self._slots = slots
-
     def describe(self, offset: int) -> str:
         """Name the cell at an offset of the symmetric memory."""
         if self.rdma is not None:
-            return describe_nodes(self._dispatched, self._slots, self.nodes, self._num_ranks, offset)
-        return describe_elastic(self._dispatched, self._slots, offset)
+            return describe_nodes(self.dispatched, self.combined, self.nodes, self.peers.num_ranks, offset)
+        return describe_elastic(self.dispatched, self.combined, offset)
 
 
 def size_of(group: Any) -> int:

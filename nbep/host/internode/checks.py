@@ -98,8 +98,8 @@ def rings(
     ):
         if needed > available:
             raise ValueError(
-                f"{name}: got {available} at construction; must be at least {needed} for {shape.num_channels} channels of "
-                f"{shape.num_slots} slots from {shape.num_ranks} {'ranks' if name == 'num_nvl_bytes' else 'nodes'}, "
+                f"{name}: got {available} at construction; must be at least {needed} for {shape.num_channels} channels "
+                f"of {shape.num_slots} slots from {shape.num_ranks} {'ranks' if name == 'num_nvl_bytes' else 'nodes'}, "
                 f"{shape.hidden_bytes} bytes a token"
             )
     mode.rdma.transport.check_message(found.rdma.hidden_bytes)

@@ -51,11 +51,11 @@ def make_plan(memory: NodeMemory, request: CombineRequest, given: CombineGiven, 
     call = combine_call(memory, given.hidden, given.num_topk, config, handle, between_nodes=True)
     num_warps = mode.num_warps(config.num_threads, mode.most_combine_warps)
     launch = runtime.prepare(
-        mode.kernel(mode.combine_kernel),
+        mode.rdma.kernel(mode.combine_kernel),
         config.num_sms,
         32 * num_warps,
         combine_smem_bytes(32 * num_warps),
-        mode.network,
+        mode.rdma.network,
         memory.peers,
         mode.progress,
         memory.bounds,
@@ -66,7 +66,7 @@ def make_plan(memory: NodeMemory, request: CombineRequest, given: CombineGiven, 
             config.num_max_nvl_chunked_send_tokens,
             config.num_max_rdma_chunked_send_tokens,
             mode.num_rdma_receivers(num_warps),
-            mode.cells,
+            mode.rdma.cells,
         ),
     )
     weights = ((num_combined_tokens, given.num_topk), "float32") if given.num_topk > 0 else None

@@ -58,11 +58,11 @@ def make_plan(memory: NodeMemory, request: DispatchRequest, tokens: Tokens, hand
     call = dispatch_call(memory, tokens, config, handle, between_nodes=True)
     num_warps = mode.num_warps(config.num_threads)
     launch = runtime.prepare(
-        mode.kernel(internode_dispatch),
+        mode.rdma.kernel(internode_dispatch),
         config.num_sms,
         32 * num_warps,
         dispatch_smem_bytes(32 * num_warps),
-        mode.network,
+        mode.rdma.network,
         memory.peers,
         mode.progress,
         memory.bounds,
@@ -78,7 +78,7 @@ def make_plan(memory: NodeMemory, request: DispatchRequest, tokens: Tokens, hand
             config.num_max_rdma_chunked_send_tokens,
             mode.num_nvl_receivers(num_warps),
             *tokens.scale_strides,
-            mode.cells,
+            mode.rdma.cells,
         ),
     )
     if handle is not None:
@@ -96,13 +96,13 @@ def make_plan(memory: NodeMemory, request: DispatchRequest, tokens: Tokens, hand
         ((PASSED, mode.num_nvl_ranks), "int32"),
     )
     num_threads = block_sizes(runtime).notify
-    of_rings = num_ring_cell_words(rings.nvl), request.expert_alignment, mode.cells
+    of_rings = num_ring_cell_words(rings.nvl), request.expert_alignment, mode.rdma.cells
     notify = runtime.prepare(
-        mode.kernel(internode_notify_dispatch),
+        mode.rdma.kernel(internode_notify_dispatch),
         1 + num_ranks + num_nodes,
         num_threads,
         notify_smem_bytes(num_threads),
-        mode.network,
+        mode.rdma.network,
         memory.peers,
         mode.progress,
         memory.bounds,
@@ -176,14 +176,14 @@ def prepare_cached_notify(memory: NodeMemory, rings: Rings, num_combined_tokens:
     num_channels = rings.nvl.num_channels
     is_dispatch = num_combined_tokens is None
     numbers = (0, 0) if is_dispatch else (num_combined_tokens, LATER)
-    sizes = *numbers, num_channels, num_ring_cell_words(rings.nvl), mode.cells
+    sizes = *numbers, num_channels, num_ring_cell_words(rings.nvl), mode.rdma.cells
     return runtime.prepare(
-        mode.kernel(internode_cached_notify),
+        mode.rdma.kernel(internode_cached_notify),
         1 if is_dispatch else 1 + num_channels,
         block_sizes(runtime).notify,
         0,
         *((NO_HEADS,) if is_dispatch else ()),
-        mode.network,
+        mode.rdma.network,
         memory.peers,
         mode.progress,
         memory.bounds,

@@ -25,7 +25,7 @@ from nbep.device.kernels.intranode.offer_rows import Begins, offer_rows
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.kernels.parts.fetched_sums import FetchShape, OfferCells
 from nbep.device.kernels.parts.staged_sums import sums_smem_bytes
-from nbep.device.layout.direct import NEXT_TOKEN, OFFERS
+from nbep.device.layout.direct import NEXT_TOKEN, OFFERS, place_rows
 from nbep.device.layout.intranode import RingShape, num_ring_cell_words
 from nbep.device.protocols.peers import Peers
 from nbep.device.protocols.staging import VEC_BYTES
@@ -50,13 +50,18 @@ def launch(
     """Meet the other ranks, then combine."""
     of_ranks, of_channels, of_recv_channels, _, _, send_head = handle.taken(memory.runtime).arguments
     if request.zero_copy:
-        rows = _find_rows(memory, plan, request, arguments)
+        direct, num_rows, room = checks.direct_of(memory), request.x.shape[0], plan.shape[1].num_rows
+        of_weights = 0 if request.topk_weights is None else direct.area.offset_of(arguments[1])
+        rows = Rows(direct.area.offset_of(arguments[0]), of_weights, num_rows)
+        if num_rows > room and min(rows) < 0:
+            got = f"{direct.num_bytes} at construction, which has room for {room} rows that lie elsewhere"
+            refuse("num_zero_copy_bytes", got, f"enough for {num_rows}")
     outputs, of_outputs = memory.allocate(request, plan.make)
     memory.compare(plan.call, handle)
     keep = request, outputs, handle
     if request.zero_copy:
         fetch, places = plan.shape
-        checks.direct_of(memory).begin_combine(places)
+        direct.rows = places
         fetch.launch(memory, of_ranks, rows, of_outputs, (*arguments, of_channels, send_head), keep)
     else:
         memory.ring_shape = plan.shape
@@ -64,20 +69,6 @@ def launch(
         first = *of_outputs, *arguments, of_ranks, of_recv_channels, send_head
         plan.launch.launch(memory.stream, first, keep)
     return outputs[0], outputs[1], memory.finish(request.async_finish)
-
-
-def _find_rows(memory: NodeMemory, plan: Plan, request: CombineRequest, arguments: Sequence[Any]) -> Rows:
-    """Where the rows of x are, and their weights.
-
-    Raises: ValueError if there is no room for those that lie elsewhere
-    """
-    direct, num_rows, room = checks.direct_of(memory), request.x.shape[0], plan.shape[1].num_rows
-    of_weights = 0 if request.topk_weights is None else direct.area.offset_of(arguments[1])
-    rows = Rows(direct.area.offset_of(arguments[0]), of_weights, num_rows)
-    if num_rows > room and min(rows) < 0:
-        got = f"{direct.num_bytes} at construction, which has room for {room} rows that lie elsewhere"
-        refuse("num_zero_copy_bytes", got, f"enough for {num_rows}")
-    return rows
 
 
 def make_plan(memory: NodeMemory, request: CombineRequest, given: CombineGiven, handle: DispatchHandle) -> Plan:
@@ -131,7 +122,7 @@ def _prepare_direct(
     """Without rings. rings: those that there would be"""
     direct, num_ranks = checks.direct_of(memory), memory.num_ranks
     shape = FetchShape(rings.hidden_bytes, rings.num_topk, num_combined_tokens)
-    places = direct.place_rows(*shape[:2])
+    places = place_rows(direct.num_bytes, *shape[:2])
     cells = OfferCells(NEXT_TOKEN, OFFERS, memory.rank, num_ranks)
     where = Where(direct.peers, (), cells, LayPlaces(places.x, places.topk_weights))
     grid = config.num_sms, config.num_threads or block_sizes(memory.runtime).ring(num_ranks)

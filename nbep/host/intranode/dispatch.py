@@ -288,7 +288,7 @@ def _launch_without_rings(
     kernel.launch(memory.stream, first, (request, made), (num_rows,))
     event = memory.finish(request.async_finish)
     if request.async_finish and memory.runtime.host_reads_arrays:
-        direct.begin_lease(memory.latest_event)
+        lease.begins_with = memory.latest_event
     if handle is not None:
         return pair(*recv), None, None, None, None, event
     recv_x, recv_x_scales, recv_topk_idx, recv_topk_weights, recv_src_idx = recv

@@ -30,7 +30,7 @@ from nbep.device.layout.low_latency_host import shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.block_sizes import block_sizes
-from nbep.host.low_latency import checks
+from nbep.host.low_latency.handle import checked_num_experts, mode_of
 from nbep.host.low_latency.launch import on_current_stream
 from nbep.host.low_latency.memory import LowLatencyMemory
 from nbep.host.node import NodeMemory
@@ -43,10 +43,10 @@ def clean_low_latency_buffer(
     memory: NodeMemory, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int
 ) -> None:
     """See Buffer.clean_low_latency_buffer."""
-    mode = checks.mode_of(memory, VERB)
+    mode = mode_of(memory, VERB)
     memory.check_faults()
     num_max_tokens = integer("num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1)
-    hidden, num_experts = integer("hidden", hidden, 1), checks.num_experts(mode, num_experts)
+    hidden, num_experts = integer("hidden", hidden, 1), checked_num_experts(mode, num_experts)
     mode.check_size(shape_of(mode.num_ranks, num_experts, num_max_tokens, hidden, 0, 0, 0, 0))
     memory.compare_call(VERB, dict)
     _clean(memory, mode)
@@ -61,7 +61,7 @@ def begin_verb(memory: NodeMemory, verb: str) -> LowLatencyMemory:
     memory.check_faults()
     mode = memory.low_latency
     if mode is None:
-        mode = checks.mode_of(memory, verb)
+        mode = mode_of(memory, verb)
     if mode.is_unclean:
         if memory.runtime.is_capturing:
             refuse(verb, "a call in a CUDA graph after masks were taken off", f"captured after {VERB}")
@@ -76,8 +76,8 @@ def _clean(memory: NodeMemory, mode: LowLatencyMemory) -> None:
 
 def prepare_clean(memory: NodeMemory, mode: LowLatencyMemory) -> PreparedLaunch:
     """The kernel, behind which all ranks have come to it."""
-    args = mode.network, mode.work, memory.bounds, mode.num_rdma_bytes
-    return memory.runtime.prepare(mode.kernel(clean_kernel), 1, block_sizes(memory.runtime).notify, 0, *args)
+    args = mode.rdma.network, mode.work, memory.bounds, mode.num_rdma_bytes
+    return memory.runtime.prepare(mode.rdma.kernel(clean_kernel), 1, block_sizes(memory.runtime).notify, 0, *args)
 
 
 # --- Which ranks this rank goes on without
@@ -112,7 +112,7 @@ def clean_mask_buffer(memory: NodeMemory) -> None:
 
 
 def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
-    mode = checks.mode_of(memory, verb)
+    mode = mode_of(memory, verb)
     if mode.mask == 0:
         raise ValueError(f"{verb}: the buffer masks no ranks; make it with enable_shrink=True")
     memory.check_faults()
@@ -120,8 +120,8 @@ def _mode(memory: NodeMemory, verb: str) -> LowLatencyMemory:
 
 
 def _update(memory: NodeMemory, mode: LowLatencyMemory, first_rank: int, num_ranks: int, is_masked: int) -> None:
-    kernel = mode.kernel(update_kernel)
-    _launch(memory, kernel, (), mode.network, mode.work, mode.num_rdma_bytes, first_rank, num_ranks, is_masked)
+    kernel = mode.rdma.kernel(update_kernel)
+    _launch(memory, kernel, (), mode.rdma.network, mode.work, mode.num_rdma_bytes, first_rank, num_ranks, is_masked)
     mode.is_unclean = mode.is_unclean or not is_masked
 
 

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, NUM_HALVES, LowLatencyShape, send_offset
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, refuse
 from nbep.host.block_sizes import block_sizes
+from nbep.host.calls import Unknown
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import COMBINE, HOOK, NAMES_IN_HANDLE, ORIGINS, words_of
 from nbep.host.low_latency.clean import begin_verb
-from nbep.host.low_latency.handle import LowLatencyHandle
+from nbep.host.low_latency.handle import LowLatencyHandle, check_choices, check_contents, checked_handle, is_ready
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
 from nbep.host.node import NodeMemory
@@ -58,18 +58,28 @@ def low_latency_combine(
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
     of_plan: Any = None
-    if checks.is_ready(mode, handle):
+    if is_ready(mode, handle):
         of_plan = *options, handle.sizes, handle.call.number % ORIGINS if mode.compares_calls else 0
     else:
-        handle = checks.handle(mode, handle)
+        handle = checked_handle(mode, handle)
     plan, arguments, views = mode.combine_plans.find(given, of_plan, _check_and_plan, memory, mode, options, handle)
     use_logfmt, zero_copy, async_finish, return_recv_hook = options
     if zero_copy:
-        _check_zero_copy(mode, use_logfmt)
+        if use_logfmt:
+            refuse("zero_copy", True, "False with use_logfmt: its rows are made while they are sent")
+        if mode.zero_copy_number != mode.num_calls:
+            refuse(
+                "zero_copy",
+                "True without get_next_low_latency_combine_buffer since the last low-latency call",
+                "False, or with a buffer that was got for this very call",
+            )
     if views or ((arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
         _check_places(memory, mode, handle, zero_copy, views or [*map(runtime.view, given)])
         if validate.may_read(memory, None):
-            _check_contents(runtime, mode, handle, *given[1:3])
+            check_choices(runtime.contents(given[1]), handle.num_experts)
+            check_contents(mode, handle)
+            _check_choices(runtime, handle, given[1])
+            _check_weights(runtime, handle, given[2])
             if return_recv_hook:
                 watched = {"topk_idx": given[1], "topk_weights": given[2]}
                 call.watch = runtime.watch(VERB, "behind its hook", watched)
@@ -97,7 +107,8 @@ def low_latency_combine(
 def _alike(return_recv_hook: bool, shape: LowLatencyShape, handle: LowLatencyHandle) -> dict[str, object]:
     """What all ranks must pass alike."""
     of_shape = {NAMES_IN_HANDLE.get(name, name): value for name, value in shape._asdict().items()}
-    return {**of_shape, HOOK: return_recv_hook, "handle": handle.origin}
+    origin = Unknown() if handle.call is None else f"that of {handle.call}"
+    return {**of_shape, HOOK: return_recv_hook, "handle": origin}
 
 
 def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Array:
@@ -107,11 +118,11 @@ def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Arra
     """
     mode = begin_verb(memory, GET_NEXT)
     mode.check_own(GET_NEXT)
-    handle = checks.handle(mode, handle)
+    handle = checked_handle(mode, handle)
     mode.check_size(_shape(mode, handle, False))
     num_local_experts = handle.num_experts // mode.num_ranks
     shape = (num_local_experts, mode.num_ranks * handle.num_max_dispatch_tokens_per_rank, handle.hidden)
-    half = mode.next_half
+    half = mode.num_calls % NUM_HALVES
     mode.zero_copy_number = mode.num_calls
     if mode.sends_from_buffer:
         if memory.runtime.is_capturing:
@@ -167,16 +178,6 @@ def _check_and_plan(
     return plan
 
 
-def _check_contents(
-    runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle, topk_idx: Array, topk_weights: Array
-) -> None:
-    """Only if `may_read`."""
-    checks.choices(runtime.contents(topk_idx), handle.num_experts)
-    checks.handle_contents(mode, handle)
-    _check_choices(runtime, handle, topk_idx)
-    _check_weights(runtime, handle, topk_weights)
-
-
 def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -> LowLatencyShape:
     deduplicate = handle.num_topk != 0
     if deduplicate and use_logfmt:
@@ -227,17 +228,6 @@ def _check_handle(runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHa
     validate.array("handle.src_info", runtime.view(handle.src_info), "int32", (num_local_experts, num_rows))
     ranges = (num_local_experts, mode.num_ranks)
     validate.array("handle.layout_range", runtime.view(handle.layout_range), "int64", ranges)
-
-
-def _check_zero_copy(mode: LowLatencyMemory, use_logfmt: bool) -> None:
-    if use_logfmt:
-        refuse("zero_copy", True, "False with use_logfmt: its rows are made while they are sent")
-    if mode.zero_copy_number != mode.num_calls:
-        refuse(
-            "zero_copy",
-            "True without get_next_low_latency_combine_buffer since the last low-latency call",
-            "False, or with a buffer that was got for this very call",
-        )
 
 
 def _check_choices(runtime: Runtime, handle: LowLatencyHandle, topk_idx: Array) -> None:

@@ -22,10 +22,15 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import DISPATCH, HOOK, MAX_TOKENS, words_of
 from nbep.host.low_latency.clean import begin_verb
-from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle, LowLatencyTuple
+from nbep.host.low_latency.handle import (
+    NO_MESSAGES,
+    LowLatencyHandle,
+    LowLatencyTuple,
+    check_choices,
+    checked_num_experts,
+)
 from nbep.host.low_latency.launch import Hook, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
 from nbep.host.node import NodeMemory
@@ -73,7 +78,7 @@ def low_latency_dispatch(
     if views or ((arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
         _check_places(memory, mode, views or [*map(runtime.view, given)])
         if validate.may_read(memory, None):
-            checks.choices(runtime.contents(given[1]), plan.shape.num_experts)
+            check_choices(runtime.contents(given[1]), plan.shape.num_experts)
             call.choices = runtime.contents(given[1]).copy()
     arrays, (rows, count, of_handle, scales) = plan.make()
     recv_x, recv_count, parts, recv_x_scales = arrays
@@ -119,7 +124,7 @@ def _check_and_plan(
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     given = DispatchRequest._make((*views, *options))
     integer("num_max_dispatch_tokens_per_rank", given.num_max_tokens, 1)
-    checks.num_experts(mode, given.num_experts)
+    checked_num_experts(mode, given.num_experts)
     flags(
         use_fp8=given.use_fp8,
         round_scale=given.round_scale,

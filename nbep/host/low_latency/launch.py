@@ -105,5 +105,5 @@ def _receive(
     call.is_received = True
     call.release()
     on_current_stream(memory, launches[call.half][RECV_PHASE], arguments, arrays)
-    if not mode.is_latest(call):
+    if call.number != mode.num_calls - 1:
         on_current_stream(memory, launches[call.half][NO_PHASE], arguments, arrays)

@@ -72,11 +72,6 @@ def join_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
-def ranks_on_hosts(hosts: Sequence[str], ranks: Sequence[int]) -> str:
-    """ "ranks 2, 3 (hostb)"; hosts: of all ranks."""
-    return f"{join_ranks(ranks)} ({', '.join(dict.fromkeys(hosts[rank] for rank in ranks))})"
-
-
 def timeout_ms(name: str, value: Any) -> float:
     """The value, a number or what spells one, as a float."""
     try:

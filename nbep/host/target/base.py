@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from functools import cached_property
 from itertools import count
 from typing import Any, Self
 
@@ -115,10 +114,13 @@ class Runtime(ABC):
     has_recognizers = False
     num_forks: int  # behind the process that made it; verbs ask check_caller if there are others now
     _made_after: int
+    dropped: dict[tuple[int, ...], Any]  # memory of Buffers that went away without destroy; see shared_memory.agreed
+    buffer_numbers: Iterator[int]  # a new one for each Buffer of this rank
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)
         self.num_forks = self._made_after = num_forks
+        self.dropped, self.buffer_numbers = {}, count()
         return self
 
     def check_caller(self, verb: str) -> None:
@@ -131,16 +133,6 @@ class Runtime(ABC):
 
     def tell_calls(self, so_far: Callable[[], list[tuple[int, str]]]) -> None:  # noqa: B027 - a GPU reports no deadlock
         """What gives, by rank, how many collective calls its host has made, and the last one: for reports."""
-
-    @cached_property
-    def dropped(self) -> dict[tuple[int, ...], Any]:
-        """Memory of Buffers that went away without destroy, by name; see shared_memory.agreed."""
-        return {}
-
-    @cached_property
-    def buffer_numbers(self) -> Iterator[int]:
-        """A new one for each Buffer of this rank."""
-        return count()
 
     @property
     @abstractmethod

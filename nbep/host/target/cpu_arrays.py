@@ -98,9 +98,3 @@ def own_modes() -> Iterator[None]:
     finally:
         torch._C._set_grad_enabled(is_enabled)
         set_compiler(compiler)
-
-
-def in_backward_pass() -> bool:
-    """Whether torch's autograd calls this, in a backward pass."""
-    torch = sys.modules.get("torch")
-    return hasattr(torch, "_C") and torch._C._current_graph_task_id() != -1  # type: ignore[union-attr]

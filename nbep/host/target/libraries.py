@@ -318,14 +318,12 @@ def library_of(value: Any) -> Any:
 
 def pointer_of(array: Any) -> int:
     """Where an array starts; its library is known to be one of these."""
-    return _pointer_of_class.get(type(array), _find_pointer)(array)
-
-
-def _find_pointer(array: Any) -> int:
-    pointer = library_of(array).pointer
-    if library_of(array) is TorchArrays:
-        pointer = type(array).data_ptr  # without a function around it
-    _pointer_of_class[type(array)] = pointer
+    pointer = _pointer_of_class.get(type(array))
+    if pointer is None:
+        pointer = library_of(array).pointer
+        if library_of(array) is TorchArrays:
+            pointer = type(array).data_ptr  # without a function around it
+        _pointer_of_class[type(array)] = pointer
     return pointer(array)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from nbep.host.arguments import named_by
@@ -21,7 +22,6 @@ from nbep.host.ranks.comm import (
 from nbep.host.ranks.timeouts import timeout_ns
 from nbep.host.target import process
 from nbep.host.target.base import Runtime, set_process_runtime
-from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.resolve import resolve_target
 
 # Where launchers say which of the host's processes this is: Open MPI, MPICH and Intel MPI, MVAPICH, PALS, Slurm. Slurm
@@ -90,32 +90,21 @@ def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
         global _runtime, _made_for
         if _runtime is None:
             if target == "emulator":
-                _runtime = _emulator_runtime(comm)
-                _runtime.watch_tensors()
+                module = import_module(f"nbep.host.target.{'torchrun' if isinstance(comm, TorchComm) else 'mpi'}")
+                runtime = module.runtime_of_process()
+                runtime.watch_tensors()
+                _runtime = runtime
             else:
-                _runtime = _cuda_runtime(comm, neighbours)
+                from nbep.host.target.cuda.driver import current_ordinal
+                from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
+
+                current = current_ordinal()
+                ordinal = _own_ordinal(comm, neighbours) if current is None else current
+                _runtime = CudaRuntime(SharedDevice(ordinal), comm.rank)
             _made_for = wanted
             set_process_runtime(_runtime)
 
     gather_results(comm, make)
-
-
-def _emulator_runtime(comm: Any) -> EmulatorRuntime:
-    if isinstance(comm, TorchComm):
-        from nbep.host.target.torchrun import TorchEmulatorRuntime
-
-        return TorchEmulatorRuntime.of_process()
-    from nbep.host.target.mpi import MpiEmulatorRuntime
-
-    return MpiEmulatorRuntime.of_process()
-
-
-def _cuda_runtime(comm: Any, neighbours: Neighbours) -> Runtime:
-    from nbep.host.target.cuda.driver import current_ordinal
-    from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
-
-    current = current_ordinal()
-    return CudaRuntime(SharedDevice(_own_ordinal(comm, neighbours) if current is None else current), comm.rank)
 
 
 def _neighbours(comm: Any) -> Neighbours:

@@ -114,8 +114,10 @@ class TensorWatch:
         """
         for value, writes in arguments:
             for tensor in _tensors(value):
+                begin, end = _extent(tensor)
                 for use in self._uses.get(tensor.untyped_storage()._cdata, ()):
-                    if (use.input_of and not writes) or not _overlap(tensor, use.tensor):
+                    its_begin, its_end = _extent(use.tensor)
+                    if (use.input_of and not writes) or not (begin < its_end and its_begin < end):
                         continue
                     where = f"a use by {operation} at {describe_site(caller_site(sys._getframe()))}"
                     if not use.input_of:
@@ -143,11 +145,6 @@ def _address(tensor: Any) -> int:
 def _extent(tensor: Any) -> tuple[int, int]:
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
     return tensor.storage_offset() * tensor.itemsize, (tensor.storage_offset() + reach) * tensor.itemsize
-
-
-def _overlap(one: Any, other: Any) -> bool:
-    (begin, end), (its_begin, its_end) = _extent(one), _extent(other)
-    return begin < its_end and its_begin < end
 
 
 def _tensors(value: Any) -> Iterator[Any]:

@@ -38,10 +38,8 @@ from typing import Any, Literal, NamedTuple
 from nbep.emulator.process import ProcessWorld
 from nbep.host.arguments import refuse
 from nbep.host.ranks.comm import TorchComm
-from nbep.host.target.base import Runtime
 from nbep.host.target.cuda.mailbox import Mailbox, MailboxAddress
-from nbep.host.target.emulator import EmulatorRuntime
-from nbep.host.target.job_memory import JobMemory, JobNic, spread_error
+from nbep.host.target.job_memory import JobMemory, JobRuntime, spread_error
 from nbep.host.target.memory import Reach, SymmetricMemory, WantedMemory
 
 
@@ -115,10 +113,8 @@ class SharedMemory(JobMemory):
         os.close(self._file)
 
 
-class TorchEmulatorRuntime(EmulatorRuntime):
-    """This process's rank of an emulated world. Kernels run in a thread of their own while the host is in torch."""
-
-    world: ProcessWorld
+class TorchEmulatorRuntime(JobRuntime):
+    """Kernels run in a thread of their own while the host is in torch."""
 
     def allocate_symmetric(self, comm: Any, wanted: WantedMemory, reach: Reach) -> SymmetricMemory:
         if not isinstance(comm, TorchComm):
@@ -128,20 +124,13 @@ class TorchEmulatorRuntime(EmulatorRuntime):
             raise spread_error(reach.node_size, comm.size)
         return SharedMemory(self.space, comm, wanted, reach.by_nics)
 
-    def create_nic(self) -> JobNic:
-        return JobNic(self, self.world)
 
-    def check_caller(self, verb: str) -> None:
-        """Any thread of the process may, one at a time: the kernels have one of their own."""
-        Runtime.check_caller(self, verb)
+def runtime_of_process() -> TorchEmulatorRuntime:
+    """This process's rank of a new world, which lives as long as the process."""
+    import torch.distributed
 
-    @classmethod
-    def of_process(cls) -> TorchEmulatorRuntime:
-        """This process's rank of a new world, which lives as long as the process."""
-        import torch.distributed
-
-        rank = torch.distributed.get_rank()
-        return cls(ProcessWorld(torch.distributed.get_world_size(), local_rank=rank), rank)
+    rank = torch.distributed.get_rank()
+    return TorchEmulatorRuntime(ProcessWorld(torch.distributed.get_world_size(), local_rank=rank), rank)
 
 
 # How NICs reach the memory of other processes
@@ -212,7 +201,8 @@ class MemoryServer:
         self._one_add = threading.Lock()
         self.max_waiting = num_ranks + 16
         host = own_host()
-        self._listening = socket.create_server((host, 0), family=_family(host), backlog=max(128, self.max_waiting))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, 0), family=family, backlog=max(128, self.max_waiting))
         self._listening.setblocking(False)
         self.address = SocketAddress(host, self._listening.getsockname()[1], secrets.token_bytes(KEY_BYTES))
         self._waiting: dict[socket.socket, Waiting] = {}  # the oldest first
@@ -318,10 +308,6 @@ class MemoryServer:
         for thread in self._threads[1:]:
             thread.join()
         self._memory.release()
-
-
-def _family(host: str) -> int:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 class SocketChannel:

@@ -323,11 +323,15 @@ def _enter(runtime: Any, comm: Communicator, num_nvl_peers: int, num_qps_per_ran
         return Prepared(gpu, None, library.unique_id() if comm.rank == 0 else b"")
 
     prepared = gather_results(comm, prepare)
-    _refuse_shared_gpus([rank.gpu for rank in prepared])
-    world = _process.world
+    gpus, first, world = [rank.gpu for rank in prepared], prepared[0].running, _process.world
+    for rank, gpu in enumerate(gpus):
+        if gpu in gpus[:rank]:  # NVSHMEM serves them in part: it ends a process that asks for a team
+            what = f"'nvshmem' for ranks {gpus.index(gpu)} and {rank}, which share GPU {gpu[1]}"
+            refuse("transport", what, "another, or one GPU a rank")
     if any(rank.running is not None for rank in prepared):
-        _refuse_other_world(prepared)
-        assert world is not None
+        wanted = [first and Running(first.name, pe, len(prepared)) for pe in range(len(prepared))]
+        if world is None or [rank.running for rank in prepared] != wanted:  # of just these ranks, in this order
+            raise RuntimeError("NVSHMEM runs in some of these processes for other ranks; destroy their buffers first")
         world.num_users += 1
         return world
     world = _start(runtime, comm, prepared[0].new_name)
@@ -350,22 +354,6 @@ def _refuse(runtime: Any, comm: Communicator, num_nvl_peers: int) -> None:
         refuse("num_nvl_peers", num_nvl_peers, f"a divisor of the {comm.size} ranks")
     if _process.broken:
         raise RuntimeError(f"NVSHMEM cannot be used in this process any more: {_process.broken}")
-
-
-def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
-    """Raises: ValueError, on all ranks alike. NVSHMEM serves them in part: it ends a process that asks for a team."""
-    for rank, gpu in enumerate(gpus):
-        if gpu in gpus[:rank]:
-            what = f"'nvshmem' for ranks {gpus.index(gpu)} and {rank}, which share GPU {gpu[1]}"
-            refuse("transport", what, "another, or one GPU a rank")
-
-
-def _refuse_other_world(prepared: list[Prepared]) -> None:
-    """Raises: RuntimeError, on all ranks alike, unless NVSHMEM runs for just these ranks, in this order"""
-    first = prepared[0].running
-    wanted = [first and Running(first.name, pe, len(prepared)) for pe in range(len(prepared))]
-    if first is None or [rank.running for rank in prepared] != wanted:
-        raise RuntimeError("NVSHMEM runs in some of these processes for other ranks; destroy their buffers first")
 
 
 def _start(runtime: CudaRuntime, comm: Communicator, name: bytes) -> World:

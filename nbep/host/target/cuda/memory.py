@@ -43,6 +43,7 @@ from weakref import ref
 import numpy as np
 from cuda.bindings import driver as cu
 
+from nbep.device.alignment import align_up
 from nbep.host.target.cuda.driver import CudaError, Device, check
 from nbep.host.target.cuda.mailbox import Mailbox
 from nbep.host.target.libraries import as_array
@@ -257,8 +258,16 @@ class VmmMemory(CudaSymmetricMemory):
     def _allocate(self, undo: ExitStack) -> int:
         self._check_offered(self.supported)
         with self._refused():
-            size, name = self.allocated_bytes, self.name
-            physical, self.allocated_bytes = create_gpu_memory(self.device, size, self.driver_type, name, undo)
+            properties = cu.CUmemAllocationProp()
+            properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+            properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+            properties.location.id = self.device.ordinal
+            properties.requestedHandleTypes = self.driver_type
+            minimum = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
+            granularity = check("cuMemGetAllocationGranularity", cu.cuMemGetAllocationGranularity(properties, minimum))
+            size = self.allocated_bytes = align_up(self.allocated_bytes, int(granularity))
+            physical = check(f"cuMemCreate of {size} bytes for {self.name}", cu.cuMemCreate(size, properties, 0))
+            undo.callback(lambda: check("cuMemRelease", cu.cuMemRelease(physical)))
             self._export(physical, undo)
         return map_gpu_memory(self.device, physical, self.allocated_bytes, self.name, undo)
 
@@ -281,7 +290,9 @@ class VmmMemory(CudaSymmetricMemory):
 
     def _map_peer(self, handle: PeerHandle, shared: int | bytes, what: str) -> int:
         with self._refused():
-            physical = import_handle(shared, self.driver_type, what, self._opened)
+            result = cu.cuMemImportFromShareableHandle(shared, self.driver_type)
+            physical = check(f"cuMemImportFromShareableHandle of {what}", result)
+            self._opened.callback(lambda: check("cuMemRelease", cu.cuMemRelease(physical)))
         return map_gpu_memory(self.device, physical, handle.num_bytes, what, self._opened)
 
 
@@ -406,31 +417,6 @@ SYMMETRIC_MEMORY: dict[HandleType, type[CudaSymmetricMemory]] = {
 
 
 # --- The driver's virtual memory management
-
-
-def create_gpu_memory(device: Device, num_bytes: int, handle_type: Any, name: str, undo: ExitStack) -> tuple[Any, int]:
-    """New memory that can be exported as handle_type: its handle, and its size, num_bytes rounded up.
-
-    Raises: CudaError, with CUDA_ERROR_NOT_PERMITTED or _NOT_SUPPORTED if the driver does not offer the type
-    """
-    properties = cu.CUmemAllocationProp()
-    properties.type = cu.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-    properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-    properties.location.id = device.ordinal
-    properties.requestedHandleTypes = handle_type
-    minimum = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-    granularity = int(check("cuMemGetAllocationGranularity", cu.cuMemGetAllocationGranularity(properties, minimum)))
-    num_bytes = (num_bytes + granularity - 1) // granularity * granularity
-    handle = check(f"cuMemCreate of {num_bytes} bytes for {name}", cu.cuMemCreate(num_bytes, properties, 0))
-    undo.callback(lambda: check("cuMemRelease", cu.cuMemRelease(handle)))
-    return handle, num_bytes
-
-
-def import_handle(shared: int | bytes, handle_type: Any, what: str, undo: ExitStack) -> Any:
-    """The handle of another process's memory, from its file descriptor or the bytes of its fabric handle."""
-    handle = check(f"cuMemImportFromShareableHandle of {what}", cu.cuMemImportFromShareableHandle(shared, handle_type))
-    undo.callback(lambda: check("cuMemRelease", cu.cuMemRelease(handle)))
-    return handle
 
 
 def map_gpu_memory(device: Device, handle: Any, num_bytes: int, what: str, undo: ExitStack) -> int:
