@@ -26,12 +26,10 @@ import errno
 import mmap
 import os
 import secrets
-import selectors
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
@@ -182,18 +180,11 @@ def receive(connection: socket.socket, num_bytes: int) -> bytearray:
     return data
 
 
-class Waiting(NamedTuple):
-    """A connection that has not shown the whole key yet: what it has, and when its time is over."""
-
-    shown: bytearray
-    deadline: float
-
-
 class MemoryServer:
     """Lets the NICs of other ranks into this rank's memory. `address` is for them.
 
-    One thread accepts connections and reads their keys; each that has shown the key gets a thread. Whoever else may
-    connect, too, and say nothing: such connections end after KEY_S, and the oldest ones make room for new ones.
+    One thread accepts connections, and each of them has a thread, which serves it once it has shown the key. Whoever
+    else may connect, too, and say nothing: such connections end after KEY_S, and the oldest make room for new ones.
     """
 
     def __init__(self, memory: memoryview, num_ranks: int):
@@ -203,90 +194,65 @@ class MemoryServer:
         host = own_host()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=max(128, self.max_waiting))
-        self._listening.setblocking(False)
         self.address = SocketAddress(host, self._listening.getsockname()[1], secrets.token_bytes(KEY_BYTES))
-        self._waiting: dict[socket.socket, Waiting] = {}  # the oldest first
-        self._connections: list[socket.socket] = []
-        self._threads: list[threading.Thread] = []
+        self._connections: dict[socket.socket, threading.Thread] = {}
+        self._waiting: dict[socket.socket, None] = {}  # those that have not shown the key, the oldest first
         self._is_closed = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listening, selectors.EVENT_READ)
-        self._start(self._let_in)
-
-    def _start(self, function: Callable[..., None], *args: object) -> None:
-        thread = threading.Thread(target=function, args=args, name="nbep-let-in", daemon=True)
-        thread.start()
-        self._threads.append(thread)
+        self._accepts = threading.Thread(target=self._let_in, name="nbep-let-in", daemon=True)
+        self._accepts.start()
 
     def _let_in(self) -> None:
-        with self._selector as selector:
-            while not self._is_closed:
-                first = next(iter(self._waiting.values()), None)
-                ready = selector.select(None if first is None else max(0, first.deadline - time.monotonic()))
-                for key, _ in ready:
-                    if key.fileobj is self._listening:
-                        self._accept()
-                    elif key.fileobj in self._waiting:
-                        self._read_key(key.fileobj)
-                overdue = [each for each, of in self._waiting.items() if of.deadline <= time.monotonic()]
-                for connection in overdue:
-                    self._turn_away(connection)
-            for connection in list(self._waiting):
-                self._turn_away(connection)
+        while not self._is_closed:
+            try:
+                connection, _ = self._listening.accept()
+            except OSError as error:
+                if error.errno in NO_ROOM and not self._turn_away_oldest():
+                    time.sleep(PAUSE_S)  # the process may close files of its own
+                continue  # else who has connected is gone
+            if len(self._waiting) >= self.max_waiting:
+                self._turn_away_oldest()
+            thread = threading.Thread(target=self._serve, args=(connection,), name="nbep-let-in", daemon=True)
+            self._connections[connection], self._waiting[connection] = thread, None
+            try:
+                thread.start()
+            except RuntimeError:  # the process can have no more threads
+                del self._connections[connection], self._waiting[connection]
+                connection.close()
 
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listening.accept()
-        except OSError as error:
-            if error.errno not in NO_ROOM:  # who has connected is gone
-                return
-            if self._waiting:
-                self._turn_away(next(iter(self._waiting)))
-            else:
-                time.sleep(PAUSE_S)  # the process may close files of its own
-            return
-        if len(self._waiting) == self.max_waiting:
-            self._turn_away(next(iter(self._waiting)))
-        connection.setblocking(False)
-        self._waiting[connection] = Waiting(bytearray(), time.monotonic() + KEY_S)
-        self._selector.register(connection, selectors.EVENT_READ)
+    def _turn_away_oldest(self) -> bool:
+        """End the connection that waits longest without the key. False if there is none."""
+        for connection in list(self._waiting):
+            if self._waits_no_more(connection):
+                thread = self._connections.get(connection)
+                _shut(connection)
+                if thread is not None:
+                    thread.join()
+                return True
+        return False
 
-    def _read_key(self, connection: socket.socket) -> None:
-        shown = self._waiting[connection].shown
-        try:
-            received = connection.recv(KEY_BYTES - len(shown))
-        except OSError:
-            received = b""
-        shown += received
-        if received and len(shown) < KEY_BYTES:
-            return
-        if not secrets.compare_digest(shown, self.address.key):
-            self._turn_away(connection)
-            return
-        self._selector.unregister(connection)
-        del self._waiting[connection]
-        connection.setblocking(True)
-        self._connections.append(connection)
-        try:
-            self._start(self._serve, connection)
-        except RuntimeError:  # the process can have no more threads
-            connection.close()
-
-    def _turn_away(self, connection: socket.socket) -> None:
-        self._selector.unregister(connection)
-        del self._waiting[connection]
-        connection.close()
+    def _waits_no_more(self, connection: socket.socket) -> bool:
+        """Whether it has waited until now: who asks first, its own thread or the one that accepts, decides on it."""
+        return self._waiting.pop(connection, False) is None
 
     def _serve(self, connection: socket.socket) -> None:
-        with suppress(OSError), connection:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            while True:
-                what, offset, num_bytes, value = REQUEST.unpack(receive(connection, REQUEST.size))
-                if what == PUT:
-                    self._memory[offset : offset + num_bytes] = receive(connection, num_bytes)
-                else:
-                    old = self._add(offset, num_bytes, value) if what == ADD else 0
-                    connection.sendall(REPLY.pack(old))
+        try:
+            with suppress(OSError), connection:
+                connection.settimeout(KEY_S)
+                key = receive(connection, KEY_BYTES)
+                if not (self._waits_no_more(connection) and secrets.compare_digest(key, self.address.key)):
+                    return
+                connection.settimeout(None)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                while True:
+                    what, offset, num_bytes, value = REQUEST.unpack(receive(connection, REQUEST.size))
+                    if what == PUT:
+                        self._memory[offset : offset + num_bytes] = receive(connection, num_bytes)
+                    else:
+                        old = self._add(offset, num_bytes, value) if what == ADD else 0
+                        connection.sendall(REPLY.pack(old))
+        finally:
+            self._waiting.pop(connection, None)
+            self._connections.pop(connection, None)
 
     def _add(self, offset: int, num_bytes: int, value: int) -> int:
         with self._one_add, self._memory[offset : offset + num_bytes].cast(CASTS[num_bytes]) as cell:
@@ -296,18 +262,21 @@ class MemoryServer:
             return old
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Accept no more connections, and end those that there are."""
         self._is_closed = True
-        with suppress(OSError):
-            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._threads[0].join()
+        _shut(self._listening)  # wakes the thread that accepts
+        self._accepts.join()
         self._listening.close()
-        for connection in self._connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads[1:]:
+        for connection, thread in list(self._connections.items()):
+            _shut(connection)
             thread.join()
         self._memory.release()
+
+
+def _shut(connection: socket.socket) -> None:
+    """Let a thread that waits for it go on."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class SocketChannel:
@@ -349,6 +318,5 @@ class SocketChannel:
 
     def close(self) -> None:
         self._closed.set()
-        with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        _shut(self._connection)
         self._connection.close()
