@@ -22,12 +22,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nbep.device.kernels.parts.calls import NUM_WORDS, Call
 from nbep.device.protocols.peers import ONE
 from nbep.host.arguments import ROW_DTYPES
-from nbep.host.handles import Numbered
 from nbep.host.ranks.comm import Communicator, InProcessComm
 
 DISPATCH, COMBINE, ELASTIC_DISPATCH, ELASTIC_COMBINE, BARRIER = VERBS = (
@@ -113,7 +112,7 @@ def named(words: Sequence[int]) -> tuple[str, Arguments]:
     return verb, {word.name: word.shown(value) for word, value in zip(WORDS[verb], words[1:], strict=False)}
 
 
-def arguments_of(call: Call, handle: Numbered | None) -> Arguments:
+def arguments_of(call: Call, handle: Any) -> Arguments:
     """What a CallLog compares: whose handle it is, too, where the kernels do not."""
     arguments = named(call[1:])[1]
     return arguments if handle is None else {**arguments, HANDLE.name: _handle(HAS_HANDLE + handle.number)}

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 from nbep.host.arguments import refuse
 from nbep.host.events import EventHandle, EventOverlap, handle_of
 from nbep.host.target.arrays import Make
-from nbep.host.target.base import Array, Runtime
-from nbep.host.target.streams import Event, PastEvent, Stream
+from nbep.host.target.base import Array, Event, PastEvent, Runtime, Stream
 
 
 class Order(NamedTuple):

@@ -9,9 +9,8 @@ from typing import Any
 from nbep.host.arguments import refuse
 from nbep.host.entry import untraced
 from nbep.host.handles import OfThisProcess
-from nbep.host.target.base import current_runtime
+from nbep.host.target.base import Event, PastEvent, Stream, current_runtime
 from nbep.host.target.resolve import why_no_gpu
-from nbep.host.target.streams import Event, PastEvent, Stream
 
 
 class EventHandle(OfThisProcess):

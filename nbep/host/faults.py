@@ -93,13 +93,3 @@ def noting(error: PeerTimeout, gone: Gone) -> PeerTimeout:
         where = f"rank {error.peer} is on {gone.hosts[error.peer]}, this rank on {gone.hosts[error.rank]}"
         error.args = ("\n".join((f"{first}; {where}", *rest)),)
     return error
-
-
-def destroyed_without(rank: int, masked: list[int]) -> str:
-    """The message for a rank that destroys a buffer while ranks are masked, maybe itself."""
-    others = [other for other in masked if other != rank]
-    whom = f"destroy does not wait for {join_ranks(others)}, masked" if others else "other ranks have masked this one"
-    return (
-        f"rank {rank}: {whom}. Nothing is given back: the buffer's "
-        f"memory stays allocated until the process ends, because a masked rank may still use it"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -96,13 +96,6 @@ class Taken(NamedTuple):
     arguments: Sequence[Any]
     sizes: tuple[int, ...]
     numbers: tuple[int, ...]
-
-
-class Numbered(Protocol):
-    """A handle of one of a buffer's dispatches, from 1 on; 0 if that is not known."""
-
-    @property
-    def number(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)

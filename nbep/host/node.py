@@ -44,7 +44,7 @@ from nbep.host.calls import (
 from nbep.host.comm_work import CommWork
 from nbep.host.config import Sizes
 from nbep.host.elastic.memory import ElasticMemory
-from nbep.host.handles import Identity, Numbered, OfThisProcess
+from nbep.host.handles import Identity, OfThisProcess
 from nbep.host.internode.memory import InternodeMemory
 from nbep.host.intranode.direct import DirectMemory
 from nbep.host.low_latency.memory import LowLatencyMemory
@@ -54,22 +54,13 @@ from nbep.host.ranks.timeouts import PeerTimeout, Undo
 from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.shared_memory import Opened, SharedMemory
 from nbep.host.target import base
-from nbep.host.target.base import Runtime
+from nbep.host.target.base import Runtime, Stream
 from nbep.host.target.memory import PolledMemory
-from nbep.host.target.streams import Stream
 from nbep.host.transport.base import Transport
 
 WORDS = 2 + MAX_LOCAL_EXPERTS
 OF_NODE = WORDS - 1
 NUM_BYTES = 2 * 4 * WORDS
-
-
-class Addresses(NamedTuple):
-    """Where a kernel writes."""
-
-    moe_recv_counter: int
-    moe_recv_expert_counter: int
-    moe_recv_rdma_counter: int
 
 
 class Received(NamedTuple):
@@ -95,10 +86,10 @@ class Counters:
         self._address = memory.address + offset
         self._words = memory.words(offset, WORDS)
 
-    def addresses(self, polled: bool) -> Addresses:
-        """Of the set that the CPU polls, or of the other one."""
+    def addresses(self, polled: bool) -> tuple[int, int, int]:
+        """Where kernels write in the set that the CPU polls, or in the other one, in the order of a set."""
         base = self._address + (0 if polled else 4 * WORDS)
-        return Addresses(base, base + 4, base + 4 * OF_NODE)
+        return base, base + 4, base + 4 * OF_NODE
 
     def reset(self) -> None:
         """Nothing is here yet; no launch that writes the polled set is left."""
@@ -266,7 +257,7 @@ class NodeMemory(CommWork, SharedMemory):
     def layout_workspace(self) -> LayoutWorkspace:
         return LayoutWorkspace(self.device.address + ALIGNMENT_BYTES, self.device.address + ALIGNMENT_BYTES // 2)
 
-    def compare(self, call: Call, handle: Numbered | None = None) -> None:
+    def compare(self, call: Call, handle: Any = None) -> None:
         """As compare_call, of a call whose notify kernel compares it, too. handle: that it is given"""
         verb = VERBS[call.verb]
         if self._call_log is not None:

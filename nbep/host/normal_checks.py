@@ -19,7 +19,7 @@ from nbep.host.arguments import ROW_DTYPES, refuse
 from nbep.host.calls import COMBINE, DISPATCH, HAS_HANDLE, SCALES_DTYPES, make_call
 from nbep.host.config import Config
 from nbep.host.events import EventOverlap
-from nbep.host.handles import ArraysHandle, DispatchHandle, InternodeHandle, Numbered, Taken
+from nbep.host.handles import ArraysHandle, DispatchHandle, InternodeHandle, Taken
 from nbep.host.node import NodeMemory
 from nbep.host.target.arrays import NO_ARRAY, ROWS, View, Wanted
 from nbep.host.target.base import Array, MaybeArray
@@ -297,7 +297,7 @@ def combine_call(
     return make_call(COMBINE, *words, *(() if zero_copy else _of_config(config, between_nodes, zero_copy)))
 
 
-def handle_word(memory: NodeMemory, handle: Numbered | None) -> int:
+def handle_word(memory: NodeMemory, handle: Any) -> int:
     """Which dispatch it is of, if the buffer has check_calls: a replay of a CUDA graph counts no calls."""
     if handle is None:
         return 0

@@ -16,7 +16,7 @@ from nbep.host.internode import dispatch as nodes_dispatch
 from nbep.host.intranode import checks as node_checks
 from nbep.host.intranode import combine as node_combine
 from nbep.host.intranode import dispatch as node_dispatch
-from nbep.host.low_latency.clean import check_turn
+from nbep.host.low_latency.launch import check_turn
 from nbep.host.node import NodeMemory, OnMemory
 from nbep.host.normal_calls import Mode, combine, dispatch, get_dispatch_layout
 from nbep.host.normal_checks import CombineRequest, DispatchRequest

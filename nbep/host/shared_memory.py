@@ -34,12 +34,12 @@ from nbep.device.protocols.peers import (
 )
 from nbep.device.protocols.waits import FaultReport
 from nbep.host.arguments import integer, refuse
-from nbep.host.faults import destroy_error, destroyed_without
+from nbep.host.faults import destroy_error
 from nbep.host.ranks.await_ranks import end_without_mpi
 from nbep.host.ranks.comm import DESTROY, Communicator, await_all, gather_results, is_mpi_comm
 from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.roll_call import RollCall
-from nbep.host.ranks.timeouts import Gone, Process, Undo, who_is_gone
+from nbep.host.ranks.timeouts import Gone, Process, Undo, join_ranks, who_is_gone
 from nbep.host.ranks.timeouts import timeout_ms as checked_timeout_ms
 from nbep.host.ranks.who_waits import explain
 from nbep.host.reports import REPORT_WORDS, KernelReport
@@ -297,7 +297,15 @@ class SharedMemory:
             self._leave()
             if is_mpi_comm(self.comm) and who_is_gone(self._processes):
                 end_without_mpi(0)
-            warnings.warn(destroyed_without(self.rank, masked), RuntimeWarning, stacklevel=4)
+            others = [other for other in masked if other != self.rank]
+            whom = "other ranks have masked this one"
+            if others:
+                whom = f"destroy does not wait for {join_ranks(others)}, masked"
+            text = (
+                f"rank {self.rank}: {whom}. Nothing is given back: the buffer's memory stays allocated until the "
+                f"process ends, because a masked rank may still use it"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
             return
         try:
             is_shown = any(gather_results(self.comm, self._synchronize, DESTROY))

@@ -5,7 +5,7 @@ Every failure is a ValueError that says which argument it is, what came and what
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -84,6 +84,18 @@ def apart(outputs: Mapping[str, View], inputs: Mapping[str, View]) -> None:
             if name in outputs and begin < its_end and its_begin < end:
                 allowed = "in memory of its own: the call writes it"
                 refuse(name, f"memory that {other} lies in too", allowed)
+
+
+def overlap(addresses: Sequence[int], num_bytes: Sequence[int], first_output: int) -> bool:
+    """Whether an output, if it is given, lies over another array; see `apart`."""
+    for i in range(first_output, len(addresses)):
+        begin = addresses[i]
+        if begin:
+            end = begin + num_bytes[i]
+            for j in range(i):
+                if begin < addresses[j] + num_bytes[j] and addresses[j] < end:
+                    return True
+    return False
 
 
 def outside(memory: NodeMemory, views: Mapping[str, View], symmetric: SymmetricMemory, num_bytes: int) -> None:

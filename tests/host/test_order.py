@@ -8,8 +8,8 @@ import pytest
 
 from nbep.host.comm_work import CommWork, Order
 from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.target.base import PastEvent
 from nbep.host.target.libraries import CupyArrays, NumbaArrays, TorchArrays
-from nbep.host.target.streams import PastEvent
 
 NO_EVENT = (None, EventOverlap())
 AN_EVENT = EventOverlap(EventHandle("event"))

@@ -31,7 +31,6 @@ ROOMS = (
         "nbep.host.target.checked_arrays",
         "nbep.host.target.memory",
         "nbep.host.target.arrays",
-        "nbep.host.target.streams",
     ),
     ("nbep.host.ranks",),
     ("nbep.host.faults",),

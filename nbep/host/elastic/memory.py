@@ -46,10 +46,9 @@ from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.arguments import integer, refuse
 from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.shared_memory import SharedMemory
-from nbep.host.target.base import Array
+from nbep.host.target.base import Array, Event
 from nbep.host.target.checked_arrays import Lease, LentArray
 from nbep.host.target.memory import Span, SymmetricMemory
-from nbep.host.target.streams import Event
 
 BF16_BYTES, SCALE_BYTES = 2, 4
 

@@ -14,8 +14,7 @@ from nbep.host.comm_work import Order
 from nbep.host.events import handle_of
 from nbep.host.intranode.dispatch import prepare_reset
 from nbep.host.node import NodeMemory
-from nbep.host.target.base import PreparedLaunch
-from nbep.host.target.streams import PastEvent
+from nbep.host.target.base import PastEvent, PreparedLaunch
 
 WARP = 32
 

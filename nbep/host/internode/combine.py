@@ -14,7 +14,7 @@ from nbep.host.events import EventOverlap
 from nbep.host.handles import InternodeHandle
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import prepare_cached_notify
-from nbep.host.low_latency.clean import take_turn
+from nbep.host.low_latency.launch import take_turn
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import CombineGiven, CombineRequest, combine_call
 from nbep.host.plans import Plan

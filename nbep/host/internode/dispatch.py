@@ -30,7 +30,7 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.config import DISPATCH_TABLE, Config, Rings, dispatch_rings
 from nbep.host.handles import InternodeHandle, InternodeTuple, Taken
 from nbep.host.internode import checks
-from nbep.host.low_latency.clean import take_turn
+from nbep.host.low_latency.launch import take_turn
 from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, dispatch_call, pair
 from nbep.host.plans import Plan

@@ -18,12 +18,10 @@ from nbep.host.block_sizes import block_sizes
 from nbep.host.calls import Unknown
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.calls import COMBINE, HOOK, NAMES_IN_HANDLE, ORIGINS, words_of
-from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import LowLatencyHandle, check_choices, check_contents, checked_handle, is_ready
-from nbep.host.low_latency.launch import Hook, check_options, run_call
+from nbep.host.low_latency.launch import Hook, begin_verb, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
 from nbep.host.node import NodeMemory
-from nbep.host.plans import overlap
 from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, MaybeArray, Runtime
 
@@ -73,7 +71,7 @@ def low_latency_combine(
                 "True without get_next_low_latency_combine_buffer since the last low-latency call",
                 "False, or with a buffer that was got for this very call",
             )
-    if views or ((arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
+    if views or ((arguments[3] or arguments[4]) and validate.overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
         _check_places(memory, mode, handle, zero_copy, views or [*map(runtime.view, given)])
         if validate.may_read(memory, None):
             check_choices(runtime.contents(given[1]), handle.num_experts)

@@ -23,7 +23,6 @@ from nbep.host.arguments import flags, integer, refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
 from nbep.host.low_latency.calls import DISPATCH, HOOK, MAX_TOKENS, words_of
-from nbep.host.low_latency.clean import begin_verb
 from nbep.host.low_latency.handle import (
     NO_MESSAGES,
     LowLatencyHandle,
@@ -31,10 +30,9 @@ from nbep.host.low_latency.handle import (
     check_choices,
     checked_num_experts,
 )
-from nbep.host.low_latency.launch import Hook, check_options, run_call
+from nbep.host.low_latency.launch import Hook, begin_verb, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
 from nbep.host.node import NodeMemory
-from nbep.host.plans import overlap
 from nbep.host.target.arrays import ByColumns, PartsLayout, View, Wanted
 from nbep.host.target.base import Array, MaybeArray
 
@@ -75,7 +73,7 @@ def low_latency_dispatch(
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
     plan, arguments, views = mode.dispatch_plans.find(given, options, _check_and_plan, memory, mode, options)
-    if views or ((arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
+    if views or ((arguments[3] or arguments[4]) and validate.overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
         _check_places(memory, mode, views or [*map(runtime.view, given)])
         if validate.may_read(memory, None):
             check_choices(runtime.contents(given[1]), plan.shape.num_experts)

@@ -58,8 +58,7 @@ from nbep.host.plans import Plans
 from nbep.host.ranks.timeouts import PeerTimeout
 from nbep.host.rdma_memory import RdmaMemory
 from nbep.host.target.arrays import Make
-from nbep.host.target.base import Kernel, PreparedLaunch
-from nbep.host.target.streams import Stream
+from nbep.host.target.base import Kernel, PreparedLaunch, Stream
 
 STATE_NAMES = {
     SENT_HALF: "sent half + 1",

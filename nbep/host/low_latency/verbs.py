@@ -6,12 +6,16 @@ from typing import Any
 
 from nbep.host.entry import in_turn
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import clean
-from nbep.host.low_latency.clean import clean_low_latency_buffer
 from nbep.host.low_latency.combine import get_next_low_latency_combine_buffer, low_latency_combine
 from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
-from nbep.host.low_latency.launch import Hook
+from nbep.host.low_latency.launch import (
+    Hook,
+    clean_low_latency_buffer,
+    clean_mask_buffer,
+    query_mask_buffer,
+    update_mask_buffer,
+)
 from nbep.host.low_latency.memory import low_latency_rdma_size_hint
 from nbep.host.node import OnMemory
 from nbep.host.target.base import Array, MaybeArray
@@ -191,12 +195,12 @@ class LowLatencyVerbs(OnMemory):
 
         With it again: as after low_latency_clean_mask_buffer.
         """
-        clean.update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
+        update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
 
     @in_turn
     def low_latency_query_mask_buffer(self, mask_status: Array) -> None:
         """Write into mask_status [num_ranks] int32 which ranks are masked: 1, else 0. Needs enable_shrink."""
-        clean.query_mask_buffer(self._usable("low_latency_query_mask_buffer"), mask_status)
+        query_mask_buffer(self._usable("low_latency_query_mask_buffer"), mask_status)
 
     @in_turn
     def low_latency_clean_mask_buffer(self) -> None:
@@ -206,4 +210,4 @@ class LowLatencyVerbs(OnMemory):
         does: all ranks take masks off, or all call clean_low_latency_buffer themselves. A CUDA graph that was captured
         before cannot begin so: the call after its replay raises a ValueError.
         """
-        clean.clean_mask_buffer(self._usable("low_latency_clean_mask_buffer"))
+        clean_mask_buffer(self._usable("low_latency_clean_mask_buffer"))

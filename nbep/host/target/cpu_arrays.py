@@ -12,20 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbep.host.target.libraries import NumpyLike, TorchArrays, library_of, numpy_dtype, torch_says
-
-
-class NumpyArrays(NumpyLike):
-    """numpy.ndarray."""
-
-    @staticmethod
-    def pointer(array: np.ndarray) -> int:
-        return array.ctypes.data
-
-    @staticmethod
-    def is_writeable(array: np.ndarray) -> bool:
-        return bool(array.flags.writeable)
-
+from nbep.host.target.libraries import TorchArrays, library_of, numpy_dtype, torch_says
 
 CARRIERS = {1: "uint8", 2: "int16"}  # for dtypes that torch and NumPy do not both know: as many bytes
 

@@ -23,16 +23,14 @@ from nbep.emulator import World
 from nbep.emulator.machine.arrays import OFFSET_MASK, extent
 from nbep.host.faults import read_report
 from nbep.host.target.arrays import NO_ARRAY, Parts, PartsLayout, View, view_of
-from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime, check_rank
+from nbep.host.target.base import LATER, Array, Event, Kernel, NicDevice, PreparedLaunch, Runtime, Stream, check_rank
 from nbep.host.target.checked_arrays import LentArray, Outputs, Span, Watched, check, is_over, lend
 from nbep.host.target.cpu_arrays import CpuTensors, own_modes
 from nbep.host.target.emulated_memory import EmulatedMemory, EmulatedPolledMemory, EmulatedSymmetricMemory
 from nbep.host.target.launches import check_launch, check_leaf
 from nbep.host.target.libraries import native_name, numpy_dtype
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.rank_threads import RankThread
-from nbep.host.target.streams import Event, Stream
-from nbep.host.target.tensor_watch import Hold, TensorWatch
+from nbep.host.target.torch_ranks import Hold, RankThread, TensorWatch
 
 WARP = 32
 AFTER_EVENT = "behind the event that the call returns, or not at all"
@@ -224,7 +222,7 @@ class EmulatorRuntime(Runtime):
         self.num_forks = -1  # so that each verb asks check_caller
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """What the rank's function returns, in a thread of its own if torch may run in it; see rank_threads."""
+        """What the rank's function returns, in a thread of its own if torch may run in it; see torch_ranks."""
         if not hasattr(sys.modules.get("torch"), "_C"):
             return function()
 

@@ -91,11 +91,6 @@ class TorchArrays:
         return like.new_empty(shape, dtype=TorchArrays.dtype(dtype))
 
     @staticmethod
-    def empty_by_columns(shape: tuple[int, int, int], dtype: str, like: Any) -> Any:
-        _, rows, columns = shape
-        return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=TorchArrays.dtype(dtype))
-
-    @staticmethod
     def prepare_empty(wanted: Sequence[Any], like: Any) -> Callable[..., tuple[list[Any], list[Any]]]:
         """What makes such arrays, on the device of another one. wanted: shapes and dtypes, or None; maybe ByColumns"""
         torch, device = sys.modules["torch"], like.get_device()
@@ -222,8 +217,8 @@ def _maker_of_one(torch: Any) -> Any:
         return None
 
 
-class NumpyLike:
-    """What the arrays of NumPy, CuPy and Numba have in common."""
+class InterfaceArrays:
+    """What CuPy's and Numba's arrays have in common."""
 
     @staticmethod
     def is_contiguous(array: Any) -> bool:
@@ -236,10 +231,6 @@ class NumpyLike:
     @staticmethod
     def strides(array: Any) -> tuple[int, ...]:
         return tuple(stride // (array.dtype.itemsize or 1) for stride in array.strides)
-
-
-class InterfaceArrays(NumpyLike):
-    """What CuPy's and Numba's arrays have in common."""
 
     @staticmethod
     def is_array(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from nbep.host.arguments import named_by
 from nbep.host.entry import leave_alone
@@ -33,13 +33,6 @@ LOCAL_RANKS = (
     "PALS_LOCAL_RANKID",
     "SLURM_LOCALID",
 )
-
-
-class Neighbours(NamedTuple):
-    """The ranks of a communicator on one host: which of them this is, and the numbers that their launcher gave them."""
-
-    rank: int
-    local_ranks: list[int | None]
 
 
 _runtime: Runtime | None = None
@@ -84,7 +77,7 @@ def process_runtime(comm: Any) -> Runtime:
 
 def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
     """Make the runtimes of those ranks of comm that have none. All ranks call this."""
-    neighbours = _neighbours(comm) if target == "cuda" else Neighbours(0, [])
+    neighbours = _neighbours(comm) if target == "cuda" else (0, [])
 
     def make() -> None:
         global _runtime, _made_for
@@ -99,7 +92,7 @@ def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
                 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
 
                 current = current_ordinal()
-                ordinal = _own_ordinal(comm, neighbours) if current is None else current
+                ordinal = _own_ordinal(comm, *neighbours) if current is None else current
                 _runtime = CudaRuntime(SharedDevice(ordinal), comm.rank)
             _made_for = wanted
             set_process_runtime(_runtime)
@@ -107,20 +100,24 @@ def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
     gather_results(comm, make)
 
 
-def _neighbours(comm: Any) -> Neighbours:
-    """The ranks of comm on this host. Collective under MPI; torch's ranks need none."""
+def _neighbours(comm: Any) -> tuple[int, list[int | None]]:
+    """Which of the ranks of comm on this host this is, and the numbers that their launcher gave them.
+
+    Collective under MPI; torch's ranks need none.
+    """
     if isinstance(comm, TorchComm):
-        return Neighbours(0, [])
+        return 0, []
     from mpi4py import MPI
 
     node_comm = call_bounded(comm, lambda: comm.Split_type(MPI.COMM_TYPE_SHARED), 2 * timeout_ns())
     local_rank = next((os.environ[name] for name in LOCAL_RANKS if os.environ.get(name, "").isdecimal()), None)
-    neighbours = Neighbours(node_comm.rank, gather_objects(node_comm, None if local_rank is None else int(local_rank)))
+    local_ranks = gather_objects(node_comm, None if local_rank is None else int(local_rank))
+    rank = node_comm.rank
     node_comm.Free()
-    return neighbours
+    return rank, local_ranks
 
 
-def _own_ordinal(comm: Any, neighbours: Neighbours) -> int:
+def _own_ordinal(comm: Any, rank: int, local_ranks: list[int | None]) -> int:
     """The GPU for a rank that has no CUDA context yet."""
     if isinstance(comm, TorchComm):
         import torch
@@ -129,10 +126,10 @@ def _own_ordinal(comm: Any, neighbours: Neighbours) -> int:
     from nbep.host.target.cuda.driver import num_devices
 
     num_gpus = num_devices()
-    gpus = [number % num_gpus for number in neighbours.local_ranks if number is not None]
-    if len(gpus) == len(neighbours.local_ranks) and len(set(gpus)) == min(len(gpus), num_gpus):
-        return gpus[neighbours.rank]
-    return neighbours.rank % num_gpus
+    gpus = [number % num_gpus for number in local_ranks if number is not None]
+    if len(gpus) == len(local_ranks) and len(set(gpus)) == min(len(gpus), num_gpus):
+        return gpus[rank]
+    return rank % num_gpus
 
 
 def connect(group: object | None, comm: object | None, what: str = "Buffer") -> tuple[Communicator, Runtime]:

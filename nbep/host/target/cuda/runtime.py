@@ -37,6 +37,7 @@ from nbep.host.target.base import (
     PreparedLaunch,
     Recognizer,
     Runtime,
+    Stream,
     set_current_runtime,
 )
 from nbep.host.target.cuda.driver import Device, check, current_ordinal
@@ -55,7 +56,6 @@ from nbep.host.target.libraries import (
     pointer_of,
 )
 from nbep.host.target.memory import Describe, Memory, Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.streams import Stream
 
 
 class SharedDevice:

@@ -10,9 +10,9 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
+from nbep.host.target.base import Event, Stream
 from nbep.host.target.cuda.driver import check
 from nbep.host.target.libraries import current_stream_handle
-from nbep.host.target.streams import Event, Stream
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
