@@ -100,19 +100,15 @@ class Config:
         ):
             object.__setattr__(self, name, integer(name, getattr(self, name), minimum))
         if self.num_max_nvl_chunked_send_tokens >= self.num_max_nvl_chunked_recv_tokens:
-            raise ValueError(
-                f"num_max_nvl_chunked_send_tokens: got {self.num_max_nvl_chunked_send_tokens}; "
-                f"must be less than num_max_nvl_chunked_recv_tokens ({self.num_max_nvl_chunked_recv_tokens})"
-            )
+            allowed = f"less than num_max_nvl_chunked_recv_tokens ({self.num_max_nvl_chunked_recv_tokens})"
+            refuse("num_max_nvl_chunked_send_tokens", self.num_max_nvl_chunked_send_tokens, allowed)
         send_tokens = self.num_max_rdma_chunked_send_tokens
         recv_tokens = align_up(self.num_max_rdma_chunked_recv_tokens, send_tokens)
         object.__setattr__(self, "num_max_rdma_chunked_recv_tokens", recv_tokens)
         # The RDMA receiver moves its head late, so a sender needs room for two chunks.
         if send_tokens > recv_tokens // 2:
-            raise ValueError(
-                f"num_max_rdma_chunked_send_tokens: got {send_tokens}; "
-                f"must be at most half of num_max_rdma_chunked_recv_tokens ({recv_tokens})"
-            )
+            allowed = f"at most half of num_max_rdma_chunked_recv_tokens ({recv_tokens})"
+            refuse("num_max_rdma_chunked_send_tokens", send_tokens, allowed)
         if self.mix_roles is not None:
             flags(mix_roles=self.mix_roles)
         if self.num_threads is not None:

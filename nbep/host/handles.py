@@ -116,7 +116,7 @@ class ArraysHandle(Unpacks):
 
     @classmethod
     def made(cls, arrays: Sequence[Any], owner: Identity, number: int, taken: Taken | None = None) -> Self:
-        """That of a dispatch of the buffer of this identity; see owned_by. A dataclass is frozen at a price."""
+        """As made by a dispatch of the buffer of this identity. A dataclass is frozen at a price."""
         self = cls.__new__(cls)
         vars(self).update(zip(cls._names(), arrays, strict=True), owner=owner, number=number, is_as_made=True)
         vars(self)["_taken"] = taken
@@ -126,11 +126,6 @@ class ArraysHandle(Unpacks):
     @cache
     def _names(cls) -> tuple[str, ...]:
         return tuple(each.name for each in fields(cls) if each.init)
-
-    def owned_by(self, owner: Identity, number: int) -> Self:
-        """The same, as made by a dispatch of the buffer of this identity: the arrays need not be checked again."""
-        vars(self).update(owner=owner, number=number, is_as_made=True)
-        return self
 
     def taken(self, runtime: Any) -> Taken:
         """What calls take of it."""

@@ -153,7 +153,7 @@ class NodeMemory(CommWork, SharedMemory):
         self._call_log = None if sizes.enable_shrink else CallLog.shared(comm)
         if self._call_log is not None and comm.rank == 0:
             runtime.tell_calls(self._call_log.so_far)
-        self.compares_handles = sizes.check_calls
+        self.compares_handles = sizes.check_calls  # notify kernels compare whose handles calls get
         self.num_dispatches = 0  # that made a handle
         self._num_calls, self._last_call = 0, ""  # collective ones; a replay of a CUDA graph counts for none
         self._sizes, self._rdma_transport, self._zero_rdma = sizes, rdma_transport, zero_rdma

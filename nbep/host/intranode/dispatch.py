@@ -172,17 +172,10 @@ def launch(
 # Without rings
 
 
-class Half(NamedTuple):
-    """How the tokens of one half of the calls go."""
-
-    launch: PreparedLaunch
-    places: HalfPlaces
-
-
 class DirectPlan(NamedTuple):
     """What depends on sizes, dtypes and options alone; with a handle without what comes behind notify."""
 
-    halves: tuple[Half, ...]
+    halves: tuple[tuple[PreparedLaunch, HalfPlaces], ...]  # how the tokens of either half of the calls go
     received: tuple[Wanted | None, ...]  # in the order of a half's places
     shape: DirectShape
     call: Call
@@ -216,7 +209,7 @@ def _plan_without_rings(
     smem_bytes = direct_dispatch_smem_bytes(num_threads, runtime.has_tma)
     of_launch = direct_dispatch, 2 * num_channels, num_threads, smem_bytes, direct.peers, memory.bounds
     places_of_halves = direct.place_halves(shape)
-    halves = tuple(Half(runtime.prepare(*of_launch, each, shape, sizes), each) for each in places_of_halves)
+    halves = tuple((runtime.prepare(*of_launch, each, shape, sizes), each) for each in places_of_halves)
     if not has_counts:
         notify = prepare_reset(memory, direct.peers, CELL_WORDS, call)
         return DirectPlan(halves, tokens.received, shape, call, notify)
