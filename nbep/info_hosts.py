@@ -22,10 +22,10 @@ import numpy as np
 from nbep.device.layout.intranode import MAX_NVL_PEERS
 from nbep.device.terminal import STDOUT, write_json
 from nbep.host.buffer import Buffer
-from nbep.host.connect import connect
 from nbep.host.ranks import hosts
 from nbep.host.ranks.comm import Communicator, gather_results
 from nbep.host.ranks.timeouts import PeerTimeout
+from nbep.host.target.process import connect
 from nbep.host.transport.base import TransportName
 
 HIDDEN = 256

@@ -112,7 +112,7 @@ def _take_utils(test: Path) -> None:
         if folder is None:
             return
         utils = import_module("deep_ep.utils")
-        utils.__path__.insert(0, str(folder))
+        utils.__path__ = [str(folder)]
         for name in BESIDE:
             sys.modules.pop(f"deep_ep.utils.{name}", None)
         if not (folder / "testing.py").is_file():

@@ -19,8 +19,8 @@ from cuda.bindings import driver as cu
 import nbep
 from nbep.host.config import Sizes
 from nbep.host.elastic import buffer as elastic_buffer
+from nbep.host.node import NodeMemory
 from nbep.host.ranks.comm import Communicator
-from nbep.host.symmetric import NodeMemory
 from nbep.host.target import libraries
 from nbep.host.target.cuda import launcher
 from nbep.host.target.cuda import runtime as cuda_runtime

@@ -31,7 +31,7 @@ from nbep.bench.harness.normal_calls import (
     token_bytes,
 )
 from nbep.bench.harness.report import Case, Report
-from nbep.host.elastic.rows import SharedRows
+from nbep.host.elastic.memory import SharedRows
 from nbep.specimens.workloads.cases import routes_of
 
 CHUNK = 4  # of the combine without rings

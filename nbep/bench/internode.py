@@ -41,9 +41,19 @@ from nbep.bench.harness.normal_calls import (
     put_inputs,
     token_bytes,
 )
-from nbep.bench.harness.report import Case, Push, Pushes, Report, Row, push_bytes, push_gbps, push_rates, say_push
+from nbep.bench.harness.report import (
+    Case,
+    Push,
+    Pushes,
+    Report,
+    Row,
+    carrier,
+    push_bytes,
+    push_gbps,
+    push_rates,
+    say_push,
+)
 from nbep.device.layout.intranode import MAX_NVL_PEERS
-from nbep.host.ranks.comm import InProcessComm
 from nbep.host.transport.base import TransportName
 from nbep.specimens.workloads.cases import routes_of
 
@@ -358,16 +368,9 @@ def cases(setup: Setup, buffer: nbep.Buffer, recv_x: Any, handle: Any, num_sms: 
 # What is said
 
 
-def network(is_virtual: bool) -> str:
-    """What carries the bytes between the nodes."""
-    if is_virtual:
-        return 'the "network" is the memory of one card; no NIC and no NVLink is measured'
-    return 'the "network" is NVLink, or memory where ranks share a card; no NIC is measured'
-
-
 def begin_report(setup: Setup, pushes: Pushes) -> Report:
     """What rank 0 says: what is measured, and the ceiling; the rows come later."""
-    options, carries = setup.options, network(isinstance(setup.comm, InProcessComm))
+    options, carries = setup.options, carrier('the "network"', setup.comm)
     carried = {work: of_work._asdict() for work, of_work in setup.carried.items()}
     sizes = {"num_nodes": options.nodes, "num_nvl_peers": options.num_nvl_peers}
     heads = {"network": carries, "counted": COUNTED, "carried_bytes": carried, "push_gbps": push_gbps(pushes)}

@@ -27,7 +27,7 @@ import numpy as np
 import nbep
 from nbep.bench.harness.clocks import driver_us
 from nbep.bench.harness.command import Parser, numbers, positive, run, some_of
-from nbep.bench.harness.report import Case, Report, Row, draw
+from nbep.bench.harness.report import Case, Report, Row, carrier, draw
 from nbep.device.extras import install_line
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import (
@@ -41,7 +41,6 @@ from nbep.device.kernels.network_push import (
     smem_bytes,
 )
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, MAX_NVL_PEERS, align_up
-from nbep.host.ranks.comm import InProcessComm
 from nbep.host.transport.base import TransportName
 
 NUM_THREADS = 32 * MAX_WARPS
@@ -54,13 +53,6 @@ COLUMNS = {
     "GB/s": "gbps:.2f",
     "of copy": "of_copy:.2f",
 }
-
-
-def wire(is_virtual: bool) -> str:
-    """What carries the bytes."""
-    if is_virtual:
-        return "the wire is the memory of one card; no NIC and no NVLink is measured"
-    return "the wire is NVLink, or memory where ranks share a card; no NIC is measured"
 
 
 class Setting(NamedTuple):
@@ -147,7 +139,7 @@ def sizes_of(options: argparse.Namespace, num_bytes: int, num_queues: int) -> Pu
 
 def measure_rank(comm: Any, options: argparse.Namespace) -> None:
     """Measure everything on this rank; rank 0 prints and writes."""
-    carries = wire(isinstance(comm, InProcessComm))
+    carries = carrier("the wire", comm)
     report = Report(options, num_ranks=comm.size, wire=carries, sms=options.sms)
     copies = copy_times(comm, options)
     if comm.rank == 0:

@@ -20,7 +20,11 @@ from typing import Any
 
 from nbep.deep_ep.calls import refuse_forks, taken_as_deep_ep, torch_stream
 from nbep.host.buffer import Buffer as NbepBuffer
-from nbep.host.node import Node
+from nbep.host.config import Config
+from nbep.host.events import EventHandle, EventOverlap
+from nbep.host.node import NodeMemory
+
+__all__ = ["Buffer", "Config", "EventHandle", "EventOverlap"]
 
 
 class Buffer(NbepBuffer):
@@ -97,7 +101,7 @@ class Buffer(NbepBuffer):
 class Runtime:
     """What DeepEP's deep_ep_cpp.Buffer tells of itself."""
 
-    def __init__(self, memory: Node):
+    def __init__(self, memory: NodeMemory):
         self._memory = memory
 
     def is_available(self) -> bool:

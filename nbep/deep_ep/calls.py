@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
 from inspect import signature
 from typing import Any
 
+from nbep.host.entry import in_turn
 from nbep.host.events import EventHandle, EventOverlap, handle_of
-from nbep.host.one_thread import guarded
 
 # Arguments that DeepEP's main does not have. Source: deep_ep/buffer.py of each branch; of ACCL-EP what rtp-llm passes
 # in rtp_llm/models_py/modules/factory/fused_moe/impl/cuda/routers/deepep_low_latency_router.py, lines 232 and 315
@@ -34,25 +33,25 @@ FORKS = {
 }
 
 
-def taken_as_deep_ep(nbeps: Callable[..., Any]) -> Callable[..., Any]:
+def taken_as_deep_ep(nbeps: Callable[..., Any], *first: str, **names: Any) -> Any:
     """A verb that stands for one of nbep's: its topk_idx may be int32, and it names the fork whose argument it refuses.
 
     nbeps: which is `in_turn`; this takes its place, so that a call passes through one function, not two
+    first, names: as of `in_turn`
     """
     verb: Any = nbeps.__wrapped__  # type: ignore[attr-defined]
-    first = []
     parameters = signature(verb).parameters
     if "topk_idx" in parameters:
         event = "previous_event" if "previous_event" in parameters else "_"
         behind = event if event in parameters else "None"
-        first.append(f"if is_int32(topk_idx): topk_idx, {event} = widened(topk_idx, {behind})")
-    names = {"is_int32": is_int32, "widened": widened, "refuse_options": partial(_refuse_options, verb.__name__)}
-    return guarded(verb, first, ["**options"], "if options: refuse_options(options)", **names)
+        first += (f"if is_int32(topk_idx): topk_idx, {event} = widened(topk_idx, {behind})",)
 
+    def refuse_options(options: dict[str, Any]) -> None:
+        refuse_forks(options)
+        raise TypeError(f"{verb.__name__}() got an unexpected keyword argument {next(iter(options))!r}")
 
-def _refuse_options(verb: str, options: dict[str, Any]) -> None:
-    refuse_forks(options)
-    raise TypeError(f"{verb}() got an unexpected keyword argument {next(iter(options))!r}")
+    names |= {"is_int32": is_int32, "widened": widened, "refuse_options": refuse_options}
+    return in_turn(verb, first, ["**options"], "if options: refuse_options(options)", **names)
 
 
 def refuse_forks(given: dict[str, Any]) -> None:

@@ -17,12 +17,12 @@ MODULES = {
     "deep_ep._C": "nbep.deep_ep.cpp",
     "deep_ep.buffer": "nbep.deep_ep.buffer",
     "deep_ep.buffers": "nbep.deep_ep.buffers",
-    "deep_ep.buffers.elastic": "nbep.deep_ep.buffers.elastic",
-    "deep_ep.buffers.legacy": "nbep.deep_ep.buffers.legacy",
+    "deep_ep.buffers.elastic": "nbep.deep_ep.elastic",
+    "deep_ep.buffers.legacy": "nbep.deep_ep.buffer",
     "deep_ep.utils": "nbep.deep_ep.utils",
-    "deep_ep.utils.envs": "nbep.deep_ep.utils.envs",
-    "deep_ep.utils.event": "nbep.deep_ep.utils.event",
-    "deep_ep.utils.math": "nbep.deep_ep.utils.math",
+    "deep_ep.utils.envs": "nbep.deep_ep.utils",
+    "deep_ep.utils.event": "nbep.deep_ep.utils",
+    "deep_ep.utils.math": "nbep.deep_ep.utils",
     "deep_ep_cpp": "nbep.deep_ep.cpp",
 }
 NAMES = str(Path(__file__).with_name("names"))

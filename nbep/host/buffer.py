@@ -16,30 +16,26 @@ from nbep.device.layout.intranode import MAX_TOPK
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, Config, Sizes, table_config
-from nbep.host.connect import connect
-from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
+from nbep.host.entry import in_turn, untraced
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.handles import OfThisProcess
 from nbep.host.intranode.direct import size_hint
 from nbep.host.low_latency.verbs import LowLatencyVerbs
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.normal_verbs import NormalVerbs
-from nbep.host.one_thread import in_turn
-from nbep.host.ranks.comm import gather_results
 from nbep.host.ranks.hosts import hosts_of
-from nbep.host.ranks.timeouts import DEFAULT_TIMEOUT_MS
+from nbep.host.ranks.timeouts import chosen_timeout_ms
 from nbep.host.rdma_memory import rdma_trailer_bytes
-from nbep.host.symmetric import NodeMemory
-from nbep.host.target import base
+from nbep.host.shared_memory import agreed
 from nbep.host.target.base import Array
 from nbep.host.target.memory import HandleType
-from nbep.host.target.streams import Stream
-from nbep.host.target.torch_modes import untraced
+from nbep.host.target.process import connect
 from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, TransportName, chosen_options
 
+ARGUMENTS = {"num_qps": "num_qps_per_rank", "use_nvlink": "allow_nvlink_for_low_latency_mode"}  # of NetworkOptions
 
-class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
+
+class Buffer(NormalVerbs, LowLatencyVerbs):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same sizes.
 
     Two groups of verbs: get_dispatch_layout, dispatch and combine, and those that begin with low_latency. On which
@@ -91,7 +87,6 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
     """
 
     num_sms: int = 20
-    _is_deep_eps = False  # see CommWork
 
     def __init__(
         self,
@@ -118,7 +113,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
         self._turn = Lock()
         communicator, runtime = connect(group, comm)
 
-        def check() -> tuple[Sizes, NetworkOptions, float, int, list[Name]]:
+        def check() -> tuple[dict[str, Any], tuple[Sizes, NetworkOptions, float]]:
             flags(
                 low_latency_mode=low_latency_mode,
                 allow_nvlink_for_low_latency_mode=allow_nvlink_for_low_latency_mode,
@@ -126,7 +121,10 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
                 explicitly_destroy=explicitly_destroy,
                 enable_shrink=enable_shrink,
             )
-            validate.mnnvl(allow_mnnvl, hosts_of(communicator))
+            if allow_mnnvl and (hosts := hosts_of(communicator)):
+                got = f"True with ranks on several hosts ({', '.join(dict.fromkeys(hosts))})"
+                allowed = "False there: nbep maps memory over NVLink inside a host only, and NICs connect hosts"
+                refuse("allow_mnnvl", got, allowed)
             compares = _check_calls(runtime.target, check_calls)
             modes = bool(low_latency_mode), bool(enable_shrink), compares, low_latency_num_sms
             given = Sizes(num_nvl_bytes, handle_type, num_rdma_bytes, num_zero_copy_bytes, *modes)
@@ -142,15 +140,11 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
             check_target(runtime, options)
             validate.nodes(communicator, runtime, sizes, options.num_nvl_peers)
             validate.host_memory(sizes, options.transport, communicator.size // options.num_nvl_peers)
-            return sizes, options, _timeout_ms(), next(runtime.buffer_numbers), idle_names(runtime)
+            alike = {**sizes._asdict(), **{ARGUMENTS.get(name, name): value for name, value in vars(options).items()}}
+            return alike, (sizes, options, chosen_timeout_ms())
 
-        every_sizes, every_options, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
-        for every in ([each._asdict() for each in every_sizes], [vars(each) for each in every_options]):
-            for name in every[0]:
-                validate.same_on_all_ranks(name, [of_rank[name] for of_rank in every])
-        give_back_dropped(runtime, held)
+        (sizes, options, timeout_ms), name = agreed(communicator, runtime, check)
         rank = communicator.rank
-        sizes, options, timeout_ms = every_sizes[rank], every_options[rank], timeouts_ms[rank]
 
         self.group = comm if group is None else group
         self.rank = rank
@@ -175,8 +169,7 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
             rdma_transport=rdma_transport,
             num_nvl_peers=options.num_nvl_peers,
         )
-        self._memory.name = numbers
-        self._memory.is_deep_eps = self._is_deep_eps
+        self._memory.name, self._memory.is_deep_eps = name, self._is_deep_eps
 
     @in_turn
     def destroy(self) -> None:
@@ -248,10 +241,6 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
         """An event at the present end of the caller's current stream. There need be no Buffer yet."""
         return EventOverlap(EventHandle())
 
-    def get_comm_stream(self) -> Stream:
-        """The stream that this buffer's kernels run on."""
-        return self._usable("get_comm_stream").comm_stream
-
     @in_turn
     def get_local_buffer_tensor(
         self, dtype: Any, size: tuple[int, ...] | None = None, offset: int = 0, use_rdma_buffer: bool = False
@@ -267,14 +256,23 @@ class Buffer(NormalVerbs, LowLatencyVerbs, DestroyedOnce, OfThisProcess):
             ValueError: if size is no shape, or if it reaches past the buffer
         """
         memory = self._usable("get_local_buffer_tensor")
-        return local_buffer_tensor(memory, dtype, size, offset, use_rdma_buffer)
-
-    def _usable(self, verb: str) -> NodeMemory:
-        if self._memory is None:
-            raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
-        if self._memory.runtime.num_forks != base.num_forks:
-            self._memory.runtime.check_caller(verb)
-        return self._memory
+        symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
+        flags(use_rdma_buffer=use_rdma_buffer)
+        if use_rdma_buffer:
+            if memory.rdma is None:
+                refuse("use_rdma_buffer", True, "False: num_rdma_bytes was 0 at construction")
+            symmetric, num_bytes = memory.rdma.symmetric, memory.rdma.num_rdma_bytes
+        offset = integer("offset", offset, 0)
+        dtype = validate.dtype(memory.runtime, "dtype", dtype)
+        itemsize = symmetric.array(dtype, 0, 0).dtype.itemsize
+        num_elements = num_bytes // itemsize
+        if offset > num_elements:
+            refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
+        shape = (num_elements - offset,) if size is None else validate.shape("size", size)
+        count = math.prod(shape)
+        if count > num_elements - offset:
+            refuse("size", f"{shape} at offset {offset}", f"at most {num_elements - offset} elements")
+        return symmetric.array(dtype, offset * itemsize, count).reshape(shape)
 
 
 def _check_calls(target: str, given: bool | None) -> bool:
@@ -286,32 +284,3 @@ def _check_calls(target: str, given: bool | None) -> bool:
     if text not in ("0", "1"):
         validate.refuse("NBEP_CHECK_CALLS", repr(text), "0 or 1")
     return text == "1"
-
-
-def _timeout_ms() -> float:
-    text = os.environ.get("NBEP_TIMEOUT_MS")
-    return DEFAULT_TIMEOUT_MS if text is None else validate.timeout_ms("NBEP_TIMEOUT_MS", text)
-
-
-# --- Buffer.get_local_buffer_tensor: this rank's symmetric memory as an array -----------------------------------------
-
-
-def local_buffer_tensor(memory: Node, dtype: Any, size: Any, offset: Any, use_rdma_buffer: Any) -> Array:
-    """See Buffer.get_local_buffer_tensor."""
-    symmetric, num_bytes = memory.symmetric, memory.num_nvl_bytes
-    flags(use_rdma_buffer=use_rdma_buffer)
-    if use_rdma_buffer:
-        if memory.rdma is None:
-            refuse("use_rdma_buffer", True, "False: num_rdma_bytes was 0 at construction")
-        symmetric, num_bytes = memory.rdma.symmetric, memory.rdma.num_rdma_bytes
-    offset = integer("offset", offset, 0)
-    dtype = validate.dtype(memory.runtime, "dtype", dtype)
-    itemsize = symmetric.array(dtype, 0, 0).dtype.itemsize
-    num_elements = num_bytes // itemsize
-    if offset > num_elements:
-        refuse("offset", offset, f"at most {num_elements}, the elements of the buffer")
-    shape = (num_elements - offset,) if size is None else validate.shape("size", size)
-    count = math.prod(shape)
-    if count > num_elements - offset:
-        refuse("size", f"{shape} at offset {offset}", f"at most {num_elements - offset} elements")
-    return symmetric.array(dtype, offset * itemsize, count).reshape(shape)

@@ -1,31 +1,33 @@
-"""What all ranks must pass alike to a call, as words, and the error that names who has passed what.
+"""What all ranks must pass alike to a collective call, as words, and the error that names who has passed what.
 
  who compares                  what                       when they differ
- ranks.call_log, of ranks      all arguments, by name     the later rank raises, before a launch
-   in one process
+ CallLog, of ranks of one      all arguments, by name     the later rank raises, before a launch
+   process
  kernels of the normal mode,   a digest of the words,     each rank sends its words to all, and its host finds out
    and of an ElasticBuffer       where ranks meet           who differs; see kernels.parts.calls
  low-latency kernels,          two words, since ranks     each rank reports the word; see host.low_latency.calls
    with check_calls              do not meet
 
-`named` gives the words their names, and `difference` of ranks.call_log makes the sentence, wherever it is found.
+`named` gives the words their names, and `difference` makes the sentence, wherever it is found.
+
+ rank 0: call 7: dispatch, 2 choices a token --> first at call 7: leaves what it passes
+ rank 1: call 7: dispatch, 3 choices a token --> differs: ValueError on rank 1, which may call again
+ rank 1: call 7: dispatch, 2 choices a token --> last at call 7: takes it away
+
+No rank waits for the log: one may be calls ahead of another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from threading import Lock
+from typing import Any, NamedTuple
 
 from nbep.device.kernels.parts.calls import NUM_WORDS, Call
 from nbep.device.protocols.peers import ONE
 from nbep.host.arguments import ROW_DTYPES
-from nbep.host.config import Config
-from nbep.host.elastic.handle import EPHandle
-from nbep.host.handles import ArraysHandle, Numbered
-from nbep.host.node import Node
-from nbep.host.normal_checks import Tokens
-from nbep.host.ranks.call_log import Arguments, Made, difference
+from nbep.host.ranks.comm import Communicator, InProcessComm
 
 DISPATCH, COMBINE, ELASTIC_DISPATCH, ELASTIC_COMBINE, BARRIER = VERBS = (
     "dispatch",
@@ -104,94 +106,14 @@ def digest_of(words: Iterable[int]) -> int:
     return digest
 
 
-def dispatch_call(
-    memory: Node,
-    tokens: Tokens,
-    config: Config,
-    handle: ArraysHandle | None = None,
-    between_nodes: bool = False,
-    zero_copy: bool = False,
-) -> Call:
-    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch."""
-    sizes = *_of_x(tokens), tokens.num_topk, tokens.num_experts
-    of_handle = handle_word(memory, handle)
-    return make_call(DISPATCH, of_handle, int(zero_copy), *sizes, *_of_config(config, between_nodes, zero_copy))
-
-
-def combine_call(
-    memory: Node,
-    hidden: int,
-    num_topk: int,
-    config: Config,
-    handle: ArraysHandle,
-    between_nodes: bool = False,
-    zero_copy: bool = False,
-) -> Call:
-    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
-    words = handle_word(memory, handle), int(zero_copy), hidden, num_topk
-    return make_call(COMBINE, *words, *(() if zero_copy else _of_config(config, between_nodes, zero_copy)))
-
-
-def elastic_dispatch_call(
-    memory: Node, tokens: Tokens, num_max_tokens: int, handle: EPHandle | None, has_weights: bool, is_shared: int
-) -> Call:
-    """What the others read out of this rank's half. Whether and how rows are expanded is each rank's own affair."""
-    words = handle_word(memory, handle), int(has_weights), *_of_x(tokens), tokens.num_topk
-    return make_call(ELASTIC_DISPATCH, *words, tokens.num_experts, num_max_tokens, is_shared)
-
-
-def elastic_combine_call(
-    memory: Node,
-    hidden: int,
-    num_topk: int,
-    handle: EPHandle,
-    one_each: bool,
-    has_weights: bool,
-    is_fetched: bool = False,
-) -> Call:
-    """Where this rank's rows come to lie at the others. one_each: see kernels.elastic.combine"""
-    words = handle_word(memory, handle), int(has_weights), hidden, num_topk, handle.num_experts
-    return make_call(ELASTIC_COMBINE, *words, handle.num_max_tokens_per_rank, int(one_each), int(is_fetched))
-
-
-def handle_word(memory: Node, handle: Numbered | None) -> int:
-    """Which dispatch it is of, if the buffer has check_calls: a replay of a CUDA graph counts no calls."""
-    if handle is None:
-        return 0
-    return HAS_HANDLE + (handle.number if memory.compares_handles else 0)
-
-
-def _of_x(tokens: Tokens) -> tuple[int, int, int]:
-    scales = 0
-    if tokens.scales.is_array:
-        scales = 2 * tokens.num_scales + SCALES_DTYPES.index(tokens.scales.dtype_name)
-    return ROW_DTYPES.index(tokens.x.dtype_name), tokens.hidden, scales
-
-
-def _of_config(config: Config, between_nodes: bool, zero_copy: bool) -> tuple[int, ...]:
-    """What both ends of a ring must know alike: how many there are, their slots, between nodes also their chunks.
-
-    Without rings: how many blocks there are, and which rows land together.
-    """
-    if zero_copy:
-        return config.num_sms, config.num_max_nvl_chunked_send_tokens
-    of_node = config.num_sms, 0, config.num_max_nvl_chunked_recv_tokens
-    if not between_nodes:
-        return of_node
-    return *of_node, config.num_max_rdma_chunked_send_tokens, config.num_max_rdma_chunked_recv_tokens
-
-
-# Who differs
-
-
 def named(words: Sequence[int]) -> tuple[str, Arguments]:
     """The verb of a call, and its arguments by their names."""
     verb = VERBS[words[0]]
     return verb, {word.name: word.shown(value) for word, value in zip(WORDS[verb], words[1:], strict=False)}
 
 
-def arguments_of(call: Call, handle: Numbered | None) -> Arguments:
-    """What `call_log` compares: whose handle it is, too, where the kernels do not."""
+def arguments_of(call: Call, handle: Any) -> Arguments:
+    """What a CallLog compares: whose handle it is, too, where the kernels do not."""
     arguments = named(call[1:])[1]
     return arguments if handle is None else {**arguments, HANDLE.name: _handle(HAS_HANDLE + handle.number)}
 
@@ -206,3 +128,85 @@ def received_error(rank: int, of_node: range, sent: dict[int, list[int]]) -> Val
     if own is None or other is None:
         return None
     return difference(Made(rank, *named(own)), Made(other, *named(sent[other])))
+
+
+# Ranks of one process
+
+
+Arguments = dict[str, object]  # in the order in which they are compared
+
+
+class Unknown:
+    """The value of an argument that this rank cannot tell: like any other."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Made(NamedTuple):
+    """What a rank passed to a collective call."""
+
+    rank: int
+    verb: str
+    arguments: Arguments
+
+
+class CallLog:
+    """The collective calls of one buffer that not all of its ranks have made yet. The ranks share it."""
+
+    def __init__(self, num_ranks: int):
+        self._num_calls = [0] * num_ranks  # so far, by rank
+        self._last = [""] * num_ranks  # the verb of the last one
+        self._calls: dict[int, Made] = {}  # by their number: what the first rank passed
+        self._lock = Lock()  # virtual ranks are threads
+        self._is_closed = False
+
+    @classmethod
+    def shared(cls, comm: Communicator) -> CallLog | None:
+        """A log that all ranks of comm share; None if they live in processes of their own. Collective."""
+        return comm.bcast(cls(comm.size)) if isinstance(comm, InProcessComm) else None
+
+    def add(self, rank: int, verb: str, arguments: Arguments) -> None:
+        """Note the next call of a rank.
+
+        Raises: ValueError if another rank called another verb there, or passed another argument; the call then does
+                not count
+        """
+        with self._lock:
+            if self._is_closed:
+                return
+            number, made = self._num_calls[rank], Made(rank, verb, arguments)
+            first = self._calls.setdefault(number, made)
+            if first[1:] != made[1:]:
+                raise difference(made, first, number)
+            self._num_calls[rank] += 1
+            self._last[rank] = verb
+            if min(self._num_calls) > number:
+                del self._calls[number]
+
+    def so_far(self) -> list[tuple[int, str]]:
+        """By rank: how many calls it has made, and the last one; nothing if that is not known."""
+        return [] if self._is_closed else list(zip(self._num_calls, self._last, strict=True))
+
+    def close(self) -> None:
+        """Compare no more: a CUDA graph replays calls that do not pass here."""
+        with self._lock:
+            self._is_closed = True
+            self._calls.clear()
+
+
+def difference(own: Made, other: Made, number: int | None = None) -> ValueError:
+    """The error for a rank that has passed something else than another one; number: of the call, if that is known."""
+    nth = "" if number is None else f"the buffer's collective call {number + 1}"
+    name = "buffer"
+    got: tuple[object, object] = own.verb, other.verb
+    where = f"as {nth}" if nth else "in the same call"
+    if own.verb == other.verb:
+        name = next(name for name, value in own.arguments.items() if other.arguments[name] != value)
+        got = own.arguments[name], other.arguments[name]
+        where = f"in {own.verb}, {nth}" if nth else f"in the same {own.verb}"
+    return ValueError(
+        f"{name}: got {got[0]} on rank {own.rank}, {got[1]} on rank {other.rank} {where}; must be the same on all ranks"
+    )

@@ -6,7 +6,7 @@ Source: DeepEP tests/utils.py, per_token_cast_to_fp8 and per_token_cast_back
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nbep.device.kernels.per_token_cast_back import per_token_cast_back as cast_back_kernel
 from nbep.device.kernels.per_token_cast_to_fp8 import CastOutputs, CastSizes
@@ -15,10 +15,9 @@ from nbep.device.protocols.fp8 import COLUMNS
 from nbep.host import validate
 from nbep.host.arguments import flags
 from nbep.host.block_sizes import block_sizes
+from nbep.host.entry import leave_alone, untraced
 from nbep.host.spawn import spawn
-from nbep.host.target.base import Array, Runtime
-from nbep.host.target.current import current_runtime
-from nbep.host.target.torch_modes import leave_alone, untraced
+from nbep.host.target.base import Array, Kernel, Runtime, current_runtime
 
 T = TypeVar("T")
 WARP = 32
@@ -81,10 +80,7 @@ def _cast_to_fp8(runtime: Runtime, x: Array, round_scale: bool, column_major_sca
         scales = runtime.empty((num_scales, num_tokens), "float32", x).T
     else:
         scales = runtime.empty((num_tokens, num_scales), "float32", x)
-    sizes = _sizes(runtime, x, scales, round_scale)
-    grid, block = _launch_size(runtime, num_tokens * num_scales)
-    runtime.launch(runtime.current_stream, cast_kernel, grid, block, 0, CastOutputs(x_fp8, scales), x, sizes)
-    runtime.current_stream.record().current_stream_wait()
+    _launch(runtime, cast_kernel, (CastOutputs(x_fp8, scales), x), scales, round_scale)
     return x_fp8, scales
 
 
@@ -97,22 +93,18 @@ def _cast_back(runtime: Runtime, x_fp8: Array, scales: Array) -> Array:
     if min(view.strides) < 0:
         validate.refuse("scales", f"strides {view.strides}", "of strides that are not negative")
     x = runtime.empty((num_tokens, hidden), "bfloat16", x_fp8)
-    sizes = _sizes(runtime, x_fp8, scales, False)
-    grid, block = _launch_size(runtime, num_tokens * (hidden // COLUMNS))
-    runtime.launch(runtime.current_stream, cast_back_kernel, grid, block, 0, x, x_fp8, scales, sizes)
-    runtime.current_stream.record().current_stream_wait()
+    _launch(runtime, cast_back_kernel, (x, x_fp8, scales), scales, False)
     return x
 
 
-def _sizes(runtime: Runtime, x: Array, scales: Array, round_scale: bool) -> CastSizes:
-    token_stride, hidden_stride = runtime.view(scales).strides
-    return CastSizes(x.shape[0], x.shape[1], token_stride, hidden_stride, int(round_scale))
-
-
-def _launch_size(runtime: Runtime, num_groups: int) -> tuple[int, int]:
-    """Grid and block for one warp per 128 columns."""
+def _launch(runtime: Runtime, kernel: Kernel, arguments: tuple[Any, ...], scales: Array, round_scale: bool) -> None:
+    """One warp per 128 columns, on the caller's current stream. arguments: before the sizes"""
+    (num_tokens, num_scales), (token_stride, hidden_stride) = scales.shape, runtime.view(scales).strides
     block = block_sizes(runtime).layout
-    return max(1, min(MAX_BLOCKS, -(-num_groups // (block // WARP)))), block
+    grid = max(1, min(MAX_BLOCKS, -(-num_tokens * num_scales // (block // WARP))))
+    sizes = CastSizes(num_tokens, num_scales * COLUMNS, token_stride, hidden_stride, int(round_scale))
+    runtime.launch(runtime.current_stream, kernel, grid, block, 0, *arguments, sizes)
+    runtime.current_stream.record().current_stream_wait()
 
 
 def _on_a_rank(call: Callable[[Runtime], T]) -> T:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from nbep.device.layout.internode import num_meta_words, num_nvl_bytes_needed_between_nodes, num_rdma_bytes_needed
 from nbep.device.layout.intranode import (
     ALIGNMENT_BYTES,
     MAX_NVL_PEERS,
@@ -18,7 +19,6 @@ from nbep.device.layout.intranode import (
     num_nvl_bytes_needed,
 )
 from nbep.host.arguments import flags, integer, refuse
-from nbep.host.internode.rings import Rings, combine_rings, dispatch_rings
 from nbep.host.target.memory import HandleType
 
 # What the size hints reserve for each token in a ring.
@@ -39,6 +39,29 @@ class Sizes(NamedTuple):
     enable_shrink: bool = False
     check_calls: bool = False
     low_latency_num_sms: int = 0
+
+
+class Rings(NamedTuple):
+    """Shapes of the rings of one call between nodes, at both levels.
+
+    Dispatch has an NVL ring for each rank of the node; combine one for each rank of the group, each with as many slots
+    as a node's share of num_max_nvl_chunked_recv_tokens (see layout.internode).
+
+    Source: DeepEP csrc/kernels/internode.cu, get_nvl_clean_meta; combine (num_max_nvl_chunked_recv_tokens_per_rdma)
+    """
+
+    nvl: RingShape
+    rdma: RingShape
+    num_rdma_ranks: int
+    num_nvl_ranks: int
+
+    @property
+    def num_nvl_bytes(self) -> int:
+        return num_nvl_bytes_needed_between_nodes(self.nvl, self.num_rdma_ranks, self.num_nvl_ranks)
+
+    @property
+    def num_rdma_bytes(self) -> int:
+        return num_rdma_bytes_needed(self.rdma)
 
 
 @dataclass(frozen=True)
@@ -77,19 +100,15 @@ class Config:
         ):
             object.__setattr__(self, name, integer(name, getattr(self, name), minimum))
         if self.num_max_nvl_chunked_send_tokens >= self.num_max_nvl_chunked_recv_tokens:
-            raise ValueError(
-                f"num_max_nvl_chunked_send_tokens: got {self.num_max_nvl_chunked_send_tokens}; "
-                f"must be less than num_max_nvl_chunked_recv_tokens ({self.num_max_nvl_chunked_recv_tokens})"
-            )
+            allowed = f"less than num_max_nvl_chunked_recv_tokens ({self.num_max_nvl_chunked_recv_tokens})"
+            refuse("num_max_nvl_chunked_send_tokens", self.num_max_nvl_chunked_send_tokens, allowed)
         send_tokens = self.num_max_rdma_chunked_send_tokens
         recv_tokens = align_up(self.num_max_rdma_chunked_recv_tokens, send_tokens)
         object.__setattr__(self, "num_max_rdma_chunked_recv_tokens", recv_tokens)
         # The RDMA receiver moves its head late, so a sender needs room for two chunks.
         if send_tokens > recv_tokens // 2:
-            raise ValueError(
-                f"num_max_rdma_chunked_send_tokens: got {send_tokens}; "
-                f"must be at most half of num_max_rdma_chunked_recv_tokens ({recv_tokens})"
-            )
+            allowed = f"at most half of num_max_rdma_chunked_recv_tokens ({recv_tokens})"
+            refuse("num_max_rdma_chunked_send_tokens", send_tokens, allowed)
         if self.mix_roles is not None:
             flags(mix_roles=self.mix_roles)
         if self.num_threads is not None:
@@ -177,6 +196,26 @@ def _hint_arguments(
     if num_nodes > 1 and config.num_sms % 2 != 0:
         refuse("num_sms", config.num_sms, "even between nodes")
     return hidden_bytes, num_nodes, size
+
+
+def dispatch_rings(
+    config: Config, num_rdma_ranks: int, num_nvl_ranks: int, hidden_bytes: int, num_topk: int, num_scales: int
+) -> Rings:
+    """Of a dispatch."""
+    meta = num_meta_words(num_rdma_ranks)
+    slot = hidden_bytes, num_topk, num_scales, meta
+    nvl = RingShape(num_nvl_ranks, config.num_channels, config.num_max_nvl_chunked_recv_tokens, *slot)
+    rdma = RingShape(num_rdma_ranks, config.num_channels, config.num_max_rdma_chunked_recv_tokens, *slot)
+    return Rings(nvl, rdma, num_rdma_ranks, num_nvl_ranks)
+
+
+def combine_rings(config: Config, num_rdma_ranks: int, num_nvl_ranks: int, hidden_bytes: int, num_topk: int) -> Rings:
+    """Of a combine."""
+    slot = hidden_bytes, num_topk, 0, 0
+    num_slots = max(1, config.num_max_nvl_chunked_recv_tokens // num_rdma_ranks)
+    nvl = RingShape(num_rdma_ranks * num_nvl_ranks, config.num_channels, num_slots, *slot)
+    rdma = RingShape(num_rdma_ranks, config.num_channels, config.num_max_rdma_chunked_recv_tokens, *slot)
+    return Rings(nvl, rdma, num_rdma_ranks, num_nvl_ranks)
 
 
 class Table(NamedTuple):

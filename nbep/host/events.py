@@ -7,11 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from nbep.host.arguments import refuse
+from nbep.host.entry import untraced
 from nbep.host.handles import OfThisProcess
-from nbep.host.target.current import current_runtime
+from nbep.host.target.base import Event, PastEvent, Stream, current_runtime
 from nbep.host.target.resolve import why_no_gpu
-from nbep.host.target.streams import Event, PastEvent, Stream
-from nbep.host.target.torch_modes import untraced
 
 
 class EventHandle(OfThisProcess):
@@ -79,9 +78,11 @@ def _end_without_runtime() -> Event:
     """The end of the current stream of a GPU, where one is in use. What the emulator runs comes with its runtime."""
     if os.environ.get("NBEP_TARGET") == "emulator" or why_no_gpu() is not None:
         return PastEvent()
-    from nbep.host.target.cuda.streams import record_current_stream
+    from nbep.host.target.cuda.driver import current_ordinal
+    from nbep.host.target.cuda.streams import CudaEvent
+    from nbep.host.target.libraries import current_stream_handle
 
-    return record_current_stream()
+    return PastEvent() if current_ordinal() is None else CudaEvent(current_stream_handle())
 
 
 def handle_of(previous_event: Any) -> EventHandle | None:

@@ -8,8 +8,7 @@ from typing import Any
 
 from nbep.device.protocols.waits import OF_NODE, SITES, report_fault
 from nbep.emulator.reports.expected import TimedOutWait
-from nbep.host.ranks.processes import NONE_GONE, Gone
-from nbep.host.ranks.timeouts import PeerTimeout, join_ranks
+from nbep.host.ranks.timeouts import NONE_GONE, Gone, PeerTimeout, join_ranks
 
 # Source: rdma-core providers/mlx5/mlx5dv.h, MLX5_CQE_SYNDROME_*
 SYNDROMES = {
@@ -73,22 +72,6 @@ def read_report(thread: Any, frame: FrameType | None) -> TimedOutWait | None:
     )
 
 
-def unread_error(rank: int, peer: int, timeout_ms: float, network: Sequence[str]) -> PeerTimeout:
-    """The exception of a rank that wants to write where its NIC has yet to read."""
-    message = f"rank {rank}: its NIC has not read what goes to rank {peer} in {timeout_ms:g} ms"
-    return PeerTimeout("\n  ".join((message, *network)), rank, peer, "zero copy")
-
-
-def lock_error(rank: int, holder: int, memory: str, timeout_ms: float) -> PeerTimeout:
-    """The exception of a rank of the emulator whose kernel could not make an atomic. holder: -1 if that is unknown"""
-    who = "a rank" if holder < 0 else f"rank {holder}"
-    message = (
-        f"rank {rank}: waited more than {timeout_ms:g} ms to make an atomic on `{memory}`: {who} holds the lock of "
-        f"that memory, and its process is stopped or has ended"
-    )
-    return PeerTimeout(message, rank, holder, "atomic")
-
-
 def destroy_error(rank: int, missing: list[int], timeout_ms: float, gone: Gone = NONE_GONE) -> PeerTimeout:
     """The exception of a rank that came to destroy while others did not."""
     message = (
@@ -110,13 +93,3 @@ def noting(error: PeerTimeout, gone: Gone) -> PeerTimeout:
         where = f"rank {error.peer} is on {gone.hosts[error.peer]}, this rank on {gone.hosts[error.rank]}"
         error.args = ("\n".join((f"{first}; {where}", *rest)),)
     return error
-
-
-def destroyed_without(rank: int, masked: list[int]) -> str:
-    """The message for a rank that destroys a buffer while ranks are masked, maybe itself."""
-    others = [other for other in masked if other != rank]
-    whom = f"destroy does not wait for {join_ranks(others)}, masked" if others else "other ranks have masked this one"
-    return (
-        f"rank {rank}: {whom}. Nothing is given back: the buffer's "
-        f"memory stays allocated until the process ends, because a masked rank may still use it"
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
-from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, NoReturn, Self
 from uuid import uuid4
 from weakref import WeakValueDictionary
 
@@ -98,13 +98,6 @@ class Taken(NamedTuple):
     numbers: tuple[int, ...]
 
 
-class Numbered(Protocol):
-    """A handle of one of a buffer's dispatches, from 1 on; 0 if that is not known."""
-
-    @property
-    def number(self) -> int: ...
-
-
 @dataclass(frozen=True, eq=False)
 class ArraysHandle(Unpacks):
     """A handle that consists of arrays, which are the arguments of its class.
@@ -123,7 +116,7 @@ class ArraysHandle(Unpacks):
 
     @classmethod
     def made(cls, arrays: Sequence[Any], owner: Identity, number: int, taken: Taken | None = None) -> Self:
-        """That of a dispatch of the buffer of this identity; see owned_by. A dataclass is frozen at a price."""
+        """As made by a dispatch of the buffer of this identity. A dataclass is frozen at a price."""
         self = cls.__new__(cls)
         vars(self).update(zip(cls._names(), arrays, strict=True), owner=owner, number=number, is_as_made=True)
         vars(self)["_taken"] = taken
@@ -133,11 +126,6 @@ class ArraysHandle(Unpacks):
     @cache
     def _names(cls) -> tuple[str, ...]:
         return tuple(each.name for each in fields(cls) if each.init)
-
-    def owned_by(self, owner: Identity, number: int) -> Self:
-        """The same, as made by a dispatch of the buffer of this identity: the arrays need not be checked again."""
-        vars(self).update(owner=owner, number=number, is_as_made=True)
-        return self
 
     def taken(self, runtime: Any) -> Taken:
         """What calls take of it."""

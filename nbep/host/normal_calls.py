@@ -10,27 +10,25 @@ Source: DeepEP csrc/deep_ep.cpp, Buffer::get_dispatch_layout
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from nbep.device.kernels.get_dispatch_layout import (
     LayoutSizes,
-    LayoutWorkspace,
     num_counters,
 )
 from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout as layout_kernel
 from nbep.host import validate
 from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
+from nbep.host.comm_work import Order
 from nbep.host.events import EventOverlap
 from nbep.host.handles import ArraysHandle
-from nbep.host.node import Node, Order
+from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import (
     A_PAIR,
-    CombineGiven,
     CombineRequest,
     Dispatched,
     DispatchRequest,
-    Tokens,
     check_combine,
     check_counts,
     check_dispatch,
@@ -38,43 +36,24 @@ from nbep.host.normal_checks import (
     outside_rings,
 )
 from nbep.host.plans import Plan
+from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.views import View
-
-
-class Checks(Protocol):
-    """Of handles: that it is one of the mode, for this buffer; and of what is in its arrays."""
-
-    @property
-    def handle(self) -> Any: ...
-    @property
-    def contents(self) -> Any: ...
-
-
-class DispatchModule(Protocol):
-    def make_plan(self, memory: Node, request: DispatchRequest, tokens: Tokens, handle: Any) -> Any: ...
-    def launch(
-        self, memory: Node, plan: Any, arguments: Sequence[Any], request: DispatchRequest, handle: Any
-    ) -> Dispatched: ...
-
-
-class CombineModule(Protocol):
-    def make_plan(self, memory: Node, request: CombineRequest, given: CombineGiven, handle: Any) -> Any: ...
-    def launch(
-        self, memory: Node, plan: Any, arguments: Sequence[Any], request: CombineRequest, handle: Any
-    ) -> tuple[Array, MaybeArray, EventOverlap]: ...
 
 
 class Mode(NamedTuple):
-    """Inside a node, or between nodes: the class of the handles, and the modules of that folder."""
+    """Inside a node, or between nodes: the class of the handles, and the modules of that folder.
+
+    checks: `handle`, that one is of the mode, for this buffer; `contents` of its arrays
+    dispatch, combine: `make_plan` and `launch`
+    """
 
     kind: type[ArraysHandle]
-    checks: Checks
-    dispatch: DispatchModule
-    combine: CombineModule
+    checks: Any
+    dispatch: Any
+    combine: Any
 
 
-def dispatch(memory: Node, request: DispatchRequest, mode: Mode) -> Dispatched:
+def dispatch(memory: NodeMemory, request: DispatchRequest, mode: Mode) -> Dispatched:
     """See Buffer.dispatch."""
     x, handle, runtime = request.x, request.handle, memory.runtime
     is_pair = isinstance(x, tuple)
@@ -110,11 +89,11 @@ def dispatch(memory: Node, request: DispatchRequest, mode: Mode) -> Dispatched:
     return mode.dispatch.launch(memory, plan, arguments, request, handle)
 
 
-def _plan_dispatch(memory: Node, request: DispatchRequest, handle: Any, mode: Mode, views: Sequence[View]) -> Any:
+def _plan_dispatch(memory: NodeMemory, request: DispatchRequest, handle: Any, mode: Mode, views: Sequence[View]) -> Any:
     return mode.dispatch.make_plan(memory, request, check_dispatch(memory, request, handle, views), handle)
 
 
-def combine(memory: Node, request: CombineRequest, mode: Mode) -> tuple[Array, MaybeArray, EventOverlap]:
+def combine(memory: NodeMemory, request: CombineRequest, mode: Mode) -> tuple[Array, MaybeArray, EventOverlap]:
     """See Buffer.combine."""
     bias, runtime = request.bias, memory.runtime
     given = request.x, request.topk_weights, *(bias if isinstance(bias, tuple) else (bias, None))
@@ -134,14 +113,14 @@ def combine(memory: Node, request: CombineRequest, mode: Mode) -> tuple[Array, M
     return mode.combine.launch(memory, plan, arguments, request, handle)
 
 
-def _plan_combine(memory: Node, request: CombineRequest, handle: Any, mode: Mode, views: Sequence[View]) -> Any:
+def _plan_combine(memory: NodeMemory, request: CombineRequest, handle: Any, mode: Mode, views: Sequence[View]) -> Any:
     of_call = check_combine(request, views, handle.taken(memory.runtime))
     if not request.zero_copy and not handle.is_as_made:
         check_overlaps(memory, handle, views)
     return mode.combine.make_plan(memory, request, of_call, handle)
 
 
-def _along(memory: Node, handle: Any, mode: Mode, options: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...] | None]:
+def _along(memory: NodeMemory, handle: Any, mode: Mode, options: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...] | None]:
     """A handle, and the options of a call along its routes with what a plan has to know of it.
 
     None, so that all is checked, with any other handle than that of a dispatch of this buffer as it was made.
@@ -159,7 +138,7 @@ LAYOUT_MAX_BLOCKS = 32
 
 
 def get_dispatch_layout(
-    memory: Node,
+    memory: NodeMemory,
     topk_idx: Array,
     num_experts: int,
     previous_event: EventOverlap | None,
@@ -178,7 +157,7 @@ def get_dispatch_layout(
     return (*arrays, memory.finish(async_finish))
 
 
-def _check_and_plan(memory: Node, num_experts: int, views: Sequence[View]) -> Plan:
+def _check_and_plan(memory: NodeMemory, num_experts: int, views: Sequence[View]) -> Plan:
     """The plan for this call, and for later ones with as many tokens, choices and experts."""
     runtime, num_ranks, topk_idx = memory.runtime, memory.num_ranks, views[0]
     num_experts = validate.num_experts(num_ranks, num_experts)
@@ -188,9 +167,8 @@ def _check_and_plan(memory: Node, num_experts: int, views: Sequence[View]) -> Pl
     sizes = LayoutSizes(num_tokens, num_topk, num_ranks, memory.num_nvl_peers, num_experts)
     block = block_sizes(runtime).layout
     grid = max(1, min(LAYOUT_MAX_BLOCKS, -(-num_tokens // block)))
-    workspace = LayoutWorkspace(memory.layout_totals, memory.layout_arrivals)
     # Where all ranks are peers, a count of the node would say nothing new.
     of_nodes = ((memory.num_nodes,), "int32") if memory.num_nodes > 1 else None
     outputs = ((num_ranks,), "int32"), of_nodes, ((num_experts,), "int32"), ((num_tokens, num_ranks), "bool")
-    launch = runtime.prepare(layout_kernel, grid, block, 4 * (num_counters(sizes) + 1), workspace, sizes)
+    launch = runtime.prepare(layout_kernel, grid, block, 4 * (num_counters(sizes) + 1), memory.layout_workspace, sizes)
     return Plan(runtime.prepare_empty(outputs, topk_idx.array), launch)

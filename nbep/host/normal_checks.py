@@ -12,16 +12,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nbep.device.kernels.parts.calls import Call
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import ROW_DTYPES, refuse
+from nbep.host.calls import COMBINE, DISPATCH, HAS_HANDLE, SCALES_DTYPES, make_call
 from nbep.host.config import Config
 from nbep.host.events import EventOverlap
 from nbep.host.handles import ArraysHandle, DispatchHandle, InternodeHandle, Taken
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
+from nbep.host.target.arrays import NO_ARRAY, ROWS, View, Wanted
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.new_arrays import ROWS, Wanted
-from nbep.host.target.views import NO_ARRAY, View
 
 BF16_BYTES = 2
 MAX_ROWS = (1 << 31) - 1
@@ -120,7 +121,7 @@ def check_rows(x: View, scales: View, is_pair: bool) -> None:
         refuse("x[1]", f"strides {scales.strides}", "of strides that are not negative")
 
 
-def outside_rings(memory: Node, views: Mapping[str, View]) -> None:
+def outside_rings(memory: NodeMemory, views: Mapping[str, View]) -> None:
     """No array that a call reads or writes lies in the rings."""
     validate.outside(memory, views, memory.symmetric, memory.num_nvl_bytes)
     if memory.internode is not None:
@@ -128,7 +129,7 @@ def outside_rings(memory: Node, views: Mapping[str, View]) -> None:
 
 
 def check_dispatch(
-    memory: Node, request: DispatchRequest, handle: DispatchHandle | InternodeHandle | None, views: Sequence[View]
+    memory: NodeMemory, request: DispatchRequest, handle: DispatchHandle | InternodeHandle | None, views: Sequence[View]
 ) -> Tokens:
     """What travels in a dispatch. Its arrays fit each other, and the handle, which is checked. views: of the arrays"""
     x, scales, *more = views
@@ -171,12 +172,15 @@ def check_dispatch(
     return tokens
 
 
-def check_counts(memory: Node, request: DispatchRequest) -> None:
+def check_counts(memory: NodeMemory, request: DispatchRequest) -> None:
     """What get_dispatch_layout found out agrees with itself, and with top-k; where the host can read them."""
     counts = request.num_tokens_per_rank, request.is_token_in_rank, request.num_tokens_per_expert
     contents, num_worst_tokens, internode = memory.runtime.contents, request.num_worst_tokens, memory.internode
     per_rank, goes, per_expert = map(contents, counts)
-    check_membership(goes, per_rank)
+    handle_contents.membership("is_token_in_rank", goes)
+    counted = goes.sum(axis=0)
+    if (counted != per_rank).any():
+        refuse("num_tokens_per_rank", per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
     if request.topk_idx is not None:
         topk_idx = contents(request.topk_idx)
         validate.expert_indices(topk_idx, len(per_expert))
@@ -191,14 +195,6 @@ def check_counts(memory: Node, request: DispatchRequest) -> None:
         counted = goes.reshape(-1, internode.num_rdma_ranks, memory.num_nvl_peers).any(axis=2).sum(axis=0)
         if (counted != contents(of_nodes)).any():
             refuse("num_tokens_per_rdma_rank", of_nodes.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
-
-
-def check_membership(is_token_in_rank: Array, num_tokens_per_rank: Array) -> None:
-    """The counts agree with the membership that they sum up."""
-    handle_contents.membership("is_token_in_rank", is_token_in_rank)
-    counted = is_token_in_rank.sum(axis=0)
-    if (counted != num_tokens_per_rank).any():
-        refuse("num_tokens_per_rank", num_tokens_per_rank.tolist(), f"{counted.tolist()}, as is_token_in_rank says")
 
 
 def check_routing(topk_idx: Array, is_token_in_rank: Array, num_tokens_per_expert: Array) -> None:
@@ -261,10 +257,68 @@ def check_combine(request: CombineRequest, views: Sequence[View], of_handle: Tak
     return CombineGiven(x, hidden, hidden * BF16_BYTES, num_topk, num_combined_tokens)
 
 
-def check_overlaps(memory: Node, handle: ArraysHandle, views: Sequence[View]) -> None:
+def check_overlaps(memory: NodeMemory, handle: ArraysHandle, views: Sequence[View]) -> None:
     """What combine rewrites, if it goes through rings, lies nowhere else."""
     inputs = dict(zip(("x", "topk_weights", "bias_0", "bias_1"), views, strict=False))
     outside_rings(memory, inputs)
     of_handle = {f"handle.{name}": memory.runtime.view(array) for name, array in handle.arrays.items()}
     outputs = {name: of_handle.pop(name) for name in [f"handle.{name}" for name in handle.rewritten]}
     validate.apart(outputs, inputs | of_handle)
+
+
+# What all ranks must pass alike
+
+
+def dispatch_call(
+    memory: NodeMemory,
+    tokens: Tokens,
+    config: Config,
+    handle: ArraysHandle | None = None,
+    between_nodes: bool = False,
+    zero_copy: bool = False,
+) -> Call:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.dispatch."""
+    sizes = *words_of_x(tokens), tokens.num_topk, tokens.num_experts
+    of_handle = handle_word(memory, handle)
+    return make_call(DISPATCH, of_handle, int(zero_copy), *sizes, *_of_config(config, between_nodes, zero_copy))
+
+
+def combine_call(
+    memory: NodeMemory,
+    hidden: int,
+    num_topk: int,
+    config: Config,
+    handle: ArraysHandle,
+    between_nodes: bool = False,
+    zero_copy: bool = False,
+) -> Call:
+    """What peers read out of this rank's rings, and how they take part in its barriers; see Buffer.combine."""
+    words = handle_word(memory, handle), int(zero_copy), hidden, num_topk
+    return make_call(COMBINE, *words, *(() if zero_copy else _of_config(config, between_nodes, zero_copy)))
+
+
+def handle_word(memory: NodeMemory, handle: Any) -> int:
+    """Which dispatch it is of, if the buffer has check_calls: a replay of a CUDA graph counts no calls."""
+    if handle is None:
+        return 0
+    return HAS_HANDLE + (handle.number if memory.compares_handles else 0)
+
+
+def words_of_x(tokens: Tokens) -> tuple[int, int, int]:
+    scales = 0
+    if tokens.scales.is_array:
+        scales = 2 * tokens.num_scales + SCALES_DTYPES.index(tokens.scales.dtype_name)
+    return ROW_DTYPES.index(tokens.x.dtype_name), tokens.hidden, scales
+
+
+def _of_config(config: Config, between_nodes: bool, zero_copy: bool) -> tuple[int, ...]:
+    """What both ends of a ring must know alike: how many there are, their slots, between nodes also their chunks.
+
+    Without rings: how many blocks there are, and which rows land together.
+    """
+    if zero_copy:
+        return config.num_sms, config.num_max_nvl_chunked_send_tokens
+    of_node = config.num_sms, 0, config.num_max_nvl_chunked_recv_tokens
+    if not between_nodes:
+        return of_node
+    return *of_node, config.num_max_rdma_chunked_send_tokens, config.num_max_rdma_chunked_recv_tokens

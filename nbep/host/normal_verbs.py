@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbep.host import validate
 from nbep.host.arguments import flags, integer
 from nbep.host.config import Config
+from nbep.host.entry import in_turn
 from nbep.host.events import EventOverlap
 from nbep.host.handles import DispatchHandle, InternodeHandle
 from nbep.host.internode import checks as nodes_checks
@@ -15,26 +16,21 @@ from nbep.host.internode import dispatch as nodes_dispatch
 from nbep.host.intranode import checks as node_checks
 from nbep.host.intranode import combine as node_combine
 from nbep.host.intranode import dispatch as node_dispatch
-from nbep.host.low_latency.clean import check_turn
-from nbep.host.node import Node
+from nbep.host.low_latency.launch import check_turn
+from nbep.host.node import NodeMemory, OnMemory
 from nbep.host.normal_calls import Mode, combine, dispatch, get_dispatch_layout
 from nbep.host.normal_checks import CombineRequest, DispatchRequest
-from nbep.host.one_thread import in_turn
+from nbep.host.target.arrays import new_tuple
 from nbep.host.target.base import Array
-from nbep.host.target.views import new_tuple
 
 INSIDE_A_NODE = Mode(DispatchHandle, node_checks, node_dispatch, node_combine)
 BETWEEN_NODES = Mode(InternodeHandle, nodes_checks, nodes_dispatch, nodes_combine)
 
 
-class NormalVerbs:
+class NormalVerbs(OnMemory):
     """Layout, dispatch and combine of many tokens, as training and prefill need them: in a node and between nodes."""
 
     num_sms: int
-
-    if TYPE_CHECKING:
-
-        def _usable(self, verb: str) -> Node: ...
 
     @in_turn
     def get_dispatch_layout(
@@ -247,7 +243,7 @@ class NormalVerbs:
 
     def _usable_normal(
         self, verb: str, zero_copy: Any, previous_event: Any, async_finish: Any, allocate_on_comm_stream: Any
-    ) -> Node:
+    ) -> NodeMemory:
         """The memory, if it serves the verb with these options. No module of a mode asks for them again."""
         memory = self._usable(verb)
         if memory.internode is None:

@@ -16,9 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from nbep.host.target.arrays import Make, View
 from nbep.host.target.base import PreparedLaunch, Recognizer, Runtime
-from nbep.host.target.new_arrays import Make
-from nbep.host.target.views import View
 
 AnyPlan = TypeVar("AnyPlan")
 MAX_PLANS = 1024  # of a verb
@@ -27,9 +26,16 @@ MAX_PLANS = 1024  # of a verb
 class Plan(NamedTuple):
     """Of get_dispatch_layout, and of a dispatch or combine through rings.
 
-    make: outputs, and in front of a dispatch's without a handle what notify writes. The rest is not of a layout
-    shape: of what it takes of the buffers, to name cells in reports. What comes behind `call` is of a dispatch without
-    a handle: make_counted: its outputs, if rows are counted before; counters: where; sizes: of the handle
+    make          outputs; of a dispatch that waits for counts what notify writes, else in front of the outputs
+    launch        of the kernel that moves tokens, or counts them
+    notify, call  the launch before it, and what ranks compare there; a layout has none
+    shape         what it takes of the buffers, to name cells in reports
+
+    Of a dispatch without a handle:
+
+    make_counted  outputs, if the CPU waits for how many rows they have
+    counters      where notify writes the counts; num_local_experts: of how many experts
+    sizes         of the handle
     """
 
     make: Make
@@ -41,18 +47,6 @@ class Plan(NamedTuple):
     counters: tuple[int, ...] = ()
     sizes: tuple[int, int] = (0, 0)
     num_local_experts: int = 0
-
-
-def overlap(addresses: Sequence[int], num_bytes: Sequence[int], first_output: int) -> bool:
-    """Whether an output, if it is given, lies over another array; see validate.apart."""
-    for i in range(first_output, len(addresses)):
-        begin = addresses[i]
-        if begin:
-            end = begin + num_bytes[i]
-            for j in range(i):
-                if begin < addresses[j] + num_bytes[j] and addresses[j] < end:
-                    return True
-    return False
 
 
 class _Kept(Generic[AnyPlan]):
@@ -91,8 +85,8 @@ class Plans(Generic[AnyPlan]):
         check_and_make: takes `of`, and what the arrays are
         Returns: the plan; what a launch takes for the arrays; where the host reads them, what they are
         """
+        # As the call before? 1 is no True, and 4.0 no 4.
         latest = self._latest
-        # 1 is no True, and 4.0 no 4.
         if (
             latest is not None
             and options is not None
@@ -102,6 +96,7 @@ class Plans(Generic[AnyPlan]):
             addresses = latest.recognize(given)  # type: ignore[misc]
             if addresses is not None:
                 return latest.plan, addresses, []
+        # As an earlier one?
         runtime = self._runtime
         kinds, addresses, views = runtime.look_at(given, self._num_free)
         key, kept = (kinds, None if options is None else tuple(map(type, options)), options), None
@@ -110,7 +105,7 @@ class Plans(Generic[AnyPlan]):
             kept = self._kept.get(key) if is_kept else None
         except TypeError:  # an option that cannot be part of a key
             is_kept = False
-        if kept is None:
+        if kept is None:  # a new one
             plan = check_and_make(*of, views or [*map(runtime.view, given)])
             if is_kept:
                 if len(self._kept) >= MAX_PLANS:

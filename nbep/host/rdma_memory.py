@@ -36,7 +36,8 @@ def rdma_trailer_bytes(num_ranks: int, num_nodes: int) -> int:
 class RdmaMemory:
     """See above.
 
-    Attributes: symmetric: the memory; network: the kernels' argument, once it is open
+    Attributes: symmetric: the memory; cells: offset of those of the mode between nodes
+                network: the kernels' argument, once it is open
                 shape: LowLatencyShape or, after a call between nodes, RingShape of the latest launch
                 names: of the cells, if a mode has the bytes for itself
     """
@@ -60,6 +61,7 @@ class RdmaMemory:
         self.num_ranks = num_ranks
         self.num_nodes = num_nodes
         self.transport = transport
+        self.cells = num_rdma_bytes + trailer_bytes(num_ranks)
         self.shape: LowLatencyShape | RingShape | None = None
         num_bytes = num_rdma_bytes + rdma_trailer_bytes(num_ranks, num_nodes)
         self.symmetric = transport.allocate(
@@ -70,14 +72,9 @@ class RdmaMemory:
             first = credit_offset(0, num_ranks, half, 0) // 4
             cells[first : first + num_ranks] = 1
         with ExitStack() as undo:
-            undo.callback(self.free)
+            undo.callback(self.symmetric.free)
             self.symmetric.write(num_rdma_bytes, cells)
             undo.pop_all()
-
-    @property
-    def cells(self) -> int:
-        """Offset of the cells of the mode between nodes."""
-        return self.num_rdma_bytes + trailer_bytes(self.num_ranks)
 
     @property
     def handle(self) -> Any:
@@ -94,12 +91,6 @@ class RdmaMemory:
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel for this network."""
         return over(kernel, self.transport.network_type)
-
-    def close_peers(self) -> None:
-        self.transport.close()
-
-    def free(self) -> None:
-        self.symmetric.free()
 
     def pointers(self) -> np.ndarray:
         """Where this rank sees the buffer of each; 0 where it does not."""

@@ -8,48 +8,23 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
 from nbep.device.network.ibgda.completion import IBGDA_ERROR
 from nbep.device.protocols.waits import OF_NODE, SITES, FaultReport
 from nbep.host.faults import NetworkError, noting, with_gone
-from nbep.host.ranks.processes import NONE_GONE, Gone
-from nbep.host.ranks.timeouts import PeerTimeout, saved_calls
-from nbep.host.target.base import Runtime
+from nbep.host.ranks.timeouts import NONE_GONE, Gone, PeerTimeout, saved_calls
 from nbep.host.target.memory import HostWords
-from nbep.host.transport.base import Transport
 
 REPORT_WORDS = len(FaultReport._fields)
 
 
-class Reporting(Protocol):
-    """The memory whose kernels report. network_of_waits: the transport behind what their waits are for"""
-
-    runtime: Runtime
-    rank: int
-    timeout_ms: float
-
-    @property
-    def first_in_node(self) -> int: ...
-    @property
-    def network_of_waits(self) -> Transport: ...
-    def who_is_gone(self) -> Gone: ...
-    def cause_of(self, report: FaultReport) -> Exception | None:
-        """What a report of its own kernels means, if that is no time-out."""
-
-    def known_cause(self, report: FaultReport) -> Exception | None:
-        """Why a wait timed out, if the memory says more than the report."""
-
-    def add_reports(self, error: Exception) -> None:
-        """Add to a time-out what ranks know of each other."""
-
-
 class KernelReport:
-    """The first failure of a rank's kernels. Every call raises it, or at last the end of the memory."""
+    """The first failure of a rank's kernels. Every call raises it, or at last the end of the memory, a SharedMemory."""
 
-    def __init__(self, memory: Reporting, words: HostWords):
+    def __init__(self, memory: Any, words: HostWords):
         self._memory = memory
         self._use(words)
         self._error: Exception | None = None
@@ -69,7 +44,12 @@ class KernelReport:
             self._read()
             assert self._error is not None
             self._is_raised = True
-            raise _copy_of(self._error)
+            # What is raised keeps the frames that it has passed, with their arrays: so a copy is.
+            copied = type(self._error).__new__(type(self._error), *self._error.args)
+            vars(copied).update(vars(self._error))
+            if hasattr(self._error, "__notes__"):
+                copied.__notes__ = list(self._error.__notes__)
+            raise copied
 
     def warn(self) -> None:
         """Say it where nothing can be raised, unless a call has raised it."""
@@ -103,16 +83,7 @@ class KernelReport:
             self._error = error_of(self._memory, report)
 
 
-def _copy_of(error: Exception) -> Exception:
-    """To be raised in its place: what is raised keeps the frames that it has passed, with their arrays."""
-    copied = type(error).__new__(type(error), *error.args)
-    vars(copied).update(vars(error))
-    if hasattr(error, "__notes__"):
-        copied.__notes__ = list(error.__notes__)
-    return copied
-
-
-def error_of(memory: Reporting, report: FaultReport) -> Exception:
+def error_of(memory: Any, report: FaultReport) -> Exception:
     """What a rank raises whose kernel has reported something."""
     if report.site in OF_NODE:  # they count the ranks of the node
         report = report._replace(peer=report.peer + memory.first_in_node)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import bisect
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar, get_args
@@ -34,24 +34,23 @@ from nbep.device.protocols.peers import (
 )
 from nbep.device.protocols.waits import FaultReport
 from nbep.host.arguments import integer, refuse
-from nbep.host.connect import connect
-from nbep.host.dropped import KeptMemory, Name, give_back_dropped, idle_names, keep_dropped
-from nbep.host.faults import destroy_error, destroyed_without
+from nbep.host.faults import destroy_error
 from nbep.host.ranks.await_ranks import end_without_mpi
 from nbep.host.ranks.comm import DESTROY, Communicator, await_all, gather_results, is_mpi_comm
 from nbep.host.ranks.hosts import hosts_of
-from nbep.host.ranks.processes import Gone, Process, who_is_gone
 from nbep.host.ranks.roll_call import RollCall
-from nbep.host.ranks.timeouts import Undo
+from nbep.host.ranks.timeouts import Gone, Process, Undo, join_ranks, who_is_gone
 from nbep.host.ranks.timeouts import timeout_ms as checked_timeout_ms
 from nbep.host.ranks.who_waits import explain
 from nbep.host.reports import REPORT_WORDS, KernelReport
 from nbep.host.target.base import Kernel, Runtime
 from nbep.host.target.memory import HandleType, Memory, SymmetricMemory, WantedMemory
+from nbep.host.target.process import connect
 from nbep.host.transport import check_target, create_transport
 from nbep.host.transport.base import NetworkOptions, NicOptions, Transport, TransportName
 
 AnyMemory = TypeVar("AnyMemory", bound=Memory)
+Own = TypeVar("Own")
 
 
 class Opened(NamedTuple):
@@ -139,7 +138,7 @@ class SharedMemory:
         """
         communicator, runtime = connect(None, comm, cls.__name__)
 
-        def check() -> tuple[tuple[int, HandleType, NetworkOptions], float, list[tuple[int, str]], int, list[Name]]:
+        def check() -> tuple[dict[str, Any], tuple[int, NetworkOptions, float, list[tuple[int, str]]]]:
             if communicator.size > MAX_NVL_PEERS:
                 refuse("comm", f"{communicator.size} ranks", f"at most {MAX_NVL_PEERS} ranks")
             if cells is not None and not isinstance(cells, Mapping):
@@ -153,18 +152,13 @@ class SharedMemory:
             if handle_type == "host" and options.transport != "direct":  # it has no atomics between GPUs
                 refuse("transport", options.transport, 'direct with handle_type="host"')
             longest_ms = checked_timeout_ms("timeout_ms", timeout_ms)
-            return (size, handle_type, options), longest_ms, offsets, next(runtime.buffer_numbers), idle_names(runtime)
+            alike = {"num_bytes": size, "handle_type": handle_type, "transport and its options": options}
+            return alike, (size, options, longest_ms, offsets)
 
-        every_alike, timeouts_ms, every_offsets, numbers, held = zip(*gather_results(communicator, check), strict=True)
-        names = "num_bytes", "handle_type", "transport and its options"
-        for name, values in zip(names, zip(*every_alike, strict=True), strict=True):
-            if any(value != values[0] for value in values):
-                refuse(name, f"{list(values)} on ranks 0 to {len(values) - 1}", "the same on all ranks")
-        give_back_dropped(runtime, held)
-        (size, _, options), longest_ms = every_alike[communicator.rank], timeouts_ms[communicator.rank]
+        (size, options, longest_ms, offsets), name = agreed(communicator, runtime, check)
         end = create_transport(runtime, communicator, options, size + PEERS_BYTES, handle_type)
         memory = SharedMemory(communicator, runtime, size, longest_ms, end, handle_type=handle_type, zero=True)
-        memory._cells, memory.name = every_offsets[communicator.rank], numbers
+        memory._cells, memory.name = offsets, name
         await_all(communicator)
         return memory
 
@@ -192,7 +186,7 @@ class SharedMemory:
         self.handle_type: HandleType = handle_type
         self.timeout_ms = timeout_ms
         self.transport = transport
-        self.name: tuple[int, ...] = ()  # see host.dropped
+        self.name: tuple[int, ...] = ()  # see Runtime.dropped
         self._cells: list[tuple[int, str]] = []
         self._is_open = True
         self._kept: list[SymmetricMemory] | None = None  # what is shown when all else is given back
@@ -303,7 +297,15 @@ class SharedMemory:
             self._leave()
             if is_mpi_comm(self.comm) and who_is_gone(self._processes):
                 end_without_mpi(0)
-            warnings.warn(destroyed_without(self.rank, masked), RuntimeWarning, stacklevel=4)
+            others = [other for other in masked if other != self.rank]
+            whom = "other ranks have masked this one"
+            if others:
+                whom = f"destroy does not wait for {join_ranks(others)}, masked"
+            text = (
+                f"rank {self.rank}: {whom}. Nothing is given back: the buffer's memory stays allocated until the "
+                f"process ends, because a masked rank may still use it"
+            )
+            warnings.warn(text, RuntimeWarning, stacklevel=4)
             return
         try:
             is_shown = any(gather_results(self.comm, self._synchronize, DESTROY))
@@ -314,7 +316,7 @@ class SharedMemory:
         self._kept = [] if is_shown else None
         self._give_back()
         if is_shown:
-            keep_dropped(KeptMemory(self.name, self.runtime, self._kept or ()))
+            self.runtime.dropped[self.name] = KeptMemory(self._kept or ())
 
     def _masked_ranks(self) -> list[int]:
         """Ranks that this one does not wait for any more."""
@@ -361,16 +363,19 @@ class SharedMemory:
     def first_in_node(self) -> int:
         return self.rank // self.num_nvl_peers * self.num_nvl_peers
 
-    # What its report asks: see host.reports.Reporting
+    # What its report asks
 
     @property
     def network_of_waits(self) -> Transport:
+        """The transport behind what its kernels' waits are for."""
         return self.transport
 
     def cause_of(self, report: FaultReport) -> Exception | None:
+        """What a report of its own kernels means, if that is no time-out."""
         return None
 
     def known_cause(self, report: FaultReport) -> Exception | None:
+        """Why a wait timed out, if the memory says more than the report."""
         return None
 
     def add_reports(self, error: Exception) -> None:
@@ -399,3 +404,60 @@ class SharedMemory:
 
     def _describe_own(self, offset: int) -> str:
         return "claim"
+
+
+# --- What all ranks of new memory agree in, and what they give back together before they make it ---------------------
+#
+#  rank 0   drops buffer (4, 7)      makes a Buffer: "I hold (4, 7)" --+--> all ranks of (4, 7) hold it: they close it
+#  rank 1   drops it later           makes a Buffer: "I hold (4, 7)" --+
+#
+# Runtime.dropped has the memory of Buffers that went away without `destroy`, and of those that were destroyed while
+# somebody held an array of their memory. To give it back is collective, and Python drops an object when it likes: in
+# one rank's garbage collector, while an exception travels in another. A destructor that waits for the other ranks, as
+# DeepEP's does, then hangs. So what was dropped waits for the next Buffer that the same ranks make together, and for no
+# rank in particular. A rank that still has an array of it does not name it.
+
+
+class KeptMemory:
+    """Memory of a destroyed Buffer that an array shows, on one rank at least."""
+
+    def __init__(self, memories: Sequence[SymmetricMemory]):
+        self._memories = memories
+
+    @property
+    def is_shown(self) -> bool:
+        return any(memory.is_shown for memory in self._memories)
+
+    def close(self) -> None:
+        for memory in self._memories:
+            memory.free()
+
+
+def agreed(
+    comm: Communicator, runtime: Runtime, check: Callable[[], tuple[Mapping[str, Any], Own]]
+) -> tuple[Own, tuple[int, ...]]:
+    """What check returns last; and the name of what is made: the number that each rank gives it. Collective.
+
+    check: the arguments of this rank that must be the same on all, by name, and anything else
+
+    Raises: on every rank if check raises something on one, ValueError if the ranks differ
+    """
+
+    def look() -> tuple[Mapping[str, Any], Own, int, list[tuple[int, ...]]]:
+        idle = [name for name, memory in runtime.dropped.items() if not memory.is_shown]
+        return *check(), next(runtime.buffer_numbers), idle
+
+    every_alike, every_own, numbers, every_idle = zip(*gather_results(comm, look), strict=True)
+    for name in every_alike[0]:
+        values = [alike[name] for alike in every_alike]
+        if any(value != values[0] for value in values):
+            refuse(name, f"{values} on ranks 0 to {len(values) - 1}", "the same on all ranks")
+    for name in sorted(set.intersection(*map(set, every_idle))):
+        if len(name) != len(numbers):
+            continue  # made by other ranks too, who are not here
+        try:
+            runtime.dropped.pop(name).close()
+        except Exception as error:
+            text = f"the end of a Buffer that was dropped without destroy() has failed: {error}"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
+    return every_own[comm.rank], numbers

@@ -12,9 +12,12 @@ from nbep.emulator.run import MEMORY_MODELS
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.arguments import integer
 from nbep.host.ranks.comm import CommGroup, InProcessComm
-from nbep.host.target.current import set_current_runtime
+from nbep.host.target.base import set_current_runtime
 from nbep.host.target.emulator import EmulatorRuntime
 from nbep.host.target.resolve import resolve_target
+
+ENGINES = "python", "compiled", "auto"
+COMPILED_STRATEGIES = "uniform", "starved", "late"
 
 
 def spawn(
@@ -70,7 +73,7 @@ def spawn(
     if on_failure is not None and not callable(on_failure):
         raise ValueError(f"on_failure: got {type(on_failure).__name__}; must be callable, or None")
     if target == "cuda":
-        from nbep.host.target.cuda.ranks import run_virtual_ranks
+        from nbep.host.target.cuda.runtime import run_virtual_ranks
 
         return run_virtual_ranks(fn, num_ranks, args)
 
@@ -80,7 +83,9 @@ def spawn(
         "strategy": strategy,
         "num_sms": None if num_sms is None else integer("num_sms", num_sms, 1),
     }
-    name = _engine_name(engine)
+    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
+    if name not in ENGINES:
+        raise ValueError(f"{'NBEP_ENGINE' if engine is None else 'engine'}: got {name!r}; must be {', '.join(ENGINES)}")
     why_not = None if name == "python" else _why_not_compiled(memory_model, strategy, tracer)
     world = World(num_ranks, seed, tracer=tracer, on_failure=on_failure, **options)
     if name == "compiled" and why_not is not None:
@@ -105,19 +110,6 @@ def spawn(
     if reason is not None and reason.must_fail:
         raise EngineError(f"compiled kernels, seed {seed}: {reason}; run by Python, the same seed fails nowhere")
     return results
-
-
-ENGINES = "python", "compiled", "auto"
-COMPILED_STRATEGIES = "uniform", "starved", "late"
-
-
-def _engine_name(engine: str | None) -> str:
-    """Raises: ValueError if there is none of that name"""
-    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
-    if name not in ENGINES:
-        where = "NBEP_ENGINE" if engine is None else "engine"
-        raise ValueError(f"{where}: got {name!r}; must be {', '.join(ENGINES)}")
-    return name
 
 
 def _why_not_compiled(memory_model: str, strategy: Any, tracer: Any) -> str | None:

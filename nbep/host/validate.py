@@ -24,13 +24,12 @@ from nbep.host.config import Sizes
 from nbep.host.events import EventOverlap, handle_of
 from nbep.host.handles import ArraysHandle
 from nbep.host.internode.memory import check_nodes
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.ranks.comm import Communicator, is_mpi_comm
-from nbep.host.ranks.timeouts import timeout_ms as timeout_ms
 from nbep.host.shared_memory import symmetric_bytes
+from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.memory import SymmetricMemory
-from nbep.host.target.views import View
 
 INTRANODE_RANKS = (2, 4, 8)
 AnyHandle = TypeVar("AnyHandle", bound=ArraysHandle)
@@ -87,7 +86,19 @@ def apart(outputs: Mapping[str, View], inputs: Mapping[str, View]) -> None:
                 refuse(name, f"memory that {other} lies in too", allowed)
 
 
-def outside(memory: Node, views: Mapping[str, View], symmetric: SymmetricMemory, num_bytes: int) -> None:
+def overlap(addresses: Sequence[int], num_bytes: Sequence[int], first_output: int) -> bool:
+    """Whether an output, if it is given, lies over another array; see `apart`."""
+    for i in range(first_output, len(addresses)):
+        begin = addresses[i]
+        if begin:
+            end = begin + num_bytes[i]
+            for j in range(i):
+                if begin < addresses[j] + num_bytes[j] and addresses[j] < end:
+                    return True
+    return False
+
+
+def outside(memory: NodeMemory, views: Mapping[str, View], symmetric: SymmetricMemory, num_bytes: int) -> None:
     """No array that a call reads or writes lies in the part of the buffer through which it sends.
 
     On a GPU it is not checked: it costs as much as all else that is checked.
@@ -181,14 +192,10 @@ def dtype(runtime: Runtime, name: str, value: Any) -> Any:
         found = None if value is None else np.dtype(value)
     except (TypeError, ValueError, SyntaxError):
         found = None
-    if found is None or found.itemsize == 0 or not found.isnative or not (found.kind in "biufc" or is_extended(found)):
+    is_extended = found is not None and found.kind == "V" and found.type is not np.void  # of ml_dtypes, as bfloat16 is
+    if found is None or found.itemsize == 0 or not found.isnative or not (found.kind in "biufc" or is_extended):
         refuse(name, repr(value), "a dtype of numbers in this machine's order of bytes")
     return found
-
-
-def is_extended(found: np.dtype) -> bool:
-    """Whether it is one of ml_dtypes, such as bfloat16."""
-    return found.kind == "V" and found.type is not np.void
 
 
 def shape(name: str, value: Any) -> tuple[int, ...]:
@@ -198,14 +205,6 @@ def shape(name: str, value: Any) -> tuple[int, ...]:
     except TypeError:
         refuse(name, repr(value), "a shape, or None")
     return tuple(integer(f"{name}[{i}]", length, 0) for i, length in enumerate(lengths))
-
-
-ARGUMENTS = {"num_qps": "num_qps_per_rank", "use_nvlink": "allow_nvlink_for_low_latency_mode"}  # of NetworkOptions
-
-
-def same_on_all_ranks(name: str, values: list[Any]) -> None:
-    if any(value != values[0] for value in values):
-        refuse(ARGUMENTS.get(name, name), f"{values} on ranks 0 to {len(values) - 1}", "the same on all ranks")
 
 
 # Streams and events
@@ -223,7 +222,7 @@ def stream_options(previous_event: object, async_finish: Any, allocate_on_comm_s
         )
 
 
-def may_read(memory: Node, previous_event: EventOverlap | None) -> bool:
+def may_read(memory: NodeMemory, previous_event: EventOverlap | None) -> bool:
     """Whether the contents of the arguments can be checked: they are in reach, and no queued work will write them.
 
     What an earlier call of this buffer returns may be passed on before it is written: the comm stream runs in order.
@@ -269,18 +268,7 @@ def hidden_size(name: str, hidden: int, multiple: int) -> None:
         refuse(f"hidden size of {name}", hidden, f"a positive multiple of {multiple}")
 
 
-def mnnvl(allow_mnnvl: bool, hosts: Sequence[str]) -> None:
-    """hosts: of the ranks, if they are on several."""
-    if allow_mnnvl and hosts:
-        names = ", ".join(dict.fromkeys(hosts))
-        refuse(
-            "allow_mnnvl",
-            f"True with ranks on several hosts ({names})",
-            "False there: nbep maps memory over NVLink inside a host only, and NICs connect hosts",
-        )
-
-
-def own_handle(memory: Node, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
+def own_handle(memory: NodeMemory, value: Any, kind: type[AnyHandle], made_by: str, num_arrays: int) -> AnyHandle:
     """A handle of this buffer. A tuple or list of its arrays is taken too, but its buffer is not known."""
     if not isinstance(value, kind) and isinstance(value, (tuple, list)) and len(value) == num_arrays:
         value = kind(*value)

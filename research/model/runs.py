@@ -17,7 +17,7 @@ import nbep
 from nbep.device.layout.intranode import num_nvl_bytes_needed
 from nbep.device.layout.low_latency import NUM_HALVES
 from nbep.device.layout.low_latency_host import shape_of
-from nbep.host.internode.rings import combine_rings, dispatch_rings
+from nbep.host.config import combine_rings, dispatch_rings
 from nbep.host.low_latency.memory import quarter_bytes_needed
 from nbep.reference import BF16, per_token_cast_to_fp8
 from nbep.specimens.workloads.cases import routes_of

@@ -19,7 +19,7 @@ HANDLE_TYPES = get_args(HandleType)
 def fabric_refusal() -> str | None:
     """What the driver answers to a wish for fabric handles, None if it has them."""
     from nbep.host.target.cuda.driver import Device, current_ordinal
-    from nbep.host.target.cuda.peers import FabricMemory
+    from nbep.host.target.cuda.memory import FabricMemory
 
     try:
         FabricMemory(Device(current_ordinal() or 0), 1, "probe").free()

@@ -23,7 +23,7 @@ from target import MEMORY_MODELS, spawn
 import nbep
 from nbep import deep_ep
 from nbep.device.cards import SM80
-from nbep.host.ranks.call_log import CallLog
+from nbep.host.calls import CallLog
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks are of one node")
 

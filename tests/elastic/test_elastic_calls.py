@@ -24,7 +24,7 @@ from parts import both_parts, dear
 from target import MEMORY_MODELS, spawn
 
 import nbep
-from nbep.host.ranks.call_log import CallLog
+from nbep.host.calls import CallLog
 
 KERNELS = "nbep.device.kernels.elastic"
 CASE = make_case(3, num_tokens=(5, 3), num_topk=3)

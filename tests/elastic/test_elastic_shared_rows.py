@@ -10,7 +10,7 @@ from parts import both_parts, crossed
 from target import MEMORY_MODELS, spawn
 
 from nbep.emulator import DataRace, Uninitialized, UseAfterFree
-from nbep.host.intranode.fetch import Fetch
+from nbep.host.intranode.combine import Fetch
 
 pytestmark = pytest.mark.emulator_only("NumPy arrays over the shared rows")
 CASE = make_case(1)
@@ -134,7 +134,7 @@ def test_rows_that_a_call_has_taken_are_not_the_callers_before_its_event():
 
 
 NOTHING = SimpleNamespace(launch=lambda stream: None)
-LAUNCHES = {"dispatch": "elastic.dispatch", "combine": "intranode.fetch"}
+LAUNCHES = {"dispatch": "elastic.dispatch", "combine": "intranode.combine"}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from nbep.device.compile import load_kernels
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import PushSizes, buffer_bytes, network_push, smem_bytes
 from nbep.device.protocols.waits import OWN_SITES, SITES
-from nbep.host.ranks.call_log import CallLog
+from nbep.host.calls import CallLog
 from nbep.specimens.workloads.cases import only_to
 
 pytestmark = pytest.mark.emulator_only("what goes wrong is planted in the emulator")
@@ -229,7 +229,7 @@ def test_calls_that_do_not_take_the_halves_in_turn():
 
 def test_an_expert_that_is_chosen_twice(monkeypatch):
     """As what a graph replays with other contents: on a GPU they are not checked."""
-    monkeypatch.setattr("nbep.host.low_latency.checks.choices", lambda *_: None)
+    monkeypatch.setattr("nbep.host.low_latency.handle.choices", lambda *_: None)
 
     def main(comm):
         num_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(1, 128, 2, 2)

@@ -11,7 +11,7 @@ from arrays import to_target
 from target import TARGET, spawn
 
 import nbep
-from nbep.host.target.current import current_runtime
+from nbep.host.target.base import current_runtime
 from nbep.host.target.emulator import EmulatorRuntime
 
 NUM_RANKS = 2

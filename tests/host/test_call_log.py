@@ -9,7 +9,7 @@ from arrays import to_target
 from target import spawn
 
 import nbep
-from nbep.host.ranks.call_log import CallLog
+from nbep.host.calls import CallLog
 
 TWO_CHOICES = {"topk_idx": "2 choices a token"}
 THREE_CHOICES = {"topk_idx": "3 choices a token"}

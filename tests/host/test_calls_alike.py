@@ -14,8 +14,7 @@ import nbep
 from nbep.device.kernels.parts.calls import NUM_WORDS
 from nbep.device.layout.intranode import CALL_BYTES, CALL_ROWS
 from nbep.device.protocols.peers import ONE
-from nbep.host.calls import DIGESTS, NUM_EXPERTS, WORDS, make_call
-from nbep.host.ranks.call_log import CallLog
+from nbep.host.calls import DIGESTS, NUM_EXPERTS, WORDS, CallLog, make_call
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
 BF16 = ml_dtypes.bfloat16

@@ -8,8 +8,8 @@ import pytest
 from target import spawn
 
 import nbep
-from nbep.host.connect import connect
 from nbep.host.ranks.comm import CommGroup, InProcessComm, gather_results, is_mpi_comm
+from nbep.host.target.process import connect
 
 
 def test_every_rank_has_its_number_and_the_size():

@@ -9,8 +9,7 @@ from parts import both_parts
 
 import nbep
 from nbep.device.layout.intranode import num_nvl_bytes_needed
-from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, fit_config
-from nbep.host.internode.rings import combine_rings, dispatch_rings
+from nbep.host.config import COMBINE_TABLE, DISPATCH_TABLE, combine_rings, dispatch_rings, fit_config
 
 # csrc/config.hpp evaluated term by term: cells, rows, source metadata, top-k indices, top-k weights, scales.
 CHANNELS = 10

@@ -10,7 +10,7 @@ from parts import both_parts
 
 import nbep
 from nbep.device.jit import spec_of
-from nbep.host.target.current import current_runtime
+from nbep.host.target.base import current_runtime
 from nbep.host.target.emulator import EmulatorRuntime
 
 NUM_RANKS, NUM_TOKENS, HIDDEN, NUM_EXPERTS = 2, 3, 512, 8

@@ -23,7 +23,7 @@ from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out
 from nbep.host.block_sizes import low_latency_threads
 from nbep.host.config import Sizes
-from nbep.host.symmetric import NodeMemory
+from nbep.host.node import NodeMemory
 from nbep.host.target.cuda import launcher
 from nbep.host.target.cuda import runtime as cuda_runtime
 from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
@@ -228,7 +228,8 @@ def test_a_cache_that_cannot_be_written_gets_no_half_files(step, tmp_path, monke
         raise OSError("the disk is full")
 
     monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(launcher, "_compile", lambda spec, cc: b"machine code")
+    compiled = SimpleNamespace(cubin=b"machine code")
+    monkeypatch.setattr("nbep.device.compile.compile_kernel", lambda spec, cc: compiled)
     if step == "replace":
         monkeypatch.setattr(cache.Path, "replace", fail)
     else:

@@ -16,9 +16,8 @@ from cuda.bindings import driver as cu
 from fake_driver import DEVICE, GRANULARITY, RESULT, FakeDriver
 from processes import run_python
 
-from nbep.host.target.cuda import peers
-from nbep.host.target.cuda.memory import DeviceMemory, HostVisibleMemory
-from nbep.host.target.cuda.peers import SYMMETRIC_MEMORY, VmmMemory
+from nbep.host.target.cuda import memory as gpu_memory
+from nbep.host.target.cuda.memory import SYMMETRIC_MEMORY, DeviceMemory, HostVisibleMemory, VmmMemory
 
 VMM_TYPES = [name for name, memory in SYMMETRIC_MEMORY.items() if issubclass(memory, VmmMemory)]
 FILES_OF_HOST = 2 * (1 + 2)  # each rank keeps its own, and mmap one for each mapping
@@ -102,23 +101,24 @@ def test_ranks_of_one_process_use_plain_addresses(handle_type, monkeypatch):
 
 FORK = """
 import os
-from nbep.host.target.cuda import peers
+from nbep.host.target.cuda import memory as gpu_memory
 
-before = peers._process
+before = gpu_memory._process
 reader, writer = os.pipe()
 if os.fork() == 0:
-    os.write(writer, peers._process)
+    os.write(writer, gpu_memory._process)
     os._exit(0)
 os.wait()
-assert peers._process == before
+assert gpu_memory._process == before
 print("renamed" if os.read(reader, 100) != before else "the same")
 """
 
 
 @pytest.mark.thorough
 def test_no_two_processes_have_one_name():
-    names = [run_python("-c", "from nbep.host.target.cuda import peers; print(peers._process)") for _ in range(2)]
-    assert len({*names, f"{peers._process}\n"}) == 3
+    code = "from nbep.host.target.cuda import memory; print(memory._process)"
+    names = [run_python("-c", code) for _ in range(2)]
+    assert len({*names, f"{gpu_memory._process}\n"}) == 3
     assert run_python("-c", FORK) == "renamed\n"
 
 
@@ -128,7 +128,7 @@ def test_processes_of_one_number_in_two_containers_map_each_others_memory(handle
     monkeypatch.setattr("os.getpid", lambda: 1)
     memories = []
     for rank in range(2):
-        monkeypatch.setattr(peers, "_process", b"container %d" % rank)
+        monkeypatch.setattr(gpu_memory, "_process", b"container %d" % rank)
         memories.append(allocate(handle_type, number=rank))
     for rank, table in enumerate(open_all(memories)):
         assert table[1 - rank] != memories[1 - rank].address
@@ -256,7 +256,7 @@ def test_memory_of_the_host_is_refused_where_gpus_cannot_map_it(monkeypatch):
 
 def test_more_memory_than_the_host_has_is_named_before_a_page_is_touched(monkeypatch):
     driver, before = FakeDriver().install(monkeypatch), open_files()
-    monkeypatch.setattr(peers, "available_bytes", lambda: 999)
+    monkeypatch.setattr(gpu_memory, "available_bytes", lambda: 999)
     with pytest.raises(RuntimeError, match="no 1000 bytes of the host's memory for nvl_buffer: 999 are available"):
         allocate("host", 1000)
     assert (driver.calls, open_files()) == ([], before)

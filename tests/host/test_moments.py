@@ -20,8 +20,8 @@ from parts import both_parts
 from target import spawn
 
 import nbep
+from nbep.host.calls import CallLog
 from nbep.host.handles import Unpacks
-from nbep.host.ranks.call_log import CallLog
 from nbep.reference import BF16
 
 pytestmark = pytest.mark.emulator_only("the host waits for no stream of a GPU when it reads")

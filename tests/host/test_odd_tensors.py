@@ -7,7 +7,7 @@ import pytest
 import nbep
 from nbep.device.jit import kernel
 from nbep.device.types import In, Out
-from nbep.host.target.current import current_runtime
+from nbep.host.target.base import current_runtime
 
 torch = pytest.importorskip("torch")
 pytestmark = [

@@ -6,11 +6,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from nbep.host.comm_work import CommWork, Order
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.node import Order
-from nbep.host.symmetric import CommWork
+from nbep.host.target.base import PastEvent
 from nbep.host.target.libraries import CupyArrays, NumbaArrays, TorchArrays
-from nbep.host.target.streams import PastEvent
 
 NO_EVENT = (None, EventOverlap())
 AN_EVENT = EventOverlap(EventHandle("event"))

@@ -11,7 +11,7 @@ import pytest
 if sys.platform != "linux":
     pytest.skip("CUDA is Linux's", allow_module_level=True)
 
-from nbep.host.target.cuda import peers
+from nbep.host.target.cuda import memory as gpu_memory
 
 NAME = "nbep dropped"
 
@@ -27,8 +27,8 @@ def known(monkeypatch):
         cuMemHostUnregister=addresses.remove,
         cuMemHostGetDevicePointer=lambda host, _: host,
     )
-    monkeypatch.setattr(peers, "cu", driver)
-    monkeypatch.setattr(peers, "check", lambda call, result: result)
+    monkeypatch.setattr(gpu_memory, "cu", driver)
+    monkeypatch.setattr(gpu_memory, "check", lambda call, result: result)
     return addresses
 
 
@@ -37,7 +37,7 @@ def is_mapped() -> bool:
 
 
 def map_some(undo: ExitStack) -> None:
-    peers.map_host_memory(peers.create_host_memory(4096, "dropped", undo), 4096, "dropped", undo)
+    gpu_memory.map_host_memory(gpu_memory.create_host_memory(4096, "dropped", undo), 4096, "dropped", undo)
 
 
 def test_memory_that_is_closed_is_unknown_to_the_driver_and_mapped_no_more(known):
@@ -58,6 +58,6 @@ def test_memory_that_is_dropped_stays_mapped_as_long_as_the_driver_knows_it(know
     gc.collect()
     assert len(known) == 1
     assert is_mapped()
-    peers._registered.clear()
+    gpu_memory._registered.clear()
     gc.collect()
     assert not is_mapped()

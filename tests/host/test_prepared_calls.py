@@ -34,7 +34,7 @@ class Gpu(fake_gpu.Gpu):
         arrays = [self.tensor("int32", *shape) for shape in shapes]
         heads = self.tensor("int32", NUM_TOKENS, NUM_NODES), self.tensor("int32", NUM_PASSED, NUM_RANKS // NUM_NODES)
         in_rank = self.tensor("bool", NUM_TOKENS, NUM_RANKS)
-        self.handle = InternodeHandle(in_rank, *arrays, *heads).owned_by(self.nodes._memory.identity, 1)
+        self.handle = InternodeHandle.made((in_rank, *arrays, *heads), self.nodes._memory.identity, 1)
 
     def topk(self):
         weights = self.tensor("float32", NUM_TOKENS, NUM_TOPK)
@@ -179,7 +179,7 @@ def test_what_is_prepared_does_not_hide_what_is_wrong_with_the_next_call(gpu, na
             refuse(said + "Tensor without memory", **{argument: flawed["freed"]})
             refuse(said + 'Tensor of which torch says "?.Cannot access data pointer', **{argument: flawed["sparse"]})
             refuse(said + "Tensor with torch's negative or conjugate bit set", **{argument: flawed["negative"]})
-    other = InternodeHandle(*gpu.handle).owned_by(no_gpu.make_buffer(2)._memory.identity, 1)
+    other = InternodeHandle.made((*gpu.handle,), no_gpu.make_buffer(2)._memory.identity, 1)
     if "nodes" in name:
         refuse("handle: got the handle of another buffer", handle=other)
     if "handle" in right:

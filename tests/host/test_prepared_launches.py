@@ -143,7 +143,7 @@ def test_a_copy_of_a_handle_launches_with_its_own_arrays(gpu):
     copied.send_head.address += 512
     low_latency = gpu.dispatch(deduplicate=True, topk_weights=gpu.weights)[2]
     moved = copy.deepcopy(low_latency)
-    moved._arrays._words.address += 512
+    moved.arrays._words.address += 512
     gpu.launches.clear()
     for each in (handle, copied):
         gpu.buffer.combine(rows, each)
@@ -151,7 +151,7 @@ def test_a_copy_of_a_handle_launches_with_its_own_arrays(gpu):
         gpu.check("combine", inputs__send_head=each.send_head)
     for each in (low_latency, moved):
         gpu.combine(each)
-        gpu.check("low_latency_combine-DeduplicatedShape", inputs__recv_src_info=each._arrays._words)
+        gpu.check("low_latency_combine-DeduplicatedShape", inputs__recv_src_info=each.arrays._words)
 
 
 def test_a_tensor_that_is_no_plain_memory_is_refused_after_its_like_was_prepared(gpu):

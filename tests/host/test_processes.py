@@ -7,8 +7,7 @@ import sys
 
 import pytest
 
-from nbep.host.ranks.processes import Process, _status, who_is_gone
-from nbep.host.ranks.timeouts import PeerTimeout, Undo
+from nbep.host.ranks.timeouts import PeerTimeout, Process, Undo, _status, who_is_gone
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 

@@ -3,7 +3,7 @@
 import socket
 import subprocess
 import sys
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from processes import LIMIT_S
 
-from nbep.host.target import sockets
-from nbep.host.target.sockets import (
+from nbep.host.target import torchrun
+from nbep.host.target.torchrun import (
     ADD,
     KEY_BYTES,
     REPLY,
@@ -120,7 +120,7 @@ def test_connections_without_a_key_make_room_for_others(server):
 
 FEW_FILES = """
 import resource, sys
-from nbep.host.target.sockets import MemoryServer
+from nbep.host.target.torchrun import MemoryServer
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 server = MemoryServer(memoryview(bytearray(64)), 200)
@@ -160,15 +160,17 @@ def test_a_server_survives_that_its_process_can_open_no_more_files(memory, left)
         connection.close()
 
 
-def test_a_connection_has_a_limit_for_its_key_and_no_thread_of_its_own(server, monkeypatch):
-    monkeypatch.setattr(sockets, "KEY_S", 0.1)
-    before = threading.active_count()
+def test_a_connection_without_a_key_has_a_limit_and_its_thread_ends(server, monkeypatch):
+    monkeypatch.setattr(torchrun, "KEY_S", 0.1)
     connections = silent(server.address, 8)
     with SocketChannel(server.address)._connection as slow:
         assert all(map(has_ended, connections))
         slow.sendall(REQUEST.pack(ADD, 0, 4, 1))  # who has shown the key may take any time
         receive(slow, REPLY.size)
-        assert threading.active_count() <= before + 1
+        deadline = time.monotonic() + LIMIT_S
+        while len(server._connections) > 1 and time.monotonic() < deadline:
+            time.sleep(0)  # lets their threads end
+        assert len(server._connections) == 1
 
 
 def test_what_goes_to_a_rank_that_is_gone_never_arrives(memory, monkeypatch):

@@ -18,7 +18,7 @@ from nbep.host.ranks import comm, roll_call
 from nbep.host.ranks.comm import TorchComm, is_torch_group
 from nbep.host.ranks.roll_call import RollCall
 from nbep.host.target import process
-from nbep.host.target.current import current_runtime
+from nbep.host.target.base import current_runtime
 from nbep.host.target.memory import WantedMemory
 from nbep.host.target.torchrun import SharedMemory
 

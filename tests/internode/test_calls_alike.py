@@ -14,7 +14,7 @@ from parts import both_parts
 from target import spawn
 
 import nbep
-from nbep.host.ranks.call_log import CallLog
+from nbep.host.calls import CallLog
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")
 SLOTS = "config.num_max_rdma_chunked_recv_tokens"

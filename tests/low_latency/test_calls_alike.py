@@ -14,9 +14,9 @@ from nbep.device.kernels.parts.arrivals import ABSENT, LEAST_ABSENT, MAX_TAGS
 from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, DeduplicatedShape, LowLatencyShape
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.device.protocols.waits import FaultReport
+from nbep.host.calls import CallLog
 from nbep.host.causes import cause_of
 from nbep.host.low_latency.calls import COMBINE, DISPATCH, ORIGINS, VERBS, words_of
-from nbep.host.ranks.call_log import CallLog
 from nbep.lab.trace import Trace
 
 pytestmark = pytest.mark.emulator_only("a GPU's virtual ranks live in one process: what they launch is compared before")

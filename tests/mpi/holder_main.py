@@ -18,8 +18,7 @@ from nbep.device.jit import kernel
 from nbep.device.primitives import atom_add_relaxed_sys_s32, thread_idx
 from nbep.device.protocols.peers import Peers, buffer_of
 from nbep.emulator.process_lock import ProcessLock
-from nbep.host.ranks.processes import ENDED, STOPPED, Process
-from nbep.host.ranks.timeouts import PeerTimeout
+from nbep.host.ranks.timeouts import ENDED, STOPPED, PeerTimeout, Process
 
 VICTIM = 1
 

@@ -24,7 +24,7 @@ from nbep.host.ranks.comm import CommGroup, InProcessComm
 from nbep.host.target.memory import WantedMemory
 from nbep.host.transport import create_transport, nvshmem
 from nbep.host.transport.base import NetworkOptions, NicOptions
-from nbep.host.transport.nvshmem import Library, NvshmemTransport, allocate_nvshmem, open_nvshmem
+from nbep.host.transport.nvshmem import Library, NvshmemTransport
 
 NUM_BYTES = 256
 NUM_KERNELS = len(nvshmem.kernels_over_nvshmem())
@@ -117,15 +117,19 @@ def make_ranks(monkeypatch):
     return lambda num_ranks: Ranks(FakeNvshmem(num_ranks), monkeypatch)
 
 
-def allocate(runtime, comm, num_nvl_peers=2, **options):
-    return allocate_nvshmem(runtime, comm, NUM_BYTES, "buffer", num_nvl_peers=num_nvl_peers, **options)
+def make(runtime, comm, num_nvl_peers=2, num_qps_per_rank=1, may_be_mapped=lambda rank, peer: True):
+    return NvshmemTransport(runtime, comm, NUM_BYTES, num_nvl_peers, num_qps_per_rank, may_be_mapped)
+
+
+def allocate(*args, **options):
+    return make(*args, **options)._memory
 
 
 def use(runtime, comm, *args):
     """A buffer's life; what NVSHMEM makes of it."""
-    memory = allocate(runtime, comm, *args)
-    network = open_nvshmem(memory, comm.allgather(memory.handle), comm.rank, 64)
-    memory.free()
+    end = make(runtime, comm, *args)
+    network = end.open(comm.allgather(end.handle), 64, None)
+    end.end()
     return network
 
 
@@ -182,7 +186,7 @@ def test_memory_is_zeros_at_first_and_is_written(make_ranks):
 
 def table_of(runtime, comm, may_be_mapped=lambda rank, peer: True):
     """A buffer's life, as NodeMemory has it; the network, its table, and where this process has all buffers."""
-    end = NvshmemTransport(runtime, comm, NUM_BYTES, 2, 1, may_be_mapped)
+    end = make(runtime, comm, may_be_mapped=may_be_mapped)
     memory = end.allocate(comm, WantedMemory(NUM_BYTES, "buffer", str, "ipc", False))
     network = end.open(comm.allgather(end.handle), 64, None)
     table = np.frombuffer(ctypes.string_at(memory.address + 64, 8 * comm.size), np.int64).tolist()
@@ -434,7 +438,7 @@ def test_only_nvshmem_posts_to_the_queue_pairs_of_nvshmem(make_ranks, transport,
 
     def live(runtime, comm):
         options = NetworkOptions.check(transport, 1, 1, True, nic, comm.size)
-        other = allocate_nvshmem(runtime, comm, NUM_BYTES, "other", num_nvl_peers=1)
+        other = allocate(runtime, comm, 1)
         for _ in range(2):
             network = create_transport(runtime, comm, options, NUM_BYTES, "ipc")
             if network.network_type is NvshmemNetwork:

@@ -25,23 +25,21 @@ ROOMS = (
     ("nbep.emulator",),
     (
         "nbep.host.arguments",
+        "nbep.host.entry",
         "nbep.host.target.base",
-        "nbep.host.target.current",
         "nbep.host.target.launches",
         "nbep.host.target.checked_arrays",
         "nbep.host.target.memory",
-        "nbep.host.target.new_arrays",
-        "nbep.host.target.streams",
-        "nbep.host.target.views",
+        "nbep.host.target.arrays",
     ),
     ("nbep.host.ranks",),
     ("nbep.host.faults",),
     ("nbep.host.target",),
     ("nbep.host.transport",),
-    ("nbep.host.connect", "nbep.host.dropped", "nbep.host.reports"),
+    ("nbep.host.reports",),
     ("nbep.host.shared_memory", "nbep.host.spawn"),
     ("nbep.host",),
-    ("nbep.host.symmetric", "nbep.host.cast"),
+    ("nbep.host.cast",),
     ("nbep.host.buffer", "nbep.host.elastic.buffer"),
 )
 LEAVES = ("nbep.registry", "nbep.version")  # import nothing of nbep
@@ -148,11 +146,7 @@ def test_buffers_and_emulated_ranks_load_neither_numba_nor_mpi_nor_matplotlib_no
 DEEP_EP_VERBS = {
     *("Buffer.__init__", "NormalVerbs.dispatch"),
     *(f"LowLatencyVerbs.low_latency_{verb}" for verb in ("dispatch", "combine")),
-    *(
-        f"Elastic{name}"
-        for name in ("Buffer.__init__", "Verbs.dispatch", "Verbs.combine", "Buffer.dispatch", "Buffer.combine")
-    ),
-    "EPHandle.__init__",
+    *(f"Elastic{name}" for name in ("Buffer.__init__", "Verbs.dispatch", "Verbs.combine")),
 }
 
 

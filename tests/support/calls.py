@@ -27,7 +27,7 @@ from trips import cached_dispatch
 import nbep
 from nbep.device.primitives import globaltimer
 from nbep.emulator import current_thread
-from nbep.host.target.current import current_runtime
+from nbep.host.target.base import current_runtime
 
 NUM_CALLS = 5
 Call = tuple[Case, Options, bool, bool]

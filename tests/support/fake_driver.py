@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cuda.bindings import driver as cu
 
-from nbep.host.target.cuda import peers
+from nbep.host.target.cuda import memory as gpu_memory
 
 GRANULARITY = 1 << 21
 RESULT = cu.CUresult
@@ -40,7 +40,7 @@ class FakeDriver:
         for name in dir(self):
             if name.startswith("cu"):
                 monkeypatch.setattr(cu, name, getattr(self, name))
-        monkeypatch.setattr(peers, "_registered", {})  # what a test drops is known to its own driver alone
+        monkeypatch.setattr(gpu_memory, "_registered", {})  # what a test drops is known to its own driver alone
         return self
 
     @property

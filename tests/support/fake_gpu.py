@@ -158,4 +158,4 @@ def handle_of(torch: ModuleType, buffer: nbep.Buffer, num_tokens: int, num_chann
     arrays = [torch.Tensor(shape, torch.int32) for shape in shapes]
     is_token_in_rank = torch.Tensor((num_tokens, NUM_RANKS), torch.bool)
     send_head = torch.Tensor((num_tokens, NUM_RANKS), torch.int32)
-    return DispatchHandle(*arrays, is_token_in_rank, send_head).owned_by(buffer._memory.identity, 1)
+    return DispatchHandle.made((*arrays, is_token_in_rank, send_head), buffer._memory.identity, 1)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from nbep.bench.harness.clocks import Clock, mean_us, nothing
 from nbep.device.kernels.intranode.push import AT_HOME, BOTH, ROW_BYTES, TO_PEERS, push
 from nbep.device.terminal import console_for, write_json
+from nbep.host.ranks.comm import InProcessComm
 from nbep.host.shared_memory import SharedMemory
 
 Row = dict[str, Any]  # columns by name, as JSON has them; None where one has no meaning
@@ -78,6 +79,13 @@ class Report:
     def close(self) -> None:
         """Nothing comes any more."""
         write_json(self.options.json, self.found)
+
+
+def carrier(what: str, comm: Any) -> str:
+    """What carries the bytes of a benchmark between nodes that are ranks of one host."""
+    if isinstance(comm, InProcessComm):
+        return f"{what} is the memory of one card; no NIC and no NVLink is measured"
+    return f"{what} is NVLink, or memory where ranks share a card; no NIC is measured"
 
 
 def cell(row: Row, field: str) -> str:

@@ -45,7 +45,7 @@ _COLLECT_AFTER = 50_000  # new objects that Python's garbage collector waits for
 
 
 class Host(greenlet):
-    """A host function of one rank. thread: of Python, that runs it in the greenlet's place; see host.rank_threads"""
+    """A host function of one rank. thread: of Python, that runs it in the greenlet's place; see torch_ranks"""
 
     __slots__ = (
         "rank", "function", "result", "predicate", "waits_for", "deadline", "left", "reluctance", "finished", "thread",

@@ -7,37 +7,45 @@ Source: DeepEP deep_ep/buffers/elastic.py
 
 from __future__ import annotations
 
-import os
+import math
 from threading import Lock
-from typing import Any
+from typing import Any, NoReturn
 
 from nbep.device.layout.elastic import MAX_RANKS
 from nbep.host import validate
 from nbep.host.arguments import integer, refuse, switches
 from nbep.host.config import Sizes
-from nbep.host.connect import connect
-from nbep.host.dropped import DestroyedOnce, Name, give_back_dropped, idle_names
-from nbep.host.elastic.experimental import Experimental
-from nbep.host.elastic.memory import BUFFER_ALIGNMENT, Areas, ElasticMemory, Group, divide, size_hint, size_of
-from nbep.host.elastic.num_sms import NVLINK_GBS, RDMA_GBS, Rates, theoretical_num_sms
-from nbep.host.elastic.rows import SharedRows, make_rows
+from nbep.host.elastic.memory import (
+    BUFFER_ALIGNMENT,
+    Areas,
+    ElasticMemory,
+    Group,
+    SharedRows,
+    divide,
+    make_rows,
+    size_hint,
+    size_of,
+)
 from nbep.host.elastic.streams import barrier
 from nbep.host.elastic.verbs import ElasticVerbs
+from nbep.host.entry import in_turn, untraced
 from nbep.host.events import EventHandle
-from nbep.host.handles import OfThisProcess
-from nbep.host.node import Node
-from nbep.host.one_thread import in_turn
+from nbep.host.node import NodeMemory
 from nbep.host.plans import Plans
-from nbep.host.ranks.comm import Communicator, await_all, gather_results
+from nbep.host.ranks.comm import Communicator, await_all
+from nbep.host.ranks.timeouts import chosen_timeout_ms
 from nbep.host.rdma_memory import rdma_trailer_bytes
-from nbep.host.symmetric import NodeMemory
-from nbep.host.target import base
+from nbep.host.shared_memory import agreed
 from nbep.host.target.base import Runtime
-from nbep.host.target.streams import Stream
-from nbep.host.target.torch_modes import untraced
+from nbep.host.target.process import connect
 from nbep.host.transport import check_target, create_transport, mapped_transport
 from nbep.host.transport.base import NetworkOptions, chosen_options
 
+MIN_SMS = 4
+MIN_SMS_ALONE = 64  # where no computation runs beside
+MARGIN = 1.25  # of SMs
+NVLINK_GBS = 405.0  # of an H100 or H200 in one direction, nine tenths of it
+RDMA_GBS = 45.0  # of 400 Gbit/s, the same
 EMULATED_SMS = 132  # as an H100 has
 QPS_OF_HYBRID, QPS_OF_DIRECT = 129, 17  # that DeepEP allocates by default
 QPS_OF_SM = 16
@@ -45,7 +53,7 @@ AREAS = "num_max_tokens_per_rank, hidden, num_topk and use_fp8_dispatch between 
 USUAL_TOKENS, USUAL_HIDDEN = 4096, 7168  # for a buffer of which only the bytes are given
 
 
-class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
+class ElasticBuffer(ElasticVerbs):
     """One rank's end of a group that exchanges tokens. Every rank of the group makes one, with the same arguments.
 
     Args:
@@ -120,7 +128,7 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         self._turn = Lock()
         communicator, runtime = connect(group, None)
 
-        def check() -> tuple[dict[str, Any], NetworkOptions, float, int, list[Name]]:
+        def check() -> tuple[dict[str, Any], tuple[Areas, NetworkOptions, float]]:
             if runtime.is_capturing:
                 raise ValueError(
                     "ElasticBuffer: got made while a CUDA graph is captured; must be made before: memory of peers "
@@ -159,15 +167,11 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
                 "allow_multiple_reduction": switch[1],
                 AREAS: areas,
             }
-            return alike, options, _timeout_ms(num_gpu_timeout_secs), next(runtime.buffer_numbers), idle_names(runtime)
+            timeout_ms = chosen_timeout_ms("num_gpu_timeout_secs", num_gpu_timeout_secs)
+            return alike | vars(options), (areas, options, timeout_ms)
 
-        every_alike, every_options, timeouts_ms, numbers, held = zip(*gather_results(communicator, check), strict=True)
-        for every in (every_alike, [vars(each) for each in every_options]):
-            for name in every[0]:
-                validate.same_on_all_ranks(name, [of_rank[name] for of_rank in every])
-        give_back_dropped(runtime, held)
+        (areas, options, self.timeout_ms), name = agreed(communicator, runtime, check)
         rank = communicator.rank
-        areas, options = every_alike[rank][AREAS], every_options[rank]
 
         self.group = group
         self.rank_idx = rank
@@ -181,12 +185,11 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         default_qps = QPS_OF_HYBRID if allow_hybrid_mode else QPS_OF_DIRECT
         self.num_allocated_qps = integer("num_allocated_qps", num_allocated_qps, 0) or default_qps
         self.explicitly_destroy = explicitly_destroy
-        self.timeout_ms = timeouts_ms[rank]
         self.num_cpu_timeout_secs = integer("num_cpu_timeout_secs", num_cpu_timeout_secs, 1)
 
         ranks = group_of(communicator.size, options, allow_hybrid_mode)
         memory = _make_memory(communicator, runtime, areas, options, ranks, self.timeout_ms)
-        memory.name = numbers
+        memory.name, memory.is_deep_eps = name, self._is_deep_eps
         self._memory = memory
         self.num_rdma_ranks, self.num_nvlink_ranks = self.get_physical_domain_size()
         self.num_scaleout_ranks, self.num_scaleup_ranks = self.get_logical_domain_size()
@@ -304,6 +307,9 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
             rdma_gbs: rate of the network in one direction, if nodes have one rank each; 0: that of 400 Gbit/s
             nvlink_gbs: rate of NVLink in one direction; 0: that of an H100
             sm_read_gbs, sm_write_gbs: of one SM
+
+        Source:
+            DeepEP deep_ep/buffers/elastic.py, ElasticBuffer.get_theoretical_num_sms
         """
         num_experts = validate.num_experts(self.num_ranks, num_experts)
         num_topk = integer("num_topk", num_topk, 1)
@@ -312,11 +318,25 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         if num_scaleout_topk != 0:
             refuse("num_scaleout_topk", num_scaleout_topk, "0")
         memory = self._usable("get_theoretical_num_sms")
-        rates = Rates(nvlink_gbs or NVLINK_GBS, rdma_gbs or RDMA_GBS, sm_read_gbs, sm_write_gbs)
-        device = getattr(memory.runtime, "device", None)
+        num_nvl_ranks, device = memory.num_nvl_peers, getattr(memory.runtime, "device", None)
         device_sms = EMULATED_SMS if device is None else device.num_sms
-        ranks = self.num_ranks, memory.num_nvl_peers
-        return theoretical_num_sms(num_experts, num_topk, ranks, rates, device_sms, self.prefer_overlap_with_compute)
+        elsewhere = num_experts - num_experts // self.num_ranks
+        # What is read, written and sent, counted in rows that arrive. A token's experts lie on 1 / reads ranks. SMs
+        # write the rows for their node, and between nodes their own tokens once, from where they leave.
+        reads = 1 / (self.num_ranks * (1 - math.comb(elsewhere, num_topk) / math.comb(num_experts, num_topk)))
+        in_node = num_nvl_ranks / self.num_ranks
+        writes = in_node + (reads if in_node < 1 else 0)
+        # NVLink is the wire to keep busy, as in DeepEP, which counts nothing where nodes have one rank each: then it is
+        # the network.
+        on_wire, gbs = in_node * (1 - 1 / num_nvl_ranks), nvlink_gbs or NVLINK_GBS
+        if num_nvl_ranks == 1:
+            on_wire, gbs = 1 - in_node, rdma_gbs or RDMA_GBS
+        num_sms: float = device_sms  # one rank alone: no wire to wait for
+        if on_wire > 0:
+            num_sms = gbs / on_wire * max(reads / sm_read_gbs, writes / sm_write_gbs)
+        wanted = max(MIN_SMS, math.ceil(num_sms * MARGIN))
+        wanted += wanted % 2
+        return min(wanted if self.prefer_overlap_with_compute else max(wanted, MIN_SMS_ALONE), device_sms)
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """DeepEP's number for a call with so many SMs. Here a call takes one for each peer of another node."""
@@ -333,10 +353,6 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         """An event at the present end of the caller's current stream. There need be no buffer yet."""
         return EventHandle()
 
-    def get_comm_stream(self) -> Stream:
-        """The stream that this buffer's kernels run on if a call is asynchronous."""
-        return self._usable("get_comm_stream").comm_stream
-
     @in_turn
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Let the current stream, and the comm stream, go on when all ranks have come here. Collective.
@@ -348,20 +364,6 @@ class ElasticBuffer(ElasticVerbs, Experimental, DestroyedOnce, OfThisProcess):
         """
         switches(use_comm_stream=use_comm_stream, with_cpu_sync=with_cpu_sync, sequential=sequential)
         barrier(self._usable("barrier"), use_comm_stream, with_cpu_sync)
-
-    def _usable(self, verb: str) -> Node:
-        if self._memory is None:
-            raise ValueError(f"buffer: got a destroyed one; {verb} must come before destroy")
-        if self._memory.runtime.num_forks != base.num_forks:
-            self._memory.runtime.check_caller(verb)
-        return self._memory
-
-
-def _timeout_ms(num_gpu_timeout_secs: Any) -> float:
-    text = os.environ.get("NBEP_TIMEOUT_MS")
-    if text is not None:
-        return validate.timeout_ms("NBEP_TIMEOUT_MS", text)
-    return 1000 * validate.timeout_ms("num_gpu_timeout_secs", num_gpu_timeout_secs)
 
 
 def _make_memory(
@@ -420,3 +422,31 @@ def get_logical_domain_size(group: Any, allow_hybrid_mode: bool = True) -> tuple
 def _logical(physical: tuple[int, int], allow_hybrid_mode: bool) -> tuple[int, int]:
     num_nodes, num_nvl_ranks = physical
     return physical if allow_hybrid_mode else (1, num_nodes * num_nvl_ranks)
+
+
+# What DeepEP's has besides, all marked experimental there, and no framework calls: the names, and what to use instead
+REFUSED = {
+    ("Engram (a remote key-value store)", "torch.distributed, or nbep.SharedMemory with kernels of your own"): (
+        "get_engram_storage_size_hint engram_write engram_fetch"
+    ),
+    ("pipeline-parallel send and recv", "torch.distributed.batch_isend_irecv"): (
+        "get_pp_buffer_size_hint pp_set_config pp_send pp_recv"
+    ),
+    ("all-gather and reduce-scatter (AGRS)", "torch.distributed.all_gather_into_tensor and reduce_scatter_tensor"): (
+        "get_agrs_num_max_session_bytes get_agrs_buffer_size_hint create_agrs_session destroy_agrs_session "
+        "agrs_new_session agrs_set_config agrs_get_inplace_tensor all_gather"
+    ),
+}
+
+
+def _refuse(name: str, what: str, instead: str) -> Any:
+    def refuse(*args: Any, **options: Any) -> NoReturn:
+        raise NotImplementedError(f"ElasticBuffer.{name}: {what} is not in nbep; use {instead}")
+
+    refuse.__name__ = name
+    return staticmethod(refuse)
+
+
+for (what, instead), names in REFUSED.items():
+    for name in names.split():
+        setattr(ElasticBuffer, name, _refuse(name, what, instead))

@@ -15,10 +15,10 @@ from nbep.host import handle_contents, validate
 from nbep.host.arguments import integer, refuse, switches
 from nbep.host.elastic.handle import FORM, EPHandle
 from nbep.host.events import handle_of
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 from nbep.host.normal_checks import Tokens, check_rows
+from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.views import View
 
 STATS = "cumulative_local_expert_recv_stats"
 
@@ -85,7 +85,7 @@ def options(request: ElasticDispatchRequest | ElasticCombineRequest) -> None:
             refuse("do_cpu_sync", True, "False or None with a handle, which knows the counts")
 
 
-def owned(memory: Node, handle: EPHandle, views: Sequence[View]) -> None:
+def owned(memory: NodeMemory, handle: EPHandle, views: Sequence[View]) -> None:
     """A handle of this buffer. views: of its arrays"""
     if handle.owner is not None and handle.owner is not memory.identity:
         refuse("handle", "the handle of another buffer", f"one that this buffer made on rank {memory.rank}")
@@ -107,7 +107,7 @@ def owned(memory: Node, handle: EPHandle, views: Sequence[View]) -> None:
     validate.array("handle.dst_buffer_slot_idx", slots, "int32", topk_idx.shape)
 
 
-def tokens(memory: Node, request: ElasticDispatchRequest, views: Sequence[View]) -> Tokens:
+def tokens(memory: NodeMemory, request: ElasticDispatchRequest, views: Sequence[View]) -> Tokens:
     """What travels, and where to. views: of x, its scales, topk_idx (of the handle if there is one), weights, stats"""
     num_ranks, (x, scales, topk_idx, topk_weights, stats) = memory.num_ranks, views
     check_rows(x, scales, isinstance(request.x, tuple))
@@ -138,7 +138,7 @@ def _apart(views: Sequence[View]) -> None:
     validate.apart({STATS: stats}, {"x": x, "topk_idx": topk_idx, "topk_weights": topk_weights})
 
 
-def each_dispatch(memory: Node, request: ElasticDispatchRequest, views: Sequence[View]) -> None:
+def each_dispatch(memory: NodeMemory, request: ElasticDispatchRequest, views: Sequence[View]) -> None:
     """What is checked in each call: whether the CPU can wait, and what `contents_of_handle` says; where the host reads
     arrays, also what is in them and where they lie. views: see Plans.find
     """
@@ -175,7 +175,7 @@ def rows(request: ElasticCombineRequest, views: Sequence[View]) -> int:
 
 
 def contents_of_handle(
-    memory: Node, request: ElasticDispatchRequest | ElasticCombineRequest, reduces: bool = True
+    memory: NodeMemory, request: ElasticDispatchRequest | ElasticCombineRequest, reduces: bool = True
 ) -> None:
     """A handle still says what dispatch has written there, but that expanded rows may be others where each choice's is
     not looked up.

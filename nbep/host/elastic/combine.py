@@ -4,7 +4,7 @@
  between nodes:  elastic_meet_combine --> elastic_push_sums --> elastic_send_combine --> elastic_meet_combine
                  --> elastic_add_sums
  in hybrid mode  before elastic_send_combine the ranks of the node meet --> elastic_gather_combine
- x in shared rows, inside a node and compact: elastic_fetch_combine, see intranode.fetch
+ x in shared rows, inside a node and compact: elastic_fetch_combine, see intranode.combine
 
 Source: DeepEP csrc/elastic/buffer.hpp, ElasticBuffer::combine
 """
@@ -28,19 +28,18 @@ from nbep.device.kernels.parts.staged_sums import sums_smem_bytes
 from nbep.device.layout.elastic import NEXT_TOKEN, OFFERS, ElasticSlots
 from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
-from nbep.host.calls import elastic_combine_call
+from nbep.host.calls import ELASTIC_COMBINE, make_call
 from nbep.host.elastic import checks
 from nbep.host.elastic.checks import ElasticCombineRequest
 from nbep.host.elastic.handle import OfHandle
 from nbep.host.elastic.streams import blocks_for, num_threads, prepare_meeting, wait_before_epilogue
 from nbep.host.events import EventOverlap
-from nbep.host.intranode.fetch import Fetch, Rows, Where, prepare_fetch
-from nbep.host.intranode.notify import prepare_reset
-from nbep.host.node import Node
-from nbep.host.normal_checks import BF16_BYTES
+from nbep.host.intranode.combine import Fetch, Rows, Where, prepare_fetch
+from nbep.host.intranode.dispatch import prepare_reset
+from nbep.host.node import NodeMemory
+from nbep.host.normal_checks import BF16_BYTES, handle_word
+from nbep.host.target.arrays import Make, View, Wanted
 from nbep.host.target.base import Array, Kernel, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import Make, Wanted
-from nbep.host.target.views import View
 
 FEW_SMS = 12  # up to here more warps add up than push, in compact form
 
@@ -65,7 +64,9 @@ class Plan(NamedTuple):
     slots: ElasticSlots
 
 
-def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tuple[Array, MaybeArray, EventOverlap]:
+def combine(
+    memory: NodeMemory, request: ElasticCombineRequest, reduces: bool
+) -> tuple[Array, MaybeArray, EventOverlap]:
     """See ElasticBuffer.combine. reduces: whether a rank may add up the rows of a token before it sends"""
     memory.check_faults()
     handle, bias = request.handle, request.bias
@@ -88,7 +89,7 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
     made, addresses = memory.allocate(request, plan.make)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
-    memory.elastic.begin_combine(plan.slots)
+    memory.elastic.combined = plan.slots
     of_handle, keep = OfHandle(*arguments[4:]), (made, request)
     if isinstance(plan.combine, Fetch):
         assert shared is not None
@@ -114,7 +115,7 @@ def combine(memory: Node, request: ElasticCombineRequest, reduces: bool) -> tupl
 
 
 def _check_and_plan(
-    memory: Node, request: ElasticCombineRequest, reduces: bool, is_fetched: bool, views: Sequence[View]
+    memory: NodeMemory, request: ElasticCombineRequest, reduces: bool, is_fetched: bool, views: Sequence[View]
 ) -> Plan:
     """Check what does not change, and prepare the launches."""
     checks.options(request)
@@ -127,7 +128,9 @@ def _check_and_plan(
     assert memory.elastic is not None
     slots = memory.elastic.slots(most, hidden * BF16_BYTES, num_topk, one_each)
     has_weights = request.topk_weights is not None
-    call = elastic_combine_call(memory, hidden, num_topk, handle, one_each, has_weights, is_fetched)
+    # Where this rank's rows come to lie at the others. one_each: see kernels.elastic.combine
+    words = handle_word(memory, handle), int(has_weights), hidden, num_topk, handle.num_experts
+    call = make_call(ELASTIC_COMBINE, *words, most, int(one_each), int(is_fetched))
     threads = num_threads(memory)
     num_warps = threads // 32
     elastic = memory.elastic
@@ -145,7 +148,7 @@ def _check_and_plan(
     num_blocks = blocks_for(memory, request.num_sms, most * memory.num_ranks, threads)
     smem_bytes = sums_smem_bytes(threads, runtime.has_tma)
     num_chunks, notify_threads = -(-most // slots.chunk), block_sizes(runtime).notify
-    nodes = elastic.nodes_of_sums(reduces)
+    nodes = elastic.nodes if reduces else elastic.nodes._replace(num_sharing=1)
     where = elastic.peers, memory.bounds, slots, nodes
 
     weights: Wanted | None = None if request.topk_weights is None else ((num_tokens, num_topk), "float32")

@@ -30,19 +30,18 @@ from nbep.device.layout.elastic import ElasticPlaces, ElasticShape
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.arguments import refuse
 from nbep.host.block_sizes import block_sizes
-from nbep.host.calls import elastic_dispatch_call
+from nbep.host.calls import ELASTIC_DISPATCH, make_call
 from nbep.host.elastic import checks
 from nbep.host.elastic.checks import FIRST_OPTION, ElasticDispatchRequest
 from nbep.host.elastic.handle import EPHandle, OfHandle
 from nbep.host.elastic.memory import ElasticMemory
 from nbep.host.elastic.streams import blocks_for, num_threads, wait_before_epilogue
 from nbep.host.events import EventOverlap
-from nbep.host.intranode.notify import prepare_reset
-from nbep.host.node import Node
-from nbep.host.normal_checks import A_PAIR, Tokens, pair
+from nbep.host.intranode.dispatch import prepare_reset
+from nbep.host.node import NodeMemory
+from nbep.host.normal_checks import A_PAIR, Tokens, handle_word, pair, words_of_x
+from nbep.host.target.arrays import ROWS, Make, View, Wanted
 from nbep.host.target.base import LATER, Array, MaybeArray, PreparedLaunch
-from nbep.host.target.new_arrays import ROWS, Make, Wanted
-from nbep.host.target.views import View
 
 ROWS_OF_SCALES = 4  # a column of scales begins at a multiple of 16 bytes, as the copy engine wants it
 NO_ARRAYS = (0, 0, 0, 0, 0, 0, 0, 0)
@@ -99,7 +98,7 @@ class Sizes(NamedTuple):
 
 
 def dispatch(
-    memory: Node, request: ElasticDispatchRequest, timeout_s: float
+    memory: NodeMemory, request: ElasticDispatchRequest, timeout_s: float
 ) -> tuple[Any, MaybeArray, MaybeArray, EPHandle, EventOverlap]:
     """See ElasticBuffer.dispatch. timeout_s: longest time that the CPU waits for counts"""
     memory.check_faults()
@@ -125,7 +124,7 @@ def dispatch(
 
 
 def _launch(
-    memory: Node,
+    memory: NodeMemory,
     plan: Plan,
     arguments: list[Any],
     request: ElasticDispatchRequest,
@@ -142,7 +141,8 @@ def _launch(
     made, addresses = memory.allocate(request, plan.make, numbers)
     wait_before_epilogue(memory, request.previous_event_before_epilogue)
     memory.compare(plan.call, handle)
-    _elastic(memory).begin_dispatch(plan.places, plan.shape)
+    elastic = _elastic(memory)
+    elastic.dispatched, elastic.combined = (plan.places, plan.shape), None
     x, scales, topk_idx, topk_weights, stats, *of_handle = arguments
     of_notify: tuple[Any, ...] = NO_ARRAYS
     if handle is None:
@@ -204,12 +204,12 @@ def _launch(
     return pair(outputs.recv_x, recv_scales), outputs.topk_idx, outputs.topk_weights, handle, event
 
 
-def _elastic(memory: Node) -> ElasticMemory:
+def _elastic(memory: NodeMemory) -> ElasticMemory:
     assert memory.elastic is not None
     return memory.elastic
 
 
-def _check_and_plan(memory: Node, request: ElasticDispatchRequest, is_shared: int, views: Sequence[View]) -> Plan:
+def _check_and_plan(memory: NodeMemory, request: ElasticDispatchRequest, is_shared: int, views: Sequence[View]) -> Plan:
     """Check what does not change, and prepare the launches. is_shared: see ElasticSizes"""
     runtime, num_ranks, handle = memory.runtime, memory.num_ranks, request.handle
     elastic = _elastic(memory)
@@ -228,7 +228,9 @@ def _check_and_plan(memory: Node, request: ElasticDispatchRequest, is_shared: in
     shape = ElasticShape(most, tokens.hidden_bytes, tokens.num_topk, tokens.num_scales)
     places = elastic.place(shape)
     has_weights = request.topk_weights is not None
-    call = elastic_dispatch_call(memory, tokens, most, handle, has_weights, is_shared)
+    # What the others read out of this rank's half. Whether and how rows are expanded is each rank's own affair.
+    words = handle_word(memory, handle), int(has_weights), *words_of_x(tokens), tokens.num_topk
+    call = make_call(ELASTIC_DISPATCH, *words, num_experts, most, is_shared)
     does_number = int(handle is None)
     threads = num_threads(memory)
     publish = runtime.prepare(
@@ -342,7 +344,7 @@ def _numbers(sizes: Sizes, do_expand: bool, num_scales: int) -> tuple[int, int, 
     return num_rows, sizes.num_recv_tokens, align_up(num_rows, ROWS_OF_SCALES) * num_scales
 
 
-def _known_sizes(memory: Node, request: ElasticDispatchRequest, plan: Plan) -> Sizes:
+def _known_sizes(memory: NodeMemory, request: ElasticDispatchRequest, plan: Plan) -> Sizes:
     """Those of the handle; without one, of the most that may come."""
     known, num_local_experts, alignment = request.handle, plan.num_local_experts, request.expert_alignment
     if known is not None:
@@ -354,7 +356,7 @@ def _known_sizes(memory: Node, request: ElasticDispatchRequest, plan: Plan) -> S
     return Sizes(most, align_up(expanded, alignment), [])
 
 
-def _received(memory: Node, plan: Plan, timeout_s: float) -> Sizes:
+def _received(memory: NodeMemory, plan: Plan, timeout_s: float) -> Sizes:
     """What comes, as the counters of notify say, for which the CPU waits."""
     timeout_ms = max(2 * memory.timeout_ms, 1e3 * timeout_s)
     received = memory.await_counts(plan.num_local_experts, timeout_ms, f"{timeout_ms / 1e3:g} s")

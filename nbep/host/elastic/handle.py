@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from nbep.host.handles import Identity, OfThisProcess
@@ -38,6 +39,7 @@ class OfHandle(NamedTuple):
     slots: Any
 
 
+@dataclass(eq=False, repr=False)
 class EPHandle(OfThisProcess):
     """The routing of one dispatch, as one rank sees it. Every rank's rows come in the order of (rank, token).
 
@@ -66,49 +68,32 @@ class EPHandle(OfThisProcess):
         DeepEP deep_ep/buffers/elastic.py, EPHandle
     """
 
+    do_expand: bool
+    num_experts: int
+    expert_alignment: int
+    num_max_tokens_per_rank: int
+    num_sms: int
+    topk_idx: Array
+    num_recv_tokens: int
+    num_expanded_tokens: int
+    num_recv_tokens_per_expert_list: list[int]
+    psum_num_recv_tokens_per_scaleup_rank: Array
+    psum_num_recv_tokens_per_expert: Array
+    num_unaligned_recv_tokens_per_expert: Array
+    recv_src_metadata: Array
+    dst_buffer_slot_idx: Array
+    token_metadata_at_forward: MaybeArray = None
+    channel_linked_list: MaybeArray = None
+
     # The identity of the buffer, and which of its dispatches it is of, from 1 on; None and 0 for a handle that somebody
     # else has put together.
-    owner: Identity | None = None
-    number = 0
-    _made: tuple[Array, int] | None = None  # recv_src_metadata as dispatch made it, and what torch says of writes to it
-    made_form: tuple[Any, ...] | None = None  # `form` as dispatch made it
-    made: Mapping[str, Any] = {}  # copies of `arrays`, where the host reads them and that dispatch has ended
-
-    def __init__(
-        self,
-        do_expand: bool,
-        num_experts: int,
-        expert_alignment: int,
-        num_max_tokens_per_rank: int,
-        num_sms: int,
-        topk_idx: Array,
-        num_recv_tokens: int,
-        num_expanded_tokens: int,
-        num_recv_tokens_per_expert_list: list[int],
-        psum_num_recv_tokens_per_scaleup_rank: Array,
-        psum_num_recv_tokens_per_expert: Array,
-        num_unaligned_recv_tokens_per_expert: Array,
-        recv_src_metadata: Array,
-        dst_buffer_slot_idx: Array,
-        token_metadata_at_forward: MaybeArray = None,
-        channel_linked_list: MaybeArray = None,
-    ):
-        self.do_expand = do_expand
-        self.num_experts = num_experts
-        self.expert_alignment = expert_alignment
-        self.num_max_tokens_per_rank = num_max_tokens_per_rank
-        self.num_sms = num_sms
-        self.topk_idx = topk_idx
-        self.num_recv_tokens = num_recv_tokens
-        self.num_expanded_tokens = num_expanded_tokens
-        self.num_recv_tokens_per_expert_list = num_recv_tokens_per_expert_list
-        self.psum_num_recv_tokens_per_scaleup_rank = psum_num_recv_tokens_per_scaleup_rank
-        self.psum_num_recv_tokens_per_expert = psum_num_recv_tokens_per_expert
-        self.num_unaligned_recv_tokens_per_expert = num_unaligned_recv_tokens_per_expert
-        self.recv_src_metadata = recv_src_metadata
-        self.dst_buffer_slot_idx = dst_buffer_slot_idx
-        self.token_metadata_at_forward = token_metadata_at_forward
-        self.channel_linked_list = channel_linked_list
+    owner: Identity | None = field(default=None, init=False)
+    number: int = field(default=0, init=False)
+    # recv_src_metadata as dispatch made it, and what torch says of writes to it
+    _made: tuple[Array, int] | None = field(default=None, init=False)
+    made_form: tuple[Any, ...] | None = field(default=None, init=False)  # `form` as dispatch made it
+    # copies of `arrays`, where the host reads them and that dispatch has ended
+    made: Mapping[str, Any] = field(default_factory=dict, init=False)
 
     def owned_by(self, owner: Identity, number: int) -> EPHandle:
         """The same, as made by a dispatch of the buffer of this identity."""

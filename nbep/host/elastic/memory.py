@@ -1,12 +1,22 @@
-"""The symmetric memory of an `ElasticBuffer`, and how large it has to be."""
+"""The symmetric memory of an `ElasticBuffer`, and how large it has to be; and rows that its ranks share: dispatch and
+combine fetch them from where the caller wrote them.
+
+rows = buffer.make_rows(num_rows, hidden)          collective
+x = rows.like(recv_x)                              [len(recv_x), hidden] bf16, in memory that peers map
+experts write x; buffer.combine(x, handle)         no rank pushes: each fetches what it wants
+
+x = rows.like((values, scales))                    FP8 values of dispatch, and their scales behind all of them
+"""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import numpy as np
 
 from nbep.device.alignment import ALIGNMENT_BYTES, align_up
+from nbep.device.kernels.intranode.lay_out_rows import LayPlaces
 from nbep.device.layout.elastic import (
     DATA,
     MAX_RANKS,
@@ -32,10 +42,98 @@ from nbep.device.layout.elastic import (
 from nbep.device.layout.internode import cells_bytes
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.device.protocols.peers import Peers
+from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.arguments import integer, refuse
-from nbep.host.elastic.rows import SharedRows
 from nbep.host.rdma_memory import RdmaMemory
-from nbep.host.target.memory import SymmetricMemory
+from nbep.host.shared_memory import SharedMemory
+from nbep.host.target.base import Array, Event
+from nbep.host.target.checked_arrays import Lease, LentArray
+from nbep.host.target.memory import Span, SymmetricMemory
+
+BF16_BYTES, SCALE_BYTES = 2, 4
+
+
+class SharedRows:
+    """Room for num_rows rows of hidden bf16 values on each rank. ElasticBuffer.make_rows makes it.
+
+    What `like` returns is the same memory in each call. It may be used again once the call that takes it is done, until
+    the buffer makes other rows, or is destroyed. Where the emulator sees another use, it is an error.
+
+    places: of x, and of top-k weights, which combine brings here for itself
+    """
+
+    def __init__(self, memory: SharedMemory, num_rows: int, hidden: int, places: LayPlaces):
+        self.memory, self.num_rows, self.hidden, self.places = memory, num_rows, hidden, places
+        self._x = Span(memory.runtime, memory.symmetric, 0, places.topk_weights)
+        self._leases: WeakSet[Lease] = WeakSet()  # of what `like` has returned
+        self._empty: tuple[Array, ...] = ()  # the latest made without rows: an address says nothing
+
+    def like(self, array: Any, dtype: str = "bfloat16") -> Any:
+        """Shared rows, as many as an array has, and of its library. dtype: NumPy's name of any that x may have
+
+        array: or (x, scales) as dispatch takes them: then a pair like both, with scales by row
+
+        Raises: ValueError if there are not so many, or x and its scales take more room than bf16 values
+        """
+        lease = Lease("shared rows", self.memory.symmetric.writes)
+        self._leases.add(lease)
+        if not isinstance(array, tuple):
+            return self._lend(lease, array, dtype, 0, self.hidden)
+        x, scales = map(self.memory.runtime.view, array)
+        num_scales, begin = scales.shape[1], align_up(self.num_rows * self.hidden * x.itemsize, VEC_BYTES)
+        room = (self.places.topk_weights - begin) // (SCALE_BYTES * self.num_rows)
+        if num_scales > room:
+            refuse(
+                "array",
+                f"{num_scales} scales a row of {x.dtype_name}",
+                f"at most {max(room, 0)}, where bf16 values would end",
+            )
+        of_x = self._lend(lease, array[0], x.dtype_name, 0, self.hidden)
+        return of_x, self._lend(lease, array[1], scales.dtype_name, begin, num_scales)
+
+    def _lend(self, lease: Lease, array: Array, dtype: str, begin: int, num_columns: int) -> Array:
+        num_rows, runtime = array.shape[0], self.memory.runtime
+        if num_rows > self.num_rows:
+            refuse("array", f"{num_rows} rows", f"at most {self.num_rows}, as make_rows was told")
+        made = self.memory.symmetric.array(runtime.dtype_like(dtype, array), begin, num_rows * num_columns)
+        made = runtime.lend(made.reshape(num_rows, num_columns), lease)
+        if num_rows == 0:
+            self._empty = (*self._empty[-1:], made)
+        return made
+
+    def offset_of(self, array: Array) -> int:
+        """How far behind the first row an array begins, in bytes; -1 if it lies elsewhere."""
+        if any(array is each for each in self._empty):
+            return 0
+        return self._x.offset_of(array)
+
+    def take(self, x: Any, end: Event | None) -> None:
+        """A call takes an array that lies here, and its scales, until that event."""
+        for each in x if isinstance(x, tuple) else (x,):
+            if isinstance(each, LentArray) and each._lease is not None:
+                each._lease.begins_with = end
+
+    def close(self, by: str) -> None:
+        """Give the memory back. Collective."""
+        for lease in self._leases:
+            lease.end(by)
+        self.memory.close()
+
+
+def make_rows(group: Any, num_rows: Any, hidden: Any, timeout_ms: float) -> SharedRows:
+    """See ElasticBuffer.make_rows."""
+    num_rows, hidden = integer("num_rows", num_rows, 1), integer("hidden", hidden, 1)
+    if hidden * BF16_BYTES % VEC_BYTES != 0:
+        refuse("hidden", hidden, "a multiple of 8")
+    places = LayPlaces(0, align_up(num_rows * hidden * BF16_BYTES, ALIGNMENT_BYTES))
+    num_bytes = places.topk_weights + align_up(4 * MAX_TOPK * num_rows, ALIGNMENT_BYTES)
+    cells = {"x of shared rows": 0, "topk_weights of shared rows": places.topk_weights}
+    memory = SharedMemory.create(group, num_bytes, timeout_ms=timeout_ms, cells=cells)
+    return SharedRows(memory, num_rows, hidden, places)
+
+
+# The memory of a buffer
+
 
 BUFFER_ALIGNMENT = 2 << 20
 COLUMNS_OF_LEAST_SCALE = 32
@@ -104,8 +202,8 @@ class ElasticMemory:
         self.num_scaleup_ranks = peers.num_ranks
         self.peers = self.sources = peers
         self.symmetric = symmetric
-        self._dispatched: tuple[ElasticPlaces, ElasticShape] | None = None  # of the latest dispatch
-        self._slots: ElasticSlots | None = None  # of the latest combine, if that came later
+        self.dispatched: tuple[ElasticPlaces, ElasticShape] | None = None  # of the latest dispatch
+        self.combined: ElasticSlots | None = None  # of the latest combine, if that came later
         symmetric.write(0, np.zeros(DATA // 4, np.int32))
 
     @classmethod
@@ -140,21 +238,13 @@ class ElasticMemory:
         first = self.peers.rank // size * size
         return first, first + size
 
-    @property
-    def _num_ranks(self) -> int:
-        return self.peers.num_ranks
-
     def place(self, shape: ElasticShape) -> ElasticPlaces:
         """Where a dispatch lays out its tokens.
 
         Raises: ValueError if there is no room for them
         """
-        self._check(num_dispatch_bytes(shape, self._num_ranks), 2 * self.areas.half, shape)
-        return place_arrays(self.areas.begin, self.areas.half, shape, self._num_ranks)
-
-    def nodes_of_sums(self, reduces: bool) -> ElasticNodes:
-        """Where things lie for a combine. reduces: whether ranks may add up what others send"""
-        return self.nodes if reduces else self.nodes._replace(num_sharing=1)
+        self._check(num_dispatch_bytes(shape, self.peers.num_ranks), 2 * self.areas.half, shape)
+        return place_arrays(self.areas.begin, self.areas.half, shape, self.peers.num_ranks)
 
     def slots(self, num_max_tokens: int, hidden_bytes: int, num_topk: int, one_each: bool) -> ElasticSlots:
         """Where the rows of a combine go.
@@ -162,12 +252,12 @@ class ElasticMemory:
         Raises: ValueError if there is no room for them
         """
         areas = self.areas
-        slots = make_slots(num_max_tokens, hidden_bytes, num_topk, self._num_ranks, one_each)
+        slots = make_slots(num_max_tokens, hidden_bytes, num_topk, self.peers.num_ranks, one_each)
         self._check(num_combine_bytes(slots), areas.slots, slots)
         if self.rdma is not None:
             self._check(num_kept_bytes(slots, one_each), areas.kept, slots)
             if areas.marks > 0:
-                self._check(num_mark_bytes(num_max_tokens, self._num_ranks), areas.marks, slots)
+                self._check(num_mark_bytes(num_max_tokens, self.peers.num_ranks), areas.marks, slots)
         return slots
 
     def _check(self, needed: int, available: int, shape: ElasticShape | ElasticSlots) -> None:
@@ -179,17 +269,11 @@ class ElasticMemory:
                 got, allowed = f"{got}, of which {available} are for this", f"such that it is {allowed}"
             refuse("num_bytes", got, f"{allowed}; see get_buffer_size_hint")
 
-    def begin_dispatch(self, places: ElasticPlaces, shape: ElasticShape) -> None:
-        self._dispatched, self._slots = (places, shape), None
-
-    def begin_combine(self, slots: ElasticSlots) -> None:
-        self._slots = slots
-
     def describe(self, offset: int) -> str:
         """Name the cell at an offset of the symmetric memory."""
         if self.rdma is not None:
-            return describe_nodes(self._dispatched, self._slots, self.nodes, self._num_ranks, offset)
-        return describe_elastic(self._dispatched, self._slots, offset)
+            return describe_nodes(self.dispatched, self.combined, self.nodes, self.peers.num_ranks, offset)
+        return describe_elastic(self.dispatched, self.combined, offset)
 
 
 def size_of(group: Any) -> int:

@@ -9,13 +9,13 @@ from nbep.host.elastic.checks import ElasticCombineRequest, ElasticDispatchReque
 from nbep.host.elastic.combine import combine
 from nbep.host.elastic.dispatch import dispatch
 from nbep.host.elastic.handle import EPHandle
+from nbep.host.entry import in_turn
 from nbep.host.events import EventHandle, EventOverlap
-from nbep.host.node import Node
-from nbep.host.one_thread import in_turn
+from nbep.host.node import OnMemory
 from nbep.host.target.base import Array
 
 
-class ElasticVerbs:
+class ElasticVerbs(OnMemory):
     num_max_tokens_per_rank: int
     num_cpu_timeout_secs: float
     num_allocated_qps: int
@@ -23,7 +23,6 @@ class ElasticVerbs:
 
     if TYPE_CHECKING:
 
-        def _usable(self, verb: str) -> Node: ...
         def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int: ...
 
     @in_turn
@@ -113,8 +112,11 @@ class ElasticVerbs:
             num_max_tokens_per_rank = _as_known("num_max_tokens_per_rank", num_max_tokens_per_rank, handle)
             expert_alignment = _as_known("expert_alignment", expert_alignment, handle)
         num_sms = integer("num_sms", num_sms, 0) or (handle.num_sms if handle is not None else 0)
-        if num_sms == 0:
-            num_sms = self._default_num_sms(num_experts, topk_idx)
+        if num_sms == 0:  # what cannot be said of wrong arguments, their checks say behind this
+            num_sms = 1
+            shape: Any = getattr(topk_idx, "shape", ())
+            if num_experts is not None and len(shape) == 2 and 1 <= shape[1] <= num_experts:
+                num_sms = self.get_theoretical_num_sms(num_experts, shape[1])
         request = ElasticDispatchRequest(
             x,
             topk_idx,
@@ -202,13 +204,6 @@ class ElasticVerbs:
             allocate_on_comm_stream,
         )
         return combine(memory, request, self.allow_multiple_reduction)
-
-    def _default_num_sms(self, num_experts: Any, topk_idx: Any) -> int:
-        """What get_theoretical_num_sms says; what it cannot say of wrong arguments, their checks say behind this."""
-        shape: Any = getattr(topk_idx, "shape", ())
-        if num_experts is None or len(shape) != 2 or not 1 <= shape[1] <= num_experts:
-            return 1
-        return self.get_theoretical_num_sms(num_experts, shape[1])
 
     def _check_qps(self, num_qps: Any) -> None:
         if integer("num_qps", num_qps, 0) > self.num_allocated_qps:

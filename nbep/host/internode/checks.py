@@ -9,19 +9,18 @@ from nbep.device.kernels.internode.arguments import MAX_WARPS
 from nbep.device.layout.internode import MAX_CHANNELS, num_meta_words
 from nbep.host import handle_contents, validate
 from nbep.host.arguments import refuse
-from nbep.host.config import Config, Table, fit_rings, nodes_config
+from nbep.host.config import Config, Rings, Table, fit_rings, nodes_config
 from nbep.host.handles import InternodeHandle
 from nbep.host.internode.memory import InternodeMemory
-from nbep.host.internode.rings import Rings, check_rings
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 
 
-def mode_of(memory: Node) -> InternodeMemory:
+def mode_of(memory: NodeMemory) -> InternodeMemory:
     assert memory.internode is not None
     return memory.internode
 
 
-def handle(memory: Node, value: Any) -> InternodeHandle:
+def handle(memory: NodeMemory, value: Any) -> InternodeHandle:
     """That of a dispatch between nodes."""
     value = validate.own_handle(memory, value, InternodeHandle, "a dispatch between nodes", 10)
     if not value.is_as_made:  # else its arrays are those that dispatch made
@@ -50,14 +49,14 @@ def handle(memory: Node, value: Any) -> InternodeHandle:
     return value
 
 
-def contents(memory: Node, value: InternodeHandle) -> None:
+def contents(memory: NodeMemory, value: InternodeHandle) -> None:
     """Of a handle's arrays, where the host can read them."""
     handle = InternodeHandle(*map(memory.runtime.contents, value))
     handle_contents.internode(handle, memory.rank, memory.num_nvl_peers)
 
 
 def rings(
-    memory: Node,
+    memory: NodeMemory,
     given: Config | None,
     table: Table,
     num_sms: int,
@@ -86,6 +85,22 @@ def rings(
     if of_handle and config.num_sms != num_sms:
         refuse("config.num_sms", config.num_sms, f"{num_sms}, as in the dispatch that made the handle")
     found = rings_of(config)
-    check_rings(config, found, *num_bytes)
+    if config.num_max_nvl_chunked_send_tokens > found.nvl.num_slots:
+        refuse(
+            "config.num_max_nvl_chunked_send_tokens",
+            config.num_max_nvl_chunked_send_tokens,
+            f"at most {found.nvl.num_slots} in combine, a node's share of num_max_nvl_chunked_recv_tokens "
+            f"({config.num_max_nvl_chunked_recv_tokens})",
+        )
+    for name, available, needed, shape in (
+        ("num_nvl_bytes", num_bytes[0], found.num_nvl_bytes, found.nvl),
+        ("num_rdma_bytes", num_bytes[1], found.num_rdma_bytes, found.rdma),
+    ):
+        if needed > available:
+            raise ValueError(
+                f"{name}: got {available} at construction; must be at least {needed} for {shape.num_channels} channels "
+                f"of {shape.num_slots} slots from {shape.num_ranks} {'ranks' if name == 'num_nvl_bytes' else 'nodes'}, "
+                f"{shape.hidden_bytes} bytes a token"
+            )
     mode.rdma.transport.check_message(found.rdma.hidden_bytes)
     return config, found

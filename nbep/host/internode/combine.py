@@ -9,22 +9,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from nbep.device.kernels.internode.combine import InternodeCombineSizes, combine_smem_bytes
-from nbep.host.calls import combine_call
-from nbep.host.config import COMBINE_TABLE, Config
+from nbep.host.config import COMBINE_TABLE, Config, Rings, combine_rings
 from nbep.host.events import EventOverlap
 from nbep.host.handles import InternodeHandle
 from nbep.host.internode import checks
 from nbep.host.internode.dispatch import prepare_cached_notify
-from nbep.host.internode.rings import Rings, combine_rings
-from nbep.host.low_latency.clean import take_turn
-from nbep.host.node import Node
-from nbep.host.normal_checks import CombineGiven, CombineRequest
+from nbep.host.low_latency.launch import take_turn
+from nbep.host.node import NodeMemory
+from nbep.host.normal_checks import CombineGiven, CombineRequest, combine_call
 from nbep.host.plans import Plan
 from nbep.host.target.base import Array, MaybeArray
 
 
 def launch(
-    memory: Node, plan: Plan, arguments: Sequence[Any], request: CombineRequest, handle: InternodeHandle
+    memory: NodeMemory, plan: Plan, arguments: Sequence[Any], request: CombineRequest, handle: InternodeHandle
 ) -> tuple[Array, MaybeArray, EventOverlap]:
     """Meet the other ranks, then combine."""
     mode = checks.mode_of(memory)
@@ -40,7 +38,7 @@ def launch(
     return outputs[0], outputs[1], memory.finish(request.async_finish)
 
 
-def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle: InternodeHandle) -> Plan:
+def make_plan(memory: NodeMemory, request: CombineRequest, given: CombineGiven, handle: InternodeHandle) -> Plan:
     """Choose the rings and prepare both launches, for arguments that are checked."""
     runtime, mode, num_sms = memory.runtime, checks.mode_of(memory), 2 * handle.num_channels
     num_combined_tokens = given.num_combined_tokens
@@ -53,11 +51,11 @@ def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle
     call = combine_call(memory, given.hidden, given.num_topk, config, handle, between_nodes=True)
     num_warps = mode.num_warps(config.num_threads, mode.most_combine_warps)
     launch = runtime.prepare(
-        mode.kernel(mode.combine_kernel),
+        mode.rdma.kernel(mode.combine_kernel),
         config.num_sms,
         32 * num_warps,
         combine_smem_bytes(32 * num_warps),
-        mode.network,
+        mode.rdma.network,
         memory.peers,
         mode.progress,
         memory.bounds,
@@ -68,7 +66,7 @@ def make_plan(memory: Node, request: CombineRequest, given: CombineGiven, handle
             config.num_max_nvl_chunked_send_tokens,
             config.num_max_rdma_chunked_send_tokens,
             mode.num_rdma_receivers(num_warps),
-            mode.cells,
+            mode.rdma.cells,
         ),
     )
     weights = ((num_combined_tokens, given.num_topk), "float32") if given.num_topk > 0 else None

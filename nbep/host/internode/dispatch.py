@@ -27,24 +27,22 @@ from nbep.device.kernels.internode.notify_dispatch import (
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import num_ring_cell_words
 from nbep.host.block_sizes import block_sizes
-from nbep.host.calls import dispatch_call
-from nbep.host.config import DISPATCH_TABLE, Config
+from nbep.host.config import DISPATCH_TABLE, Config, Rings, dispatch_rings
 from nbep.host.handles import InternodeHandle, InternodeTuple, Taken
 from nbep.host.internode import checks
-from nbep.host.internode.rings import Rings, dispatch_rings
-from nbep.host.low_latency.clean import take_turn
-from nbep.host.node import Node
-from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, pair
+from nbep.host.low_latency.launch import take_turn
+from nbep.host.node import NodeMemory
+from nbep.host.normal_checks import Dispatched, DispatchRequest, Tokens, dispatch_call, pair
 from nbep.host.plans import Plan
+from nbep.host.target.arrays import PASSED, ROWS, Wanted
 from nbep.host.target.base import LATER, PreparedLaunch
-from nbep.host.target.new_arrays import PASSED, ROWS, Wanted
 
 NUM_PREFIXES = 6  # arrays that notify writes, as InternodeNotifyOutputs begins
 NO_HEADS = CachedHeads(0, 0, 0, 0)  # before a dispatch
 NO_LISTS = (0,) * (len(InternodeDispatchOutputs._fields) - 2)  # besides tokens and scales, a handle's dispatch has none
 
 
-def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: InternodeHandle | None) -> Plan:
+def make_plan(memory: NodeMemory, request: DispatchRequest, tokens: Tokens, handle: InternodeHandle | None) -> Plan:
     """Choose the rings and prepare both launches, for arrays that are checked."""
     runtime, mode, num_ranks, num_tokens = memory.runtime, checks.mode_of(memory), memory.num_ranks, tokens.num_tokens
     num_experts, num_worst_tokens, num_sms = tokens.num_experts, request.num_worst_tokens, request.num_sms
@@ -60,11 +58,11 @@ def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: In
     call = dispatch_call(memory, tokens, config, handle, between_nodes=True)
     num_warps = mode.num_warps(config.num_threads)
     launch = runtime.prepare(
-        mode.kernel(internode_dispatch),
+        mode.rdma.kernel(internode_dispatch),
         config.num_sms,
         32 * num_warps,
         dispatch_smem_bytes(32 * num_warps),
-        mode.network,
+        mode.rdma.network,
         memory.peers,
         mode.progress,
         memory.bounds,
@@ -80,7 +78,7 @@ def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: In
             config.num_max_rdma_chunked_send_tokens,
             mode.num_nvl_receivers(num_warps),
             *tokens.scale_strides,
-            mode.cells,
+            mode.rdma.cells,
         ),
     )
     if handle is not None:
@@ -98,13 +96,13 @@ def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: In
         ((PASSED, mode.num_nvl_ranks), "int32"),
     )
     num_threads = block_sizes(runtime).notify
-    of_rings = num_ring_cell_words(rings.nvl), request.expert_alignment, mode.cells
+    of_rings = num_ring_cell_words(rings.nvl), request.expert_alignment, mode.rdma.cells
     notify = runtime.prepare(
-        mode.kernel(internode_notify_dispatch),
+        mode.rdma.kernel(internode_notify_dispatch),
         1 + num_ranks + num_nodes,
         num_threads,
         notify_smem_bytes(num_threads),
-        mode.network,
+        mode.rdma.network,
         memory.peers,
         mode.progress,
         memory.bounds,
@@ -127,7 +125,7 @@ def make_plan(memory: Node, request: DispatchRequest, tokens: Tokens, handle: In
 
 
 def launch(
-    memory: Node, plan: Plan, arguments: Sequence[Any], request: DispatchRequest, handle: InternodeHandle | None
+    memory: NodeMemory, plan: Plan, arguments: Sequence[Any], request: DispatchRequest, handle: InternodeHandle | None
 ) -> Dispatched:
     """Exchange the counts and wait for the totals, unless num_worst_tokens or a handle says them; then dispatch."""
     mode, num_worst_tokens = checks.mode_of(memory), request.num_worst_tokens
@@ -168,7 +166,7 @@ def launch(
     return pair(recv.recv_x, recv.recv_x_scales), recv.recv_topk_idx, recv.recv_topk_weights, counted, handle, event
 
 
-def prepare_cached_notify(memory: Node, rings: Rings, num_combined_tokens: Any, call: Call) -> PreparedLaunch:
+def prepare_cached_notify(memory: NodeMemory, rings: Rings, num_combined_tokens: Any, call: Call) -> PreparedLaunch:
     """Before a dispatch along known routes, or before a combine: come together with all ranks.
 
     num_combined_tokens: None before a dispatch. A combine's launch takes CachedHeads, and later how many tokens have
@@ -178,14 +176,14 @@ def prepare_cached_notify(memory: Node, rings: Rings, num_combined_tokens: Any, 
     num_channels = rings.nvl.num_channels
     is_dispatch = num_combined_tokens is None
     numbers = (0, 0) if is_dispatch else (num_combined_tokens, LATER)
-    sizes = *numbers, num_channels, num_ring_cell_words(rings.nvl), mode.cells
+    sizes = *numbers, num_channels, num_ring_cell_words(rings.nvl), mode.rdma.cells
     return runtime.prepare(
-        mode.kernel(internode_cached_notify),
+        mode.rdma.kernel(internode_cached_notify),
         1 if is_dispatch else 1 + num_channels,
         block_sizes(runtime).notify,
         0,
         *((NO_HEADS,) if is_dispatch else ()),
-        mode.network,
+        mode.rdma.network,
         memory.peers,
         mode.progress,
         memory.bounds,

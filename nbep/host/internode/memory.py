@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nbep.device.kernels.internode.arguments import MAX_WARPS, MAX_WARPS_BEFORE_SM90, Progress
 from nbep.device.kernels.internode.cached_notify import internode_cached_notify
 from nbep.device.kernels.internode.combine import combine_smem_bytes, kernel_for, most_warps
@@ -36,13 +34,17 @@ def check_nodes(runtime: Runtime, num_nodes: int) -> None:
 class InternodeMemory:
     """See above.
 
-    Attributes: progress: argument of the kernels; num_rdma_ranks, num_nvl_ranks: nodes, and ranks of each
+    Attributes: progress: argument of the kernels; num_rdma_ranks, num_nvl_ranks: nodes, and ranks of each;
+                most_combine_warps: that the kernel of combine is made for
     """
 
     def __init__(self, rdma: RdmaMemory, num_rdma_ranks: int, num_nvl_ranks: int) -> None:
         self.rdma = rdma
         self.num_rdma_ranks = num_rdma_ranks
         self.num_nvl_ranks = num_nvl_ranks
+        self.combine_kernel, self.most_combine_warps = kernel_for(num_rdma_ranks), most_warps(num_rdma_ranks)
+        notify: tuple[Kernel, ...] = internode_notify_dispatch, internode_cached_notify
+        self.kernels = *notify, internode_dispatch, self.combine_kernel
         cells = align_up(4 * MAX_CHANNELS * num_rdma_ranks, ALIGNMENT_BYTES)
         self.workspace = rdma.runtime.allocate(2 * (cells + ALIGNMENT_BYTES), "internode workspace", self._describe)
         sent = self.workspace.address
@@ -57,28 +59,6 @@ class InternodeMemory:
         name, word = ("sent", offset // 4) if offset < rounds // 2 else ("received", (offset - rounds // 2) // 4)
         return f"{name}[channel {word // self.num_rdma_ranks}, node {word % self.num_rdma_ranks}]"
 
-    @property
-    def network(self) -> Any:
-        return self.rdma.network
-
-    @property
-    def cells(self) -> int:
-        """Offset of the mode's cells in the RDMA buffer."""
-        return self.rdma.cells
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """All of the mode."""
-        return internode_notify_dispatch, internode_cached_notify, internode_dispatch, self.combine_kernel
-
-    @property
-    def combine_kernel(self) -> Kernel:
-        return kernel_for(self.num_rdma_ranks)
-
-    def kernel(self, kernel: Kernel) -> Kernel:
-        """The kernel for this network."""
-        return self.rdma.kernel(kernel)
-
     def num_warps(self, num_threads: int | None, most: int = MAX_WARPS) -> int:
         """Warps of a block of dispatch or combine; num_threads: of the config; most: that the kernel is made for."""
         if num_threads is not None:
@@ -87,21 +67,11 @@ class InternodeMemory:
         return max(fewest, min(most, block_sizes(self.rdma.runtime).ring(self.num_nvl_ranks) // 32))
 
     def bounds_of_warps(self, most: int = MAX_WARPS) -> tuple[int, int]:
-        """Fewest and most warps of a block of dispatch or combine: see `fewest_warps` and `warps_that_fit`."""
-        return min(self.fewest_warps, most), warps_that_fit(self.rdma.runtime, most)
-
-    @property
-    def fewest_warps(self) -> int:
-        """The fewest warps with which every role of a block has at least one.
+        """Fewest and most warps of a block of dispatch or combine: with the fewest every role has at least one.
 
         Between so many nodes that a block of dispatch has not as many warps, it needs fewer.
         """
-        return max(self.num_nvl_ranks, self.num_rdma_ranks) + 2
-
-    @property
-    def most_combine_warps(self) -> int:
-        """For which the kernel of combine is made."""
-        return most_warps(self.num_rdma_ranks)
+        return min(max(self.num_nvl_ranks, self.num_rdma_ranks) + 2, most), warps_that_fit(self.rdma.runtime, most)
 
     def num_nvl_receivers(self, num_warps: int) -> int:
         """Warps of each team of NVL receivers in dispatch; the other half of the block sends."""
@@ -110,6 +80,3 @@ class InternodeMemory:
     def num_rdma_receivers(self, num_warps: int) -> int:
         """Warps that receive in combine; the other half sends, if NVLink carries rows at all."""
         return num_warps - 1 if self.num_nvl_ranks == 1 else max(1, (num_warps - 1) // 2)
-
-    def free(self) -> None:
-        self.workspace.free()

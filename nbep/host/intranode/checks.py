@@ -11,17 +11,17 @@ from nbep.host.arguments import refuse
 from nbep.host.config import ZERO_COPY_CHUNK, Config, Table, deep_ep_bytes, fit_config, table_config
 from nbep.host.handles import DispatchHandle
 from nbep.host.intranode.direct import DirectMemory
-from nbep.host.node import Node
+from nbep.host.node import NodeMemory
 
 MAX_RING_THREADS = 768
 
 
-def direct_of(memory: Node) -> DirectMemory:
+def direct_of(memory: NodeMemory) -> DirectMemory:
     assert memory.direct is not None
     return memory.direct
 
 
-def handle(memory: Node, value: Any) -> DispatchHandle:
+def handle(memory: NodeMemory, value: Any) -> DispatchHandle:
     """That of a dispatch inside a node."""
     value = validate.own_handle(memory, value, DispatchHandle, "dispatch", 6)
     if not value.is_as_made:  # else its arrays are those that dispatch made
@@ -36,13 +36,13 @@ def handle(memory: Node, value: Any) -> DispatchHandle:
     return value
 
 
-def contents(memory: Node, value: DispatchHandle) -> None:
+def contents(memory: NodeMemory, value: DispatchHandle) -> None:
     """Of a handle's arrays, where the host can read them."""
     handle_contents.intranode(DispatchHandle(*map(memory.runtime.contents, value)), memory.rank)
 
 
 def rings(
-    memory: Node,
+    memory: NodeMemory,
     given: Config | None,
     table: Table,
     num_sms: int,

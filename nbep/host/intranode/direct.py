@@ -23,7 +23,6 @@ from nbep.device.layout.direct import (
     describe_direct,
     num_direct_bytes_needed,
     place_half,
-    place_rows,
 )
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.device.protocols.peers import Peers
@@ -31,7 +30,6 @@ from nbep.host.arguments import integer, refuse
 from nbep.host.target.base import Array, Runtime
 from nbep.host.target.checked_arrays import Lease
 from nbep.host.target.memory import Span, SymmetricMemory
-from nbep.host.target.streams import Event
 
 MAX_ARRAYS = 256
 MAX_SMS = 256  # that a size hint has room for
@@ -54,9 +52,9 @@ class DirectMemory:
         self.area = Span(runtime, symmetric, start + FIXED, num_bytes - FIXED)  # in which arrays may lie
         self._num_dispatches = 0
         self._leases: list[Lease | None] = [None] * NUM_HALVES
-        self._arrays: dict[Any, Array] = {}
+        self.arrays: dict[Any, Array] = {}  # kept for later calls
         self._half: tuple[HalfPlaces, DirectShape, int] | None = None  # of the latest dispatch
-        self._rows: RowPlaces | None = None  # of the latest combine
+        self.rows: RowPlaces | None = None  # of the latest combine
 
     def open(self, bases: np.ndarray, peers: Peers) -> None:
         """bases: of the symmetric memories of all ranks; peers: of the rings' part."""
@@ -89,13 +87,6 @@ class DirectMemory:
         self._half = places, shape, half
         return lease
 
-    def place_rows(self, hidden_bytes: int, num_topk: int) -> RowPlaces:
-        """Where combine lays out what lies elsewhere."""
-        return place_rows(self.num_bytes, hidden_bytes, num_topk)
-
-    def begin_combine(self, places: RowPlaces) -> None:
-        self._rows = places
-
     def array(self, place: int, num_rows: int, shape: tuple[int, ...], dtype: str, like: Array, lease: Lease) -> Array:
         """An array that begins at a place of the area, of the kind of `like`. There is room for num_rows.
 
@@ -107,27 +98,17 @@ class DirectMemory:
             flat = self._symmetric.array(self._runtime.dtype_like(dtype, like), offset, shape[0] * row)
             return self._runtime.lend(flat.reshape(shape), lease)
         key = place, num_rows, row, dtype, type(like)
-        found = self._arrays.get(key)
+        found = self.arrays.get(key)
         if found is None:
-            if len(self._arrays) >= MAX_ARRAYS:
-                self._arrays.clear()
+            if len(self.arrays) >= MAX_ARRAYS:
+                self.arrays.clear()
             found = self._symmetric.array(self._runtime.dtype_like(dtype, like), offset, num_rows * row)
-            found = self._arrays[key] = found.reshape((num_rows, *shape[1:]))
+            found = self.arrays[key] = found.reshape((num_rows, *shape[1:]))
         return found[: shape[0]]
-
-    def begin_lease(self, event: Event | None) -> None:
-        """What the latest dispatch receives is there behind an event; where the host reads arrays."""
-        lease = self._leases[(self._num_dispatches - 1) % NUM_HALVES]
-        if lease is not None:
-            lease.begins_with = event
-
-    def forget(self) -> None:
-        """Keep no arrays for later calls."""
-        self._arrays.clear()
 
     def describe(self, offset: int) -> str:
         """Name the cell at an offset of the symmetric memory."""
-        return describe_direct(self._half, self._rows, self._num_ranks, offset - self.start - FIXED)
+        return describe_direct(self._half, self.rows, self._num_ranks, offset - self.start - FIXED)
 
 
 def size_hint(num_max_tokens_per_rank: int, hidden: int, num_ranks: int, num_topk: int = MAX_TOPK) -> int:

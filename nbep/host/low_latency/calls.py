@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape
 from nbep.host.arguments import refuse
-from nbep.host.ranks.call_log import Arguments
+from nbep.host.calls import Arguments
 
 DISPATCH, COMBINE = range(2)
 VERBS = ("low_latency_dispatch", "low_latency_combine")  # the lowest bit of both words

@@ -10,22 +10,20 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, send_offset
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, NUM_HALVES, LowLatencyShape, send_offset
 from nbep.device.layout.low_latency_host import shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, refuse
 from nbep.host.block_sizes import block_sizes
+from nbep.host.calls import Unknown
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import COMBINE, HOOK, NAMES_IN_HANDLE, ORIGINS, words_of
-from nbep.host.low_latency.clean import begin_verb
-from nbep.host.low_latency.handle import LowLatencyHandle
-from nbep.host.low_latency.launch import Hook, check_options, run_call
+from nbep.host.low_latency.handle import LowLatencyHandle, check_choices, check_contents, checked_handle, is_ready
+from nbep.host.low_latency.launch import Hook, begin_verb, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
-from nbep.host.node import Node
-from nbep.host.plans import overlap
+from nbep.host.node import NodeMemory
+from nbep.host.target.arrays import View
 from nbep.host.target.base import Array, MaybeArray, Runtime
-from nbep.host.target.views import View
 
 VERB = "low_latency_combine"
 GET_NEXT = "get_next_low_latency_combine_buffer"
@@ -52,24 +50,34 @@ FIRST_OPTION = CombineRequest._fields.index("use_logfmt")
 
 
 def low_latency_combine(
-    memory: Node, given: tuple[Any, ...], options: tuple[Any, ...], handle: Any
+    memory: NodeMemory, given: tuple[Any, ...], options: tuple[Any, ...], handle: Any
 ) -> tuple[Array, EventOverlap, Hook | None]:
     """See Buffer.low_latency_combine. given, options: those of a CombineRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
     of_plan: Any = None
-    if checks.is_ready(mode, handle):
+    if is_ready(mode, handle):
         of_plan = *options, handle.sizes, handle.call.number % ORIGINS if mode.compares_calls else 0
     else:
-        handle = checks.handle(mode, handle)
+        handle = checked_handle(mode, handle)
     plan, arguments, views = mode.combine_plans.find(given, of_plan, _check_and_plan, memory, mode, options, handle)
     use_logfmt, zero_copy, async_finish, return_recv_hook = options
     if zero_copy:
-        _check_zero_copy(mode, use_logfmt)
-    if views or ((arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
+        if use_logfmt:
+            refuse("zero_copy", True, "False with use_logfmt: its rows are made while they are sent")
+        if mode.zero_copy_number != mode.num_calls:
+            refuse(
+                "zero_copy",
+                "True without get_next_low_latency_combine_buffer since the last low-latency call",
+                "False, or with a buffer that was got for this very call",
+            )
+    if views or ((arguments[3] or arguments[4]) and validate.overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
         _check_places(memory, mode, handle, zero_copy, views or [*map(runtime.view, given)])
         if validate.may_read(memory, None):
-            _check_contents(runtime, mode, handle, *given[1:3])
+            check_choices(runtime.contents(given[1]), handle.num_experts)
+            check_contents(mode, handle)
+            _check_choices(runtime, handle, given[1])
+            _check_weights(runtime, handle, given[2])
             if return_recv_hook:
                 watched = {"topk_idx": given[1], "topk_weights": given[2]}
                 call.watch = runtime.watch(VERB, "behind its hook", watched)
@@ -97,21 +105,22 @@ def low_latency_combine(
 def _alike(return_recv_hook: bool, shape: LowLatencyShape, handle: LowLatencyHandle) -> dict[str, object]:
     """What all ranks must pass alike."""
     of_shape = {NAMES_IN_HANDLE.get(name, name): value for name, value in shape._asdict().items()}
-    return {**of_shape, HOOK: return_recv_hook, "handle": handle.origin}
+    origin = Unknown() if handle.call is None else f"that of {handle.call}"
+    return {**of_shape, HOOK: return_recv_hook, "handle": origin}
 
 
-def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
+def get_next_low_latency_combine_buffer(memory: NodeMemory, handle: Any) -> Array:
     """See Buffer.get_next_low_latency_combine_buffer.
 
     Where messages leave from the send area, a NIC may still read there what was sent in this half before.
     """
     mode = begin_verb(memory, GET_NEXT)
     mode.check_own(GET_NEXT)
-    handle = checks.handle(mode, handle)
+    handle = checked_handle(mode, handle)
     mode.check_size(_shape(mode, handle, False))
     num_local_experts = handle.num_experts // mode.num_ranks
     shape = (num_local_experts, mode.num_ranks * handle.num_max_dispatch_tokens_per_rank, handle.hidden)
-    half = mode.next_half
+    half = mode.num_calls % NUM_HALVES
     mode.zero_copy_number = mode.num_calls
     if mode.sends_from_buffer:
         if memory.runtime.is_capturing:
@@ -126,7 +135,7 @@ def get_next_low_latency_combine_buffer(memory: Node, handle: Any) -> Array:
 
 
 def _check_places(
-    memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, zero_copy: bool, views: Sequence[View]
+    memory: NodeMemory, mode: LowLatencyMemory, handle: LowLatencyHandle, zero_copy: bool, views: Sequence[View]
 ) -> None:
     """What the call writes lies nowhere else, and nothing in the RDMA buffer, but for an x that is not read."""
     view, arrays = memory.runtime.view, dict(zip(CombineRequest._fields, views, strict=False))
@@ -139,7 +148,11 @@ def _check_places(
 
 
 def _check_and_plan(
-    memory: Node, mode: LowLatencyMemory, options: tuple[Any, ...], handle: LowLatencyHandle, views: Sequence[View]
+    memory: NodeMemory,
+    mode: LowLatencyMemory,
+    options: tuple[Any, ...],
+    handle: LowLatencyHandle,
+    views: Sequence[View],
 ) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     runtime, given = memory.runtime, CombineRequest._make((*views, *options))
@@ -163,16 +176,6 @@ def _check_and_plan(
     return plan
 
 
-def _check_contents(
-    runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHandle, topk_idx: Array, topk_weights: Array
-) -> None:
-    """Only if `may_read`."""
-    checks.choices(runtime.contents(topk_idx), handle.num_experts)
-    checks.handle_contents(mode, handle)
-    _check_choices(runtime, handle, topk_idx)
-    _check_weights(runtime, handle, topk_weights)
-
-
 def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -> LowLatencyShape:
     deduplicate = handle.num_topk != 0
     if deduplicate and use_logfmt:
@@ -191,7 +194,7 @@ def _shape(mode: LowLatencyMemory, handle: LowLatencyHandle, use_logfmt: bool) -
     return shape
 
 
-def _plan(memory: Node, mode: LowLatencyMemory, handle: LowLatencyHandle, given: CombineRequest) -> Plan:
+def _plan(memory: NodeMemory, mode: LowLatencyMemory, handle: LowLatencyHandle, given: CombineRequest) -> Plan:
     """given: with a View for each array"""
     runtime, topk_idx = memory.runtime, given.topk_idx
     shape = _shape(mode, handle, given.use_logfmt)
@@ -223,17 +226,6 @@ def _check_handle(runtime: Runtime, mode: LowLatencyMemory, handle: LowLatencyHa
     validate.array("handle.src_info", runtime.view(handle.src_info), "int32", (num_local_experts, num_rows))
     ranges = (num_local_experts, mode.num_ranks)
     validate.array("handle.layout_range", runtime.view(handle.layout_range), "int64", ranges)
-
-
-def _check_zero_copy(mode: LowLatencyMemory, use_logfmt: bool) -> None:
-    if use_logfmt:
-        refuse("zero_copy", True, "False with use_logfmt: its rows are made while they are sent")
-    if mode.zero_copy_number != mode.num_calls:
-        refuse(
-            "zero_copy",
-            "True without get_next_low_latency_combine_buffer since the last low-latency call",
-            "False, or with a buffer that was got for this very call",
-        )
 
 
 def _check_choices(runtime: Runtime, handle: LowLatencyHandle, topk_idx: Array) -> None:

@@ -22,17 +22,19 @@ from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.block_sizes import block_sizes
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import checks
 from nbep.host.low_latency.calls import DISPATCH, HOOK, MAX_TOKENS, words_of
-from nbep.host.low_latency.clean import begin_verb
-from nbep.host.low_latency.handle import NO_MESSAGES, LowLatencyHandle, LowLatencyTuple
-from nbep.host.low_latency.launch import Hook, check_options, run_call
+from nbep.host.low_latency.handle import (
+    NO_MESSAGES,
+    LowLatencyHandle,
+    LowLatencyTuple,
+    check_choices,
+    checked_num_experts,
+)
+from nbep.host.low_latency.launch import Hook, begin_verb, check_options, run_call
 from nbep.host.low_latency.memory import LowLatencyMemory, Plan
-from nbep.host.node import Node
-from nbep.host.plans import overlap
+from nbep.host.node import NodeMemory
+from nbep.host.target.arrays import ByColumns, PartsLayout, View, Wanted
 from nbep.host.target.base import Array, MaybeArray
-from nbep.host.target.new_arrays import ByColumns, PartsLayout, Wanted
-from nbep.host.target.views import View
 
 VERB = "low_latency_dispatch"
 COLUMNS_PER_WORD = 4 * COLUMNS_PER_SCALE  # of packed scales
@@ -65,16 +67,16 @@ END_OF_ALIKE = DispatchRequest._fields.index("async_finish")
 
 
 def low_latency_dispatch(
-    memory: Node, given: tuple[Any, ...], options: tuple[Any, ...]
+    memory: NodeMemory, given: tuple[Any, ...], options: tuple[Any, ...]
 ) -> tuple[Any, Array, LowLatencyHandle, EventOverlap, Hook | None]:
     """See Buffer.low_latency_dispatch. given, options: those of a DispatchRequest"""
     runtime, mode = memory.runtime, begin_verb(memory, VERB)
     call = mode.next_call(VERB)
     plan, arguments, views = mode.dispatch_plans.find(given, options, _check_and_plan, memory, mode, options)
-    if views or ((arguments[3] or arguments[4]) and overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
+    if views or ((arguments[3] or arguments[4]) and validate.overlap(arguments, plan.num_bytes, FIRST_OUTPUT)):
         _check_places(memory, mode, views or [*map(runtime.view, given)])
         if validate.may_read(memory, None):
-            checks.choices(runtime.contents(given[1]), plan.shape.num_experts)
+            check_choices(runtime.contents(given[1]), plan.shape.num_experts)
             call.choices = runtime.contents(given[1]).copy()
     arrays, (rows, count, of_handle, scales) = plan.make()
     recv_x, recv_count, parts, recv_x_scales = arrays
@@ -106,7 +108,7 @@ def _alike(options: tuple[Any, ...], hidden: int) -> dict[str, object]:
 # Validate
 
 
-def _check_places(memory: Node, mode: LowLatencyMemory, views: Sequence[View]) -> None:
+def _check_places(memory: NodeMemory, mode: LowLatencyMemory, views: Sequence[View]) -> None:
     """What the call writes lies nowhere else, and nothing in the RDMA buffer."""
     arrays = dict(zip(DispatchRequest._fields, views, strict=False))
     outputs = {name: arrays.pop(name) for name in DispatchRequest._fields[FIRST_OUTPUT:FIRST_OPTION]}
@@ -114,11 +116,13 @@ def _check_places(memory: Node, mode: LowLatencyMemory, views: Sequence[View]) -
     validate.apart(outputs, arrays)
 
 
-def _check_and_plan(memory: Node, mode: LowLatencyMemory, options: tuple[Any, ...], views: Sequence[View]) -> Plan:
+def _check_and_plan(
+    memory: NodeMemory, mode: LowLatencyMemory, options: tuple[Any, ...], views: Sequence[View]
+) -> Plan:
     """Check everything; the plan for this call, and for later ones with such arrays and these options."""
     given = DispatchRequest._make((*views, *options))
     integer("num_max_dispatch_tokens_per_rank", given.num_max_tokens, 1)
-    checks.num_experts(mode, given.num_experts)
+    checked_num_experts(mode, given.num_experts)
     flags(
         use_fp8=given.use_fp8,
         round_scale=given.round_scale,
@@ -139,7 +143,7 @@ def _check_and_plan(memory: Node, mode: LowLatencyMemory, options: tuple[Any, ..
     return plan
 
 
-def _plan(memory: Node, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
+def _plan(memory: NodeMemory, mode: LowLatencyMemory, given: DispatchRequest) -> Plan:
     """given: with a View for each array"""
     runtime, x, topk_idx = memory.runtime, given.x, given.topk_idx
     num_max_tokens, num_experts = int(given.num_max_tokens), int(given.num_experts)

@@ -7,7 +7,6 @@ call 2 (half 0):                   send ............. receive      not before ca
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -53,14 +52,13 @@ from nbep.device.layout.low_latency_host import recv_begin, shape_of, share_byte
 from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import integer, refuse
 from nbep.host.config import INT4_BYTES, Sizes
-from nbep.host.faults import unread_error
 from nbep.host.handles import Identity
 from nbep.host.low_latency.calls import ORIGINS, Words
 from nbep.host.plans import Plans
+from nbep.host.ranks.timeouts import PeerTimeout
 from nbep.host.rdma_memory import RdmaMemory
-from nbep.host.target.base import Kernel, PreparedLaunch
-from nbep.host.target.new_arrays import Make
-from nbep.host.target.streams import Stream
+from nbep.host.target.arrays import Make
+from nbep.host.target.base import Kernel, PreparedLaunch, Stream
 
 STATE_NAMES = {
     SENT_HALF: "sent half + 1",
@@ -165,7 +163,7 @@ def _received_call(owner: LowLatencyMemory, verb: str, number: int, choices: Any
 class LowLatencyMemory(Identity):
     """See above. Handles remember it.
 
-    Attributes: network, work: arguments of the kernels; num_blocks: of their launches
+    Attributes: work: argument of the kernels; num_blocks: of their launches
     """
 
     def __init__(self, rdma: RdmaMemory, rank: int, num_ranks: int, sizes: Sizes) -> None:
@@ -200,14 +198,6 @@ class LowLatencyMemory(Identity):
         most = self.runtime.resident_blocks(memories, self.transport.num_blocks_taken)
         self.num_blocks = min(most, self._num_sms or most)
 
-    @property
-    def network(self) -> Any:
-        return self.rdma.network
-
-    def kernel(self, kernel: Kernel) -> Kernel:
-        """The kernel for this network."""
-        return self.rdma.kernel(kernel)
-
     def kernel_of_calls(self, kernel: Kernel, shape: type) -> Kernel:
         """Dispatch or combine for shapes of a type, which compares calls if this buffer does."""
         return over(over(kernel, shape, "shape"), self.call_type, "call")
@@ -218,9 +208,6 @@ class LowLatencyMemory(Identity):
         shapes = LowLatencyShape, DeduplicatedShape
         of_calls = (self.kernel_of_calls(kernel, shape) for kernel in both for shape in shapes)
         return (*of_calls, clean_low_latency_buffer, update_mask_buffer)
-
-    def free(self) -> None:
-        self.workspace.free()
 
     # Calls
 
@@ -237,20 +224,6 @@ class LowLatencyMemory(Identity):
             held = f"a third call under way: the hook of {holder} has not been called"
             refuse(verb, held, "made after that hook")
         return LowLatencyCall(self, verb, self.num_calls)
-
-    def is_latest(self, call: LowLatencyCall) -> bool:
-        """Whether no call has been made after this one."""
-        return call.number == self.num_calls - 1
-
-    @property
-    def next_half(self) -> int:
-        return self.num_calls % NUM_HALVES
-
-    def received_calls(self) -> Iterator[tuple[int, Words]]:
-        """The words of the latest call of each half, if its receive phase is launched."""
-        for half, call in enumerate(self.halves):
-            if call is not None and call.is_received:
-                yield half, call.words
 
     def origin_of(self, call: LowLatencyCall | None) -> int:
         """What the words of a combine say of its handle's dispatch; 0 if it is unknown, or calls are not compared."""
@@ -293,7 +266,7 @@ class LowLatencyMemory(Identity):
         self, kernel: Kernel, num_threads: int, smem_bytes: int, words: Words, bounds: Any, shape: Any, sizes: Any
     ) -> Launches:
         """The launches of dispatch or combine."""
-        kernel = self.kernel(self.kernel_of_calls(kernel, type(shape)))
+        kernel = self.rdma.kernel(self.kernel_of_calls(kernel, type(shape)))
         num_bytes = self.num_rdma_bytes
         more = words if self.call_type is ComparedCall else ()
         return tuple(
@@ -304,7 +277,7 @@ class LowLatencyMemory(Identity):
                     num_threads,
                     smem_bytes,
                     self.call_type(num_bytes, self.share_bytes, recv_begin(num_bytes, half), half, phases, *more),
-                    self.network,
+                    self.rdma.network,
                     self.work,
                     bounds,
                     shape,
@@ -345,7 +318,7 @@ class LowLatencyMemory(Identity):
     @property
     def sends_from_buffer(self) -> bool:
         """Whether what leaves is read from the send area after the kernel that sends it has ended."""
-        return sends_from_buffer(self.network)
+        return sends_from_buffer(self.rdma.network)
 
     def wait_sent(self, timeout_ms: float) -> None:
         """Wait until the send area is not read any more: not by kernels, and not by a NIC.
@@ -360,7 +333,9 @@ class LowLatencyMemory(Identity):
         )
         peer = None if in_time else self.transport.unread_by_nic()
         if peer is not None:
-            raise unread_error(self.rank, peer, timeout_ms, self.transport.describe(peer))
+            message = f"rank {self.rank}: its NIC has not read what goes to rank {peer} in {timeout_ms:g} ms"
+            message = "\n  ".join((message, *self.transport.describe(peer)))
+            raise PeerTimeout(message, self.rank, peer, "zero copy")
 
     def masked_ranks(self) -> list[int]:
         """The ranks that this one goes on without, after the calls so far; [] if the buffer does not shrink."""
@@ -382,7 +357,16 @@ def low_latency_rdma_size_hint(
     hidden, num_experts = integer("hidden", hidden, 0), integer("num_experts", num_experts, 0)
     num_ranks = integer("num_ranks", num_ranks, 1)
     shape = shape_of(num_ranks, num_experts, num_max_tokens, hidden, MAX_TOPK, 0, 1, 0)
-    return max(NUM_HALVES * 2 * quarter_bytes_needed(shape), _deep_ep_bytes(num_max_tokens, hidden, num_experts))
+    # DeepEP's: signals, send and receive buffers, each of them twice.
+    num_scales = hidden // 128
+    dispatch_msg = INT4_BYTES + max(2 * hidden, hidden + 4 * num_scales)
+    combine_msg = 4 * num_scales + 2 * hidden
+    send = max(num_max_tokens * dispatch_msg, num_experts * num_max_tokens * combine_msg)
+    recv = num_experts * num_max_tokens * max(dispatch_msg, combine_msg)
+    signals = align_up(4 * num_experts, ALIGNMENT_BYTES)
+    # DeepEP rounds up past an exact multiple too.
+    deep_eps = (2 * (send + recv + signals) + ALIGNMENT_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+    return max(NUM_HALVES * 2 * quarter_bytes_needed(shape), deep_eps)
 
 
 def quarter_bytes_needed(shape: LowLatencyShape) -> int:
@@ -394,15 +378,3 @@ def quarter_bytes_needed(shape: LowLatencyShape) -> int:
     if shape.deduplicate:
         needed = max(needed, shape.num_max_tokens * message_stride(shape._replace(use_fp8=0)))
     return shape.num_ranks * align_up(needed, ALIGNMENT_BYTES)
-
-
-def _deep_ep_bytes(num_max_tokens: int, hidden: int, num_experts: int) -> int:
-    """DeepEP's: signals, send and receive buffers, each of them twice."""
-    num_scales = hidden // 128
-    dispatch_msg = INT4_BYTES + max(2 * hidden, hidden + 4 * num_scales)
-    combine_msg = 4 * num_scales + 2 * hidden
-    send = max(num_max_tokens * dispatch_msg, num_experts * num_max_tokens * combine_msg)
-    recv = num_experts * num_max_tokens * max(dispatch_msg, combine_msg)
-    signals = align_up(4 * num_experts, ALIGNMENT_BYTES)
-    # DeepEP rounds up past an exact multiple too.
-    return (2 * (send + recv + signals) + ALIGNMENT_BYTES) // ALIGNMENT_BYTES * ALIGNMENT_BYTES

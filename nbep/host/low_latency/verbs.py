@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from nbep.host.entry import in_turn
 from nbep.host.events import EventOverlap
-from nbep.host.low_latency import clean
-from nbep.host.low_latency.clean import clean_low_latency_buffer
 from nbep.host.low_latency.combine import get_next_low_latency_combine_buffer, low_latency_combine
 from nbep.host.low_latency.dispatch import low_latency_dispatch
 from nbep.host.low_latency.handle import LowLatencyHandle
-from nbep.host.low_latency.launch import Hook
+from nbep.host.low_latency.launch import (
+    Hook,
+    clean_low_latency_buffer,
+    clean_mask_buffer,
+    query_mask_buffer,
+    update_mask_buffer,
+)
 from nbep.host.low_latency.memory import low_latency_rdma_size_hint
-from nbep.host.node import Node
-from nbep.host.one_thread import in_turn
+from nbep.host.node import OnMemory
 from nbep.host.target.base import Array, MaybeArray
 
 
-class LowLatencyVerbs:
+class LowLatencyVerbs(OnMemory):
     """Dispatch and combine of few tokens at a time, as decoding needs them. They take a Buffer of low_latency_mode.
 
     Calls under way:
@@ -32,10 +36,6 @@ class LowLatencyVerbs:
         Calls can be captured and replayed with new contents of their inputs. A graph holds an even number of calls, so
         that each replay finds the halves as the capture did; otherwise the buffer fails with a ValueError that says so.
     """
-
-    if TYPE_CHECKING:
-
-        def _usable(self, verb: str) -> Node: ...
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
@@ -195,12 +195,12 @@ class LowLatencyVerbs:
 
         With it again: as after low_latency_clean_mask_buffer.
         """
-        clean.update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
+        update_mask_buffer(self._usable("low_latency_update_mask_buffer"), rank_to_mask, mask)
 
     @in_turn
     def low_latency_query_mask_buffer(self, mask_status: Array) -> None:
         """Write into mask_status [num_ranks] int32 which ranks are masked: 1, else 0. Needs enable_shrink."""
-        clean.query_mask_buffer(self._usable("low_latency_query_mask_buffer"), mask_status)
+        query_mask_buffer(self._usable("low_latency_query_mask_buffer"), mask_status)
 
     @in_turn
     def low_latency_clean_mask_buffer(self) -> None:
@@ -210,4 +210,4 @@ class LowLatencyVerbs:
         does: all ranks take masks off, or all call clean_low_latency_buffer themselves. A CUDA graph that was captured
         before cannot begin so: the call after its replay raises a ValueError.
         """
-        clean.clean_mask_buffer(self._usable("low_latency_clean_mask_buffer"))
+        clean_mask_buffer(self._usable("low_latency_clean_mask_buffer"))

@@ -226,7 +226,10 @@ def gather_results(comm: Communicator, make: Callable[[], Result], where: str = 
         if getattr(caught, "role", "") == MISSED_MEETING:
             raise  # they find out themselves
         error = caught
-    failure = None if error is None else (_kind(error), str(error) or repr(error))
+    # What stands for the error on other ranks: its own class may need more than a text.
+    kinds_sent: tuple[type[Exception], ...] = ValueError, NotImplementedError
+    kind = next((kind for kind in kinds_sent if isinstance(error, kind)), RuntimeError)
+    failure = None if error is None else (kind, str(error) or repr(error))
     outcomes = gather_objects(comm, (result, failure), where)
     failures: dict[str, list[int]] = {}
     kinds: set[type[Exception]] = set()
@@ -261,11 +264,6 @@ def await_all(comm: Communicator, where: str = BUFFER) -> None:
         gather_objects(comm, None, where)
         return
     await_ranks.await_all(comm, 2 * timeout_ns())
-
-
-def _kind(error: Exception) -> type[Exception]:
-    """What stands for the error on other ranks: its own class may need more than a text."""
-    return next((kind for kind in (ValueError, NotImplementedError) if isinstance(error, kind)), RuntimeError)
 
 
 def is_mpi_comm(comm: object) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nbep.host.ranks.comm import Communicator, TorchComm, gather_objects
-from nbep.host.ranks.timeouts import ranks_on_hosts, timeout_ns
+from nbep.host.ranks.timeouts import join_ranks, timeout_ns
 from nbep.version import __version__
 
 # Where launchers say how many processes they have started: MPICH and Intel MPI, Open MPI.
@@ -62,7 +62,14 @@ def meet(comm: Communicator) -> None:
     Raises: on every rank, ValueError if the ranks differ in one of own_facts, with all values, ranks and hosts
             ValueError where MPI connects fewer processes than the launcher has started
     """
-    _check_launcher(comm)
+    size = _world_size(comm)
+    for name in WORLD_SIZES:
+        started = os.environ.get(name, "")
+        if size == 1 and started.isdecimal() and int(started) > 1 and not isinstance(comm, TorchComm):
+            raise ValueError(
+                f"group: got 1 rank, though the launcher has started {started} ({name}); must be started by the "
+                f"mpiexec of the MPI that mpi4py uses: see `nbep info`"
+            )
     gathered = gather_objects(comm, (socket.gethostname(), own_facts(comm)))
     names = tuple(name for name, _ in gathered)
     text = difference(names, [facts for _, facts in gathered])
@@ -81,7 +88,10 @@ def difference(hosts: Sequence[str], facts: Sequence[Facts]) -> str | None:
         for rank, own in enumerate(facts):
             ranks_of.setdefault(own.get(name, "nothing"), []).append(rank)
         if len(ranks_of) > 1:
-            got = ", ".join(f"{value} on {ranks_on_hosts(hosts, ranks)}" for value, ranks in ranks_of.items())
+            got = ", ".join(
+                f"{value} on {join_ranks(ranks)} ({', '.join(dict.fromkeys(hosts[rank] for rank in ranks))})"
+                for value, ranks in ranks_of.items()
+            )
             return f"{name}: got {got}; must be the same on all ranks"
     return None
 
@@ -99,14 +109,3 @@ def hosts_of(comm: Communicator) -> tuple[str, ...]:
 
 def _key(comm: Any) -> int:
     return comm.py2f() if hasattr(comm, "py2f") else -1
-
-
-def _check_launcher(comm: Communicator) -> None:
-    size = _world_size(comm)
-    for name in WORLD_SIZES:
-        started = os.environ.get(name, "")
-        if size == 1 and started.isdecimal() and int(started) > 1 and not isinstance(comm, TorchComm):
-            raise ValueError(
-                f"group: got 1 rank, though the launcher has started {started} ({name}); must be started by the "
-                f"mpiexec of the MPI that mpi4py uses: see `nbep info`"
-            )

@@ -29,7 +29,7 @@ from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from nbep.host.ranks.await_ranks import duplicate
+from nbep.host.ranks.await_ranks import LONGEST_PAUSE_S, SHORTEST_PAUSE_S, duplicate
 from nbep.host.ranks.comm import Communicator, InProcessComm, TorchComm, default_store, is_mpi_comm
 from nbep.host.ranks.hosts import hosts_of
 from nbep.host.ranks.timeouts import join_ranks, timeout_ns
@@ -140,8 +140,6 @@ class Board(Mail):
         return {rank: report for rank, report in list(self._reports.items()) if rank != self._rank}
 
 
-SHORTEST_PAUSE_S = 20e-6
-LONGEST_PAUSE_S = 1e-3
 HERE, GONE = 1, 0
 WORD = 0  # the tag; mail has another
 REPORTS_S = 1.0  # ranks that wait for the same one time out at about the same time

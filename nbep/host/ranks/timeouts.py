@@ -1,11 +1,20 @@
-"""How long one rank waits for another, and what it raises then."""
+"""How long one rank waits for another, what it raises then, and whether its peers still run.
+
+ rank 0: 4711 --+                          rank 1 waits too long for rank 0, and looks:
+                +--> every rank knows all      process 4711 is gone     "rank 0 has ended"
+ rank 1: 4712 --+                              it does nothing          "rank 0 is stopped"
+
+A rank waits for many, and the one that it names is the first that it misses: that one may itself wait for the process
+that was killed. Linux tells of processes of the same host; of others nothing is said.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from nbep.device.protocols.waits import FaultReport
 from nbep.host.arguments import refuse
@@ -52,14 +61,15 @@ def timeout_ns() -> int:
     return int(1e6 * max(milliseconds, 1.0)) if milliseconds < MAX_TIMEOUT_MS else int(1e6 * MAX_TIMEOUT_MS)
 
 
+def chosen_timeout_ms(name: str = "", seconds: Any = DEFAULT_TIMEOUT_MS / 1000) -> float:
+    """The same for a new buffer: as the environment says, or else its argument of that name."""
+    text = os.environ.get("NBEP_TIMEOUT_MS")
+    return 1000 * timeout_ms(name, seconds) if text is None else timeout_ms("NBEP_TIMEOUT_MS", text)
+
+
 def join_ranks(ranks: Sequence[int]) -> str:
     """ "rank 1", or "ranks 1, 2"."""
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def ranks_on_hosts(hosts: Sequence[str], ranks: Sequence[int]) -> str:
-    """ "ranks 2, 3 (hostb)"; hosts: of all ranks."""
-    return f"{join_ranks(ranks)} ({', '.join(dict.fromkeys(hosts[rank] for rank in ranks))})"
 
 
 def timeout_ms(name: str, value: Any) -> float:
@@ -101,3 +111,76 @@ class Undo(ExitStack):
     def __exit__(self, *error: Any) -> bool | None:
         self._is_over = self._is_over or isinstance(error[1], PeerTimeout)
         return super().__exit__(*error)
+
+
+# --- Which processes the ranks are
+
+
+PROC = Path("/proc")
+STATE, STARTED = 0, 19  # fields of a process's file `stat`, behind its name
+ENDED, STOPPED = "XZ", "Tt"
+
+
+class Process(NamedTuple):
+    """A process. host: where its number means something; started: when, as numbers are used again."""
+
+    host: str
+    pid: int
+    started: str
+
+    @classmethod
+    def own(cls) -> Process:
+        try:
+            boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
+            namespace = str((PROC / "self/ns/pid").readlink())
+        except OSError:  # nothing is said of it
+            return cls("", os.getpid(), "")
+        return cls(f"{boot} {namespace}", os.getpid(), _status(os.getpid())[STARTED])
+
+    @property
+    def state(self) -> str:
+        """One of Linux's letters; X if the process is no more."""
+        try:
+            status = _status(self.pid)
+        except OSError:
+            return ENDED[0]
+        return status[STATE] if status[STARTED] == self.started else ENDED[0]
+
+
+def _status(pid: int) -> list[str]:
+    return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+
+
+class Gone(NamedTuple):
+    """The ranks whose processes have ended, and those whose processes are stopped.
+
+    hosts: of all ranks, if they are on several
+    """
+
+    ended: list[int]
+    stopped: list[int]
+    hosts: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.ended or self.stopped)
+
+    def __str__(self) -> str:
+        said = []
+        for ranks, singular, plural in ((self.ended, "has", "have"), (self.stopped, "is", "are")):
+            if ranks:
+                verb = singular if len(ranks) == 1 else plural
+                said.append(f"{join_ranks(ranks)} {verb} {'ended' if ranks is self.ended else 'stopped'}")
+        return "; ".join(said)
+
+
+NONE_GONE = Gone([], [])
+
+
+def who_is_gone(processes: Sequence[Process]) -> Gone:
+    """Which of the ranks do nothing any more; processes: by rank, one of them this."""
+    here = Process.own().host
+    states = [process.state if here and process.host == here else "" for process in processes]
+    ended, stopped = (
+        [rank for rank, state in enumerate(states) if state and state in kind] for kind in (ENDED, STOPPED)
+    )
+    return Gone(ended, stopped)

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from nbep.host.ranks.timeouts import join_ranks
+
 NODE = 8  # ranks of a node, in DeepEP's messages between nodes
 NODE_RANKS, ALL_RANKS = "ranks of the node", "ranks"
 ACROSS = "over the network"
@@ -187,7 +189,7 @@ def explain(lines: Iterable[str]) -> str:
         return "No time-out line of DeepEP v1.2.1 or of nbep is here."
     parts = [_numbered(log, n) for n in (NODE_RANKS, ALL_RANKS) if any(w.numbering == n for w in log.waits)]
     for what, ranks in log.peerless.items():
-        parts.append(f"{_ranks(ranks).capitalize()} in {what}. The line names no peer.")
+        parts.append(f"{join_ranks(sorted(ranks)).capitalize()} in {what}. The line names no peer.")
     if log.cpu_errors and not log.waits:
         parts.append("The CPU has waited for the counts of dispatch. Who did not come is in the lines of the kernels.")
     if log.came and not any(wait.numbering == NODE_RANKS for wait in log.waits):
@@ -221,9 +223,9 @@ def _conclusions(log: Log, numbering: str, waits: list[Wait]) -> list[str]:
     if missing:
         most = max(len(by_peer[peer]) for peer in missing)
         first = [peer for peer in missing if len(by_peer[peer]) == most]
-        above = f", at {_ranks(first)} above all" if len(first) < len(missing) else ""
+        above = f", at {join_ranks(first)} above all" if len(first) < len(missing) else ""
         lines.append(
-            f"Missing: {_ranks(missing)}. Others wait there, and no line comes from there. Look there first{above}."
+            f"Missing: {join_ranks(missing)}. Others wait there, and no line comes from there. Look there first{above}."
         )
     else:
         lines.append("No rank is missing: each rank that is waited for waits itself.")
@@ -237,18 +239,13 @@ def _conclusions(log: Log, numbering: str, waits: list[Wait]) -> list[str]:
         lines.append(f"Both ends are there, and messages do not arrive from node {ways}: look at the network.")
     came = set.intersection(*log.came.values()) - waiting if log.came and numbering == NODE_RANKS else set()
     if came := came - set(missing):
-        lines.append(f"Had come to the barrier and printed nothing: {_ranks(sorted(came))}.")
+        lines.append(f"Had come to the barrier and printed nothing: {join_ranks(sorted(came))}.")
     if numbering == ALL_RANKS and log.calls:
         latest = max(calls for calls, _ in log.calls.values())
         made = {rank: f"{n}{f', the last one {verb}' * bool(verb)}" for rank, (n, verb) in log.calls.items()}
         behind = [f"; rank {rank} has made {made[rank]}" for rank in sorted(made) if log.calls[rank][0] < latest]
         lines.append(f"Collective calls so far: {latest}{''.join(behind)}.")
     return lines
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    listed = sorted(ranks)
-    return ("rank " if len(listed) == 1 else "ranks ") + ", ".join(map(str, listed))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

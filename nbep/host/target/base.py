@@ -1,4 +1,5 @@
-"""What the host layer needs of a target: memory, arrays, streams, launches and waits.
+"""What the host layer needs of a target: memory, arrays, streams, launches and waits; and the runtime of the rank that
+runs now.
 
 The rest of nbep.host reaches a device through this interface alone. An *array* is what the user of the target passes
 in and gets back (NumPy arrays on the emulator); its dtype is spoken of by NumPy's name, e.g. "bfloat16".
@@ -10,17 +11,83 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from contextvars import ContextVar
 from itertools import count
 from typing import Any, Self
 
 import numpy as np
 
 from nbep.device.protocols.staging import VEC_BYTES
+from nbep.host.target.arrays import ROWS, Array, ByColumns, Make, Parts, PartsLayout, View, Wanted
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.new_arrays import ROWS, Array, ByColumns, Make, Parts, PartsLayout, Wanted
-from nbep.host.target.streams import Stream
-from nbep.host.target.views import View
+
+
+class Event(ABC):
+    """A point in a stream."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether the stream has got there."""
+
+    @abstractmethod
+    def current_stream_wait(self) -> None:
+        """Hold back the caller's current stream until the event is done. On the emulator: wait for it."""
+
+
+class PastEvent(Event):
+    """A point that is behind everything: nothing was ever launched before it."""
+
+    done = True
+
+    def current_stream_wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class Stream(ABC):
+    """Launches run in order within a stream."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def key(self) -> object:
+        """Equal for objects that stand for the same stream."""
+
+    @property
+    def is_capturing(self) -> bool:
+        """Whether it records work for later instead of doing it (a CUDA graph)."""
+        return False
+
+    @abstractmethod
+    def record(self, event: Event | None = None) -> Event:
+        """An event at the stream's present end. event: one to record again, for those who wait from now on."""
+
+    def hand_over(self) -> Event:
+        """As `record`, and the caller's current stream waits for the event at once."""
+        event = self.record()
+        event.current_stream_wait()
+        return event
+
+    @abstractmethod
+    def wait(self, event: Event) -> None:
+        """Later work of this stream starts after the event."""
+
+    @abstractmethod
+    def wait_current_stream(self) -> None:
+        """Later work of this stream starts after what the caller's current stream holds now."""
+
+    @abstractmethod
+    def synchronize(self) -> None:
+        """Block the caller until the stream is empty."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give the stream back. It is empty."""
+
+
+# --- What runs on them, and all else that the host asks of a target
+
 
 MaybeArray = Any  # an array or None; kernels get address 0 for None
 Kernel = Callable[..., None]
@@ -114,10 +181,13 @@ class Runtime(ABC):
     has_recognizers = False
     num_forks: int  # behind the process that made it; verbs ask check_caller if there are others now
     _made_after: int
+    dropped: dict[tuple[int, ...], Any]  # memory of Buffers that went away without destroy; see shared_memory.agreed
+    buffer_numbers: Iterator[int]  # a new one for each Buffer of this rank
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         self = super().__new__(cls)
         self.num_forks = self._made_after = num_forks
+        self.dropped, self.buffer_numbers = {}, count()
         return self
 
     def check_caller(self, verb: str) -> None:
@@ -130,16 +200,6 @@ class Runtime(ABC):
 
     def tell_calls(self, so_far: Callable[[], list[tuple[int, str]]]) -> None:  # noqa: B027 - a GPU reports no deadlock
         """What gives, by rank, how many collective calls its host has made, and the last one: for reports."""
-
-    @cached_property
-    def dropped(self) -> dict[tuple[int, ...], Any]:
-        """Memory of Buffers that went away without destroy, by name; see host.dropped."""
-        return {}
-
-    @cached_property
-    def buffer_numbers(self) -> Iterator[int]:
-        """A new one for each Buffer of this rank."""
-        return count()
 
     @property
     @abstractmethod
@@ -368,3 +428,44 @@ def _count_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_count_fork)
+
+
+# --- The runtime of the rank that runs now
+
+
+_current: ContextVar[Runtime | None] = ContextVar("nbep_runtime", default=None)
+_of_process: Runtime | None = None
+
+
+SHARED = (
+    "ranks of nbep.spawn share the globals of a module: keep the buffer in a variable of the rank's own function, or "
+    "start a process for each rank, with mpiexec or torchrun"
+)
+
+
+def is_rank_of_spawn() -> bool:
+    """Whether the caller is one of several ranks in one process."""
+    return _current.get() is not None
+
+
+def check_rank(verb: str, its: Any) -> None:
+    """Raises: RuntimeError if the caller is another rank of the same spawn than the one whose runtime this is"""
+    here: Any = _current.get()
+    if here is not None and here is not its and here.world is its.world:
+        raise RuntimeError(f"{verb}: rank {here.rank} calls it of the buffer of rank {its.rank}; {SHARED}")
+
+
+def current_runtime() -> Runtime | None:
+    """The runtime of the rank that calls this, None outside of a rank."""
+    return _current.get() or _of_process
+
+
+def set_process_runtime(runtime: Runtime) -> None:
+    """Make this the runtime of every thread of the process that has none of its own, e.g. of torch's backward pass."""
+    global _of_process
+    _of_process = runtime
+
+
+def set_current_runtime(runtime: Runtime) -> None:
+    """Make this the runtime of the calling rank (its greenlet or thread)."""
+    _current.set(runtime)

@@ -12,20 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nbep.host.target.libraries import NumpyLike, TorchArrays, library_of, numpy_dtype, torch_says
-
-
-class NumpyArrays(NumpyLike):
-    """numpy.ndarray."""
-
-    @staticmethod
-    def pointer(array: np.ndarray) -> int:
-        return array.ctypes.data
-
-    @staticmethod
-    def is_writeable(array: np.ndarray) -> bool:
-        return bool(array.flags.writeable)
-
+from nbep.host.target.libraries import TorchArrays, library_of, numpy_dtype, torch_says
 
 CARRIERS = {1: "uint8", 2: "int16"}  # for dtypes that torch and NumPy do not both know: as many bytes
 
@@ -98,9 +85,3 @@ def own_modes() -> Iterator[None]:
     finally:
         torch._C._set_grad_enabled(is_enabled)
         set_compiler(compiler)
-
-
-def in_backward_pass() -> bool:
-    """Whether torch's autograd calls this, in a backward pass."""
-    torch = sys.modules.get("torch")
-    return hasattr(torch, "_C") and torch._C._current_graph_task_id() != -1  # type: ignore[union-attr]

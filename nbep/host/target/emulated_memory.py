@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from nbep.host.target.base import Array
-from nbep.host.target.cpu_arrays import CpuTensors, NumpyArrays, is_torch_dtype
+from nbep.host.target.cpu_arrays import CpuTensors, is_torch_dtype
 from nbep.host.target.libraries import numpy_dtype
 from nbep.host.target.memory import HostWords, Memory, PolledMemory, SymmetricMemory
 
@@ -32,7 +32,7 @@ class EmulatedMemory(Memory):
         return self.allocation.array(dtype, offset, count)
 
     def span(self, num_bytes: int) -> tuple[int, int]:
-        begin = NumpyArrays.pointer(np.ndarray((1,), np.uint8, self.allocation.memory))
+        begin = np.ndarray((1,), np.uint8, self.allocation.memory).ctypes.data
         return begin, begin + num_bytes
 
     def write(self, offset: int, values: np.ndarray) -> None:
@@ -43,7 +43,7 @@ class EmulatedMemory(Memory):
             for part in array:
                 self.writes(part)
         elif array.size > 0:
-            self.space.cpu.write(self.allocation, NumpyArrays.pointer(array) - self.span(0)[0], array.nbytes)
+            self.space.cpu.write(self.allocation, array.ctypes.data - self.span(0)[0], array.nbytes)
 
     def read(self, offset: int, count: int, dtype: Any) -> np.ndarray:
         return self.array(dtype, offset, count).copy()

@@ -22,19 +22,15 @@ from nbep.device.types import flatten_args, unflatten_args
 from nbep.emulator import World
 from nbep.emulator.machine.arrays import OFFSET_MASK, extent
 from nbep.host.faults import read_report
-from nbep.host.target.base import LATER, Array, Kernel, NicDevice, PreparedLaunch, Runtime
+from nbep.host.target.arrays import NO_ARRAY, Parts, PartsLayout, View, view_of
+from nbep.host.target.base import LATER, Array, Event, Kernel, NicDevice, PreparedLaunch, Runtime, Stream, check_rank
 from nbep.host.target.checked_arrays import LentArray, Outputs, Span, Watched, check, is_over, lend
-from nbep.host.target.cpu_arrays import CpuTensors, in_backward_pass, own_modes
-from nbep.host.target.current import check_rank
+from nbep.host.target.cpu_arrays import CpuTensors, own_modes
 from nbep.host.target.emulated_memory import EmulatedMemory, EmulatedPolledMemory, EmulatedSymmetricMemory
 from nbep.host.target.launches import check_launch, check_leaf
 from nbep.host.target.libraries import native_name, numpy_dtype
 from nbep.host.target.memory import Describe, Memory, PolledMemory, Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.new_arrays import Parts, PartsLayout
-from nbep.host.target.rank_threads import RankThread
-from nbep.host.target.streams import Event, Stream
-from nbep.host.target.tensor_watch import Hold, TensorWatch
-from nbep.host.target.views import NO_ARRAY, View, view_of
+from nbep.host.target.torch_ranks import Hold, RankThread, TensorWatch
 
 WARP = 32
 AFTER_EVENT = "behind the event that the call returns, or not at all"
@@ -123,7 +119,7 @@ class EmulatedStream(Stream):
 
     def seen(self) -> int:
         """Which of the host's writes come before its end: the current stream is the host itself."""
-        if self._runtime.is_current(self):
+        if self._runtime.made_current_stream is self:
             self.see_host()
         return self.behind
 
@@ -151,8 +147,8 @@ class EmulatedStream(Stream):
     def wait_current_stream(self) -> None:
         """What the host has done is done; what it has queued in its current stream need not be."""
         self.see_host()
-        current = self._runtime.busy_current_stream
-        if current is not None and current is not self:
+        current = self._runtime.made_current_stream
+        if current is not None and current is not self and current.stream.is_busy:
             self.wait(current.record())
 
     def synchronize(self) -> None:
@@ -226,7 +222,7 @@ class EmulatorRuntime(Runtime):
         self.num_forks = -1  # so that each verb asks check_caller
 
     def run(self, function: Callable[[], Any]) -> Any:
-        """What the rank's function returns, in a thread of its own if torch may run in it; see rank_threads."""
+        """What the rank's function returns, in a thread of its own if torch may run in it; see torch_ranks."""
         if not hasattr(sys.modules.get("torch"), "_C"):
             return function()
 
@@ -249,7 +245,9 @@ class EmulatorRuntime(Runtime):
         check_rank(verb, self)
         if self.world.is_over:
             raise RuntimeError(f"{verb}: called after the end of the spawn that this rank was part of")
-        if self._rank_thread is None and in_backward_pass():
+        torch: Any = sys.modules.get("torch")
+        in_backward_pass = hasattr(torch, "_C") and torch._C._current_graph_task_id() != -1
+        if self._rank_thread is None and in_backward_pass:
             # torch's engine takes the backward pass of the next rank for a part of this one's, and mixes up their work.
             raise RuntimeError(
                 f"{verb}: called in torch's backward pass by a rank of nbep.spawn that torch was not imported before; "
@@ -358,13 +356,9 @@ class EmulatorRuntime(Runtime):
         return self._current_streams[thread]
 
     @property
-    def busy_current_stream(self) -> EmulatedStream | None:
-        """The current stream, if it has work that is not done."""
-        current = self._current_streams.get(threading.get_ident())
-        return current if current is not None and current.stream.is_busy else None
-
-    def is_current(self, stream: EmulatedStream) -> bool:
-        return self._current_streams.get(threading.get_ident()) is stream
+    def made_current_stream(self) -> EmulatedStream | None:
+        """The current stream, if anybody has asked for it."""
+        return self._current_streams.get(threading.get_ident())
 
     @property
     def is_capturing(self) -> bool:

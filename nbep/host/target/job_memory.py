@@ -13,8 +13,8 @@ from typing import Any
 from nbep.emulator.machine.remote import Channel
 from nbep.emulator.process import ProcessWorld
 from nbep.emulator.process_lock import ALIGNMENT, ProcessLock, lock_bytes
-from nbep.host.faults import lock_error
 from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
+from nbep.host.target.base import NicDevice, Runtime
 from nbep.host.target.emulated_memory import EmulatedSymmetricMemory
 from nbep.host.target.emulator import EmulatedNic, EmulatorRuntime
 from nbep.host.target.memory import SymmetricMemory, WantedMemory
@@ -48,8 +48,13 @@ class JobMemory(EmulatedSymmetricMemory):
         return allocation
 
     def timed_out(self, name: str, holder: int) -> PeerTimeout:
-        """The error of a kernel that has not come to make an atomic on the memory of that name."""
-        return lock_error(self.comm.rank, holder, name, timeout_ns() / 1e6)
+        """The error of a kernel that could not make an atomic on the memory of that name. holder: -1 if unknown"""
+        rank, who = self.comm.rank, "a rank" if holder < 0 else f"rank {holder}"
+        message = (
+            f"rank {rank}: waited more than {timeout_ns() / 1e6:g} ms to make an atomic on `{name}`: {who} holds the "
+            f"lock of that memory, and its process is stopped or has ended"
+        )
+        return PeerTimeout(message, rank, holder, "atomic")
 
     def _map(self, handle: Any, peer: int) -> Any:
         return self._adopt(self.space, self._open(handle, peer), self.num_bytes, f"{self.name} of peer {peer}")
@@ -95,6 +100,19 @@ class JobNic(EmulatedNic):
         for allocation in self._remotes:
             self._context.space.free(allocation)
         self._remotes.clear()
+
+
+class JobRuntime(EmulatorRuntime):
+    """This process's rank of an emulated world."""
+
+    world: ProcessWorld
+
+    def create_nic(self) -> NicDevice:
+        return JobNic(self, self.world)
+
+    def check_caller(self, verb: str) -> None:
+        """Any thread of the process may, one at a time: the kernels have one of their own."""
+        Runtime.check_caller(self, verb)
 
 
 def spread_error(node_size: int, num_ranks: int) -> ValueError:

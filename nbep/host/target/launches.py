@@ -32,7 +32,12 @@ def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem
             f"its parameters are {', '.join(param.path for param in spec.params)}"
         )
     if not spec.is_own:
-        _check_kinds(spec, args)
+        # What says that memory is the host's is not taken for its like: that kernel would add to cells there.
+        for (name, hint), value in zip(spec.hints.items(), args, strict=True):
+            kind = type(value)
+            if kind in (HostNetwork, HostPeers) and hint is not kind:
+                made = f"over({spec.name}, {kind.__name__}, {name!r})"
+                refuse(f"{spec.name}, {name}", kind.__name__, f"{hint.__name__}, or the kernel {made}")
     grid, block, smem_bytes = (
         integer(f"{spec.name}, {name}", value)
         for name, value in (("grid", grid), ("block", block), ("smem_bytes", smem_bytes))
@@ -44,15 +49,6 @@ def check_launch(runtime: Runtime, spec: KernelSpec, grid: int, block: int, smem
     if not 0 <= smem_bytes <= runtime.max_smem_bytes:
         refuse(f"{spec.name}, smem_bytes", smem_bytes, f"0 to {runtime.max_smem_bytes}, what a block can have")
     return [check_leaf(runtime, spec, param, value) for param, value in zip(spec.params, leaves, strict=True)]
-
-
-def _check_kinds(spec: KernelSpec, args: tuple) -> None:
-    """What says that memory is the host's is not taken for its like: that kernel would add to cells there."""
-    for (name, hint), value in zip(spec.hints.items(), args, strict=True):
-        kind = type(value)
-        if kind in (HostNetwork, HostPeers) and hint is not kind:
-            made = f"over({spec.name}, {kind.__name__}, {name!r})"
-            refuse(f"{spec.name}, {name}", kind.__name__, f"{hint.__name__}, or the kernel {made}")
 
 
 def check_leaf(runtime: Runtime, spec: KernelSpec, param: Param, value: Any) -> Any:

@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 
 from nbep.device.protocols.staging import VEC_BYTES
-from nbep.host.target.new_arrays import ROWS, ByColumns
+from nbep.host.target.arrays import ROWS, ByColumns
 
 NUMPY_DTYPES = {
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
@@ -89,11 +89,6 @@ class TorchArrays:
     @staticmethod
     def empty(shape: tuple[int, ...], dtype: str, like: Any) -> Any:
         return like.new_empty(shape, dtype=TorchArrays.dtype(dtype))
-
-    @staticmethod
-    def empty_by_columns(shape: tuple[int, int, int], dtype: str, like: Any) -> Any:
-        _, rows, columns = shape
-        return like.new_empty_strided(shape, (rows * columns, 1, rows), dtype=TorchArrays.dtype(dtype))
 
     @staticmethod
     def prepare_empty(wanted: Sequence[Any], like: Any) -> Callable[..., tuple[list[Any], list[Any]]]:
@@ -222,8 +217,8 @@ def _maker_of_one(torch: Any) -> Any:
         return None
 
 
-class NumpyLike:
-    """What the arrays of NumPy, CuPy and Numba have in common."""
+class InterfaceArrays:
+    """What CuPy's and Numba's arrays have in common."""
 
     @staticmethod
     def is_contiguous(array: Any) -> bool:
@@ -236,10 +231,6 @@ class NumpyLike:
     @staticmethod
     def strides(array: Any) -> tuple[int, ...]:
         return tuple(stride // (array.dtype.itemsize or 1) for stride in array.strides)
-
-
-class InterfaceArrays(NumpyLike):
-    """What CuPy's and Numba's arrays have in common."""
 
     @staticmethod
     def is_array(value: Any) -> bool:
@@ -318,14 +309,12 @@ def library_of(value: Any) -> Any:
 
 def pointer_of(array: Any) -> int:
     """Where an array starts; its library is known to be one of these."""
-    return _pointer_of_class.get(type(array), _find_pointer)(array)
-
-
-def _find_pointer(array: Any) -> int:
-    pointer = library_of(array).pointer
-    if library_of(array) is TorchArrays:
-        pointer = type(array).data_ptr  # without a function around it
-    _pointer_of_class[type(array)] = pointer
+    pointer = _pointer_of_class.get(type(array))
+    if pointer is None:
+        pointer = library_of(array).pointer
+        if library_of(array) is TorchArrays:
+            pointer = type(array).data_ptr  # without a function around it
+        _pointer_of_class[type(array)] = pointer
     return pointer(array)
 
 

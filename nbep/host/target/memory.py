@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from nbep.host.target.new_arrays import Array
+from nbep.host.target.arrays import Array
 
 Describe = Callable[[int], str]
 HandleType = Literal["ipc", "posix_fd", "fabric", "host"]  # see Buffer
@@ -121,7 +121,7 @@ class SymmetricMemory(Memory):
     Life cycle: allocate_symmetric (collective) -> `handle` goes to the peers -> open_peers -> use -> close_peers
     -> free (collective). `handle` can be sent over the communicator that the memory was allocated with.
 
-    is_kept: `free` comes later, see host.dropped
+    is_kept: `free` comes later, see shared_memory.KeptMemory
     """
 
     handle: Any

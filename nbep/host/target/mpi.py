@@ -46,9 +46,7 @@ from nbep.host.arguments import refuse
 from nbep.host.ranks.await_ranks import call_bounded, duplicate, end_without_mpi
 from nbep.host.ranks.comm import gather_objects, is_mpi_comm
 from nbep.host.ranks.timeouts import PeerTimeout, timeout_ns
-from nbep.host.target.base import NicDevice, Runtime
-from nbep.host.target.emulator import EmulatorRuntime
-from nbep.host.target.job_memory import JobMemory, JobNic, spread_error
+from nbep.host.target.job_memory import JobMemory, JobRuntime, spread_error
 from nbep.host.target.memory import Reach, SymmetricMemory, WantedMemory
 
 Result = TypeVar("Result")
@@ -195,10 +193,8 @@ class WindowChannel:
         return int(old)
 
 
-class MpiEmulatorRuntime(EmulatorRuntime):
-    """This process's rank of an emulated world. Kernels run in a thread of their own while the host is in MPI calls."""
-
-    world: ProcessWorld
+class MpiEmulatorRuntime(JobRuntime):
+    """Kernels run in a thread of their own while the host is in MPI calls."""
 
     def allocate_symmetric(self, comm: Any, wanted: WantedMemory, reach: Reach) -> SymmetricMemory:
         if not is_mpi_comm(comm):
@@ -214,18 +210,11 @@ class MpiEmulatorRuntime(EmulatorRuntime):
             window.write(0, np.zeros(wanted.num_bytes, np.uint8))
         return window
 
-    def create_nic(self) -> NicDevice:
-        return JobNic(self, self.world)
 
-    def check_caller(self, verb: str) -> None:
-        """Any thread of the process may, one at a time: the kernels have one of their own."""
-        Runtime.check_caller(self, verb)
-
-    @classmethod
-    def of_process(cls) -> MpiEmulatorRuntime:
-        """This process's rank of a new world, which lives as long as the process."""
-        world = ProcessWorld(MPI.COMM_WORLD.size, local_rank=MPI.COMM_WORLD.rank)
-        return cls(world, MPI.COMM_WORLD.rank)
+def runtime_of_process() -> MpiEmulatorRuntime:
+    """This process's rank of a new world, which lives as long as the process."""
+    rank = MPI.COMM_WORLD.rank
+    return MpiEmulatorRuntime(ProcessWorld(MPI.COMM_WORLD.size, local_rank=rank), rank)
 
 
 def _bounded(comm: MPI.Intracomm, call: Callable[[], Result]) -> Result:

@@ -1,17 +1,27 @@
-"""The runtime of a process that is one rank under mpiexec or torchrun."""
+"""The runtime of a process that is one rank under mpiexec or torchrun, and which communicator a buffer was given."""
 
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
+from importlib import import_module
+from typing import Any
 
 from nbep.host.arguments import named_by
+from nbep.host.entry import leave_alone
+from nbep.host.ranks import hosts
 from nbep.host.ranks.await_ranks import call_bounded, end_after_timeouts
-from nbep.host.ranks.comm import TorchComm, gather_objects, gather_results, is_mpi_comm
+from nbep.host.ranks.comm import (
+    Communicator,
+    InProcessComm,
+    TorchComm,
+    gather_objects,
+    gather_results,
+    is_mpi_comm,
+    is_torch_group,
+)
 from nbep.host.ranks.timeouts import timeout_ns
-from nbep.host.target.base import Runtime
-from nbep.host.target.current import set_process_runtime
-from nbep.host.target.emulator import EmulatorRuntime
+from nbep.host.target import process
+from nbep.host.target.base import Runtime, set_process_runtime
 from nbep.host.target.resolve import resolve_target
 
 # Where launchers say which of the host's processes this is: Open MPI, MPICH and Intel MPI, MVAPICH, PALS, Slurm. Slurm
@@ -23,13 +33,6 @@ LOCAL_RANKS = (
     "PALS_LOCAL_RANKID",
     "SLURM_LOCALID",
 )
-
-
-class Neighbours(NamedTuple):
-    """The ranks of a communicator on one host: which of them this is, and the numbers that their launcher gave them."""
-
-    rank: int
-    local_ranks: list[int | None]
 
 
 _runtime: Runtime | None = None
@@ -74,54 +77,47 @@ def process_runtime(comm: Any) -> Runtime:
 
 def _make_runtimes(comm: Any, target: str, wanted: str) -> None:
     """Make the runtimes of those ranks of comm that have none. All ranks call this."""
-    neighbours = _neighbours(comm) if target == "cuda" else Neighbours(0, [])
+    neighbours = _neighbours(comm) if target == "cuda" else (0, [])
 
     def make() -> None:
         global _runtime, _made_for
         if _runtime is None:
             if target == "emulator":
-                _runtime = _emulator_runtime(comm)
-                _runtime.watch_tensors()
+                module = import_module(f"nbep.host.target.{'torchrun' if isinstance(comm, TorchComm) else 'mpi'}")
+                runtime = module.runtime_of_process()
+                runtime.watch_tensors()
+                _runtime = runtime
             else:
-                _runtime = _cuda_runtime(comm, neighbours)
+                from nbep.host.target.cuda.driver import current_ordinal
+                from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
+
+                current = current_ordinal()
+                ordinal = _own_ordinal(comm, *neighbours) if current is None else current
+                _runtime = CudaRuntime(SharedDevice(ordinal), comm.rank)
             _made_for = wanted
             set_process_runtime(_runtime)
 
     gather_results(comm, make)
 
 
-def _emulator_runtime(comm: Any) -> EmulatorRuntime:
+def _neighbours(comm: Any) -> tuple[int, list[int | None]]:
+    """Which of the ranks of comm on this host this is, and the numbers that their launcher gave them.
+
+    Collective under MPI; torch's ranks need none.
+    """
     if isinstance(comm, TorchComm):
-        from nbep.host.target.torchrun import TorchEmulatorRuntime
-
-        return TorchEmulatorRuntime.of_process()
-    from nbep.host.target.mpi import MpiEmulatorRuntime
-
-    return MpiEmulatorRuntime.of_process()
-
-
-def _cuda_runtime(comm: Any, neighbours: Neighbours) -> Runtime:
-    from nbep.host.target.cuda.driver import current_ordinal
-    from nbep.host.target.cuda.runtime import CudaRuntime, SharedDevice
-
-    current = current_ordinal()
-    return CudaRuntime(SharedDevice(_own_ordinal(comm, neighbours) if current is None else current), comm.rank)
-
-
-def _neighbours(comm: Any) -> Neighbours:
-    """The ranks of comm on this host. Collective under MPI; torch's ranks need none."""
-    if isinstance(comm, TorchComm):
-        return Neighbours(0, [])
+        return 0, []
     from mpi4py import MPI
 
     node_comm = call_bounded(comm, lambda: comm.Split_type(MPI.COMM_TYPE_SHARED), 2 * timeout_ns())
     local_rank = next((os.environ[name] for name in LOCAL_RANKS if os.environ.get(name, "").isdecimal()), None)
-    neighbours = Neighbours(node_comm.rank, gather_objects(node_comm, None if local_rank is None else int(local_rank)))
+    local_ranks = gather_objects(node_comm, None if local_rank is None else int(local_rank))
+    rank = node_comm.rank
     node_comm.Free()
-    return neighbours
+    return rank, local_ranks
 
 
-def _own_ordinal(comm: Any, neighbours: Neighbours) -> int:
+def _own_ordinal(comm: Any, rank: int, local_ranks: list[int | None]) -> int:
     """The GPU for a rank that has no CUDA context yet."""
     if isinstance(comm, TorchComm):
         import torch
@@ -130,7 +126,34 @@ def _own_ordinal(comm: Any, neighbours: Neighbours) -> int:
     from nbep.host.target.cuda.driver import num_devices
 
     num_gpus = num_devices()
-    gpus = [number % num_gpus for number in neighbours.local_ranks if number is not None]
-    if len(gpus) == len(neighbours.local_ranks) and len(set(gpus)) == min(len(gpus), num_gpus):
-        return gpus[neighbours.rank]
-    return neighbours.rank % num_gpus
+    gpus = [number % num_gpus for number in local_ranks if number is not None]
+    if len(gpus) == len(local_ranks) and len(set(gpus)) == min(len(gpus), num_gpus):
+        return gpus[rank]
+    return rank % num_gpus
+
+
+def connect(group: object | None, comm: object | None, what: str = "Buffer") -> tuple[Communicator, Runtime]:
+    """The communicator that was given as `group` or as `comm`, and the runtime of this rank. what: is made of it
+
+    Raises: ValueError if there is none, if there are two, or if it is of an unknown kind; on every rank if the ranks
+            differ in what hosts.meet compares
+    """
+    leave_alone()
+    if group is None and comm is None:
+        raise ValueError("group: got None; pass a communicator as group or as comm")
+    if group is not None and comm is not None and group is not comm:
+        raise ValueError("comm: got a communicator besides group; pass only one of the two")
+    name, given = ("group", group) if group is not None else ("comm", comm)
+    if isinstance(given, InProcessComm):
+        given.runtime.check_caller(what)
+        return given, given.runtime
+    if is_mpi_comm(given) or is_torch_group(given):
+        communicator: Any = TorchComm(given) if is_torch_group(given) else given
+        hosts.meet(communicator)
+        runtime = process.process_runtime(communicator)
+        runtime.check_caller(what)
+        return communicator, runtime
+    raise ValueError(
+        f"{name}: got {type(given).__name__}; must be the communicator that nbep.spawn passes, one of mpi4py, or a "
+        f"process group of torch.distributed"
+    )

@@ -154,21 +154,15 @@ def chosen_options(
     given = {"transport": transport, "num_nvl_peers": num_nvl_peers, "nic": nic}
     variables = {name: f"NBEP_{name.upper()}" for name, value in given.items() if value is None}
     with named_by(variables):
-        return _chosen(num_ranks, transport, num_nvl_peers, num_qps, use_nvlink, nic)
-
-
-def _chosen(
-    num_ranks: int, transport: Any, num_nvl_peers: Any, num_qps: Any, use_nvlink: Any, nic: Any
-) -> NetworkOptions:
-    if transport is None:
-        transport = os.environ.get("NBEP_TRANSPORT", "direct")
-    if num_nvl_peers is None:
-        text = os.environ.get("NBEP_NUM_NVL_PEERS")
-        most = max(size for size in range(1, MAX_NVL_PEERS + 1) if num_ranks % size == 0)
-        num_nvl_peers = most if text is None else int(text) if text.isdecimal() else text
-    if nic is None:
-        nic = NicOptions.parse(os.environ.get("NBEP_NIC", ""))
-    return NetworkOptions.check(transport, num_nvl_peers, num_qps, use_nvlink, nic, num_ranks)
+        if transport is None:
+            transport = os.environ.get("NBEP_TRANSPORT", "direct")
+        if num_nvl_peers is None:
+            text = os.environ.get("NBEP_NUM_NVL_PEERS")
+            most = max(size for size in range(1, MAX_NVL_PEERS + 1) if num_ranks % size == 0)
+            num_nvl_peers = most if text is None else int(text) if text.isdecimal() else text
+        if nic is None:
+            nic = NicOptions.parse(os.environ.get("NBEP_NIC", ""))
+        return NetworkOptions.check(transport, num_nvl_peers, num_qps, use_nvlink, nic, num_ranks)
 
 
 class Transport(ABC):

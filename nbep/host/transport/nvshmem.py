@@ -225,67 +225,20 @@ class NvshmemMemory(DeviceMemory, SymmetricMemory):
             _leave(self._world)
 
 
-def allocate_nvshmem(
-    runtime: Any,
-    comm: Communicator,
-    num_bytes: int,
-    name: str,
-    *,
-    num_nvl_peers: int,
-    num_qps_per_rank: int = 1,
-) -> NvshmemMemory:
-    """Symmetric memory of all ranks; the first call of a process starts NVSHMEM. Collective.
+class NvshmemTransport(Transport):
+    """One rank's end of the network of one buffer. The first one of a process starts NVSHMEM.
 
-    It talks to the other ranks several times, so it is called outside of gather_results, and it raises on all ranks if
-    it fails on one.
+    create: collective; it talks to the other ranks several times, so it comes outside of gather_results, and raises on
+    all ranks if it fails on one -> allocate -> `handle` to all ranks -> open -> launches -> close -> end
 
-    Args:   num_bytes of each rank, the same on all; name: for errors
-            num_nvl_peers     ranks of a node, which divides the ranks of comm or is not less than they are
-            num_qps_per_rank  queue pairs to each peer, where there is a NIC
+    Args:   num_bytes of each rank, the same on all
+            num_nvl_peers  ranks of a node, which divides the ranks of comm or is not less than they are
+            num_qps        queue pairs to each peer, where there is a NIC
+            may_be_mapped  tells of (rank, peer) whether kernels may reach a peer through a mapping, if NVSHMEM has one;
+                           others get NVSHMEM's calls
     Raises: ValueError on the emulator, and for ranks that share a process or a GPU; RuntimeError if NVSHMEM is not
             installed, does not start, or runs for other ranks, if kernels do not compile, or if there is no memory
     Blocks: until all ranks are here. The first call compiles kernels unless they are in the cache.
-    """
-    world = _enter(runtime, comm, num_nvl_peers, num_qps_per_rank)
-    made: list[NvshmemMemory] = []
-    try:
-        gather_results(comm, lambda: made.append(NvshmemMemory(runtime, comm, world, num_bytes, name)))
-    except Exception:
-        _leave(world)
-        raise
-    return made[0]
-
-
-def open_nvshmem(
-    symmetric: NvshmemMemory,
-    handles: list[Any],
-    rank: int,
-    table_offset: int,
-    may_be_mapped: Callable[[int], bool] = lambda peer: True,
-) -> NvshmemNetwork:
-    """Write the addresses of the buffers of all ranks into this rank's table, which is part of its buffer.
-
-    Kernels that get the result are `over` its type:
-
-        runtime.launch(stream, over(low_latency_dispatch, NvshmemNetwork), ...)
-
-    Args:   handles of all ranks' memory; table_offset bytes from the buffer's start
-            may_be_mapped  tells of a peer whether kernels may reach it through a mapping, if NVSHMEM has one; others
-                           get NVSHMEM's calls
-    """
-    addresses = symmetric.open_peers(handles, rank)
-    addresses = [at if peer == rank or may_be_mapped(peer) else 0 for peer, at in enumerate(addresses)]
-    symmetric.write(table_offset, np.array(addresses, np.int64))
-    return NvshmemNetwork(symmetric.address + table_offset, rank, len(addresses), addresses.count(0), addresses[rank])
-
-
-class NvshmemTransport(Transport):
-    """One rank's end of the network of one buffer: the two functions above, in the order in which a buffer is made.
-
-    create: allocate_nvshmem, collective, outside of gather_results -> allocate -> `handle` to all ranks -> open
-    -> launches -> close -> end
-
-    Args: as allocate_nvshmem; may_be_mapped(rank, peer): see open_nvshmem
     """
 
     network_type: type = NvshmemNetwork
@@ -299,12 +252,16 @@ class NvshmemTransport(Transport):
         num_qps: int,
         may_be_mapped: Callable[[int, int], bool],
     ):
-        self._runtime = runtime
         self._rank = comm.rank
         self._may_be_mapped = may_be_mapped
-        self._memory = allocate_nvshmem(
-            runtime, comm, num_bytes, "rdma_buffer", num_nvl_peers=num_nvl_peers, num_qps_per_rank=num_qps
-        )
+        world = _enter(runtime, comm, num_nvl_peers, num_qps)
+        made: list[NvshmemMemory] = []
+        try:
+            gather_results(comm, lambda: made.append(NvshmemMemory(runtime, comm, world, num_bytes, "rdma_buffer")))
+        except Exception:
+            _leave(world)
+            raise
+        self._memory = made[0]
 
     def allocate(self, comm: Any, wanted: WantedMemory) -> NvshmemMemory:
         """The memory that there is already; of that many bytes. It is all zeros."""
@@ -315,11 +272,15 @@ class NvshmemTransport(Transport):
     def handle(self) -> NvshmemHandle:
         return self._memory.handle
 
-    def open(self, handles: list[Any], table_offset: int, bounds: Any) -> Any:
-        """See open_nvshmem. bounds are not needed: NVSHMEM's waits have no end."""
-        return open_nvshmem(
-            self._memory, handles, self._rank, table_offset, lambda peer: self._may_be_mapped(self._rank, peer)
-        )
+    def open(self, handles: list[Any], table_offset: int, bounds: Any) -> NvshmemNetwork:
+        """As Transport.open. bounds are not needed: NVSHMEM's waits have no end."""
+        memory, rank = self._memory, self._rank
+        addresses = [
+            at if peer == rank or self._may_be_mapped(rank, peer) else 0
+            for peer, at in enumerate(memory.open_peers(handles, rank))
+        ]
+        memory.write(table_offset, np.array(addresses, np.int64))
+        return NvshmemNetwork(memory.address + table_offset, rank, len(addresses), addresses.count(0), addresses[rank])
 
     def close(self) -> None:
         """Nothing to do."""
@@ -362,11 +323,15 @@ def _enter(runtime: Any, comm: Communicator, num_nvl_peers: int, num_qps_per_ran
         return Prepared(gpu, None, library.unique_id() if comm.rank == 0 else b"")
 
     prepared = gather_results(comm, prepare)
-    _refuse_shared_gpus([rank.gpu for rank in prepared])
-    world = _process.world
+    gpus, first, world = [rank.gpu for rank in prepared], prepared[0].running, _process.world
+    for rank, gpu in enumerate(gpus):
+        if gpu in gpus[:rank]:  # NVSHMEM serves them in part: it ends a process that asks for a team
+            what = f"'nvshmem' for ranks {gpus.index(gpu)} and {rank}, which share GPU {gpu[1]}"
+            refuse("transport", what, "another, or one GPU a rank")
     if any(rank.running is not None for rank in prepared):
-        _refuse_other_world(prepared)
-        assert world is not None
+        wanted = [first and Running(first.name, pe, len(prepared)) for pe in range(len(prepared))]
+        if world is None or [rank.running for rank in prepared] != wanted:  # of just these ranks, in this order
+            raise RuntimeError("NVSHMEM runs in some of these processes for other ranks; destroy their buffers first")
         world.num_users += 1
         return world
     world = _start(runtime, comm, prepared[0].new_name)
@@ -389,22 +354,6 @@ def _refuse(runtime: Any, comm: Communicator, num_nvl_peers: int) -> None:
         refuse("num_nvl_peers", num_nvl_peers, f"a divisor of the {comm.size} ranks")
     if _process.broken:
         raise RuntimeError(f"NVSHMEM cannot be used in this process any more: {_process.broken}")
-
-
-def _refuse_shared_gpus(gpus: list[tuple[str, str]]) -> None:
-    """Raises: ValueError, on all ranks alike. NVSHMEM serves them in part: it ends a process that asks for a team."""
-    for rank, gpu in enumerate(gpus):
-        if gpu in gpus[:rank]:
-            what = f"'nvshmem' for ranks {gpus.index(gpu)} and {rank}, which share GPU {gpu[1]}"
-            refuse("transport", what, "another, or one GPU a rank")
-
-
-def _refuse_other_world(prepared: list[Prepared]) -> None:
-    """Raises: RuntimeError, on all ranks alike, unless NVSHMEM runs for just these ranks, in this order"""
-    first = prepared[0].running
-    wanted = [first and Running(first.name, pe, len(prepared)) for pe in range(len(prepared))]
-    if first is None or [rank.running for rank in prepared] != wanted:
-        raise RuntimeError("NVSHMEM runs in some of these processes for other ranks; destroy their buffers first")
 
 
 def _start(runtime: CudaRuntime, comm: Communicator, name: bytes) -> World:

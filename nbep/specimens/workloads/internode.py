@@ -12,7 +12,7 @@ import numpy as np
 
 import nbep
 from nbep import reference
-from nbep.host.internode.rings import combine_rings, dispatch_rings
+from nbep.host.config import combine_rings, dispatch_rings
 from nbep.specimens.workloads import intranode
 from nbep.specimens.workloads.cases import Case, Report
 from nbep.specimens.workloads.intranode import FACTORS, Outcome, check_layout, with_channels

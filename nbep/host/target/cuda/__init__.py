@@ -2,10 +2,9 @@
 
 driver    the CUDA driver's calls, with errors as exceptions
 launcher  compiled kernels, loaded once and launched with packed parameters
-cache     compiled kernels on disk
-memory    device and host-visible memory
-peers     symmetric memory, a class for each handle type, and what of the driver each needs
+memory    device and host-visible memory, and symmetric memory: a class for each handle type
 mailbox   file descriptors from process to process
-runtime   all of it behind nbep.host.target.base.Runtime
-ranks     virtual ranks: one thread each
+streams   streams and events, and how long the arrays of launches live
+nic       what the software NIC runs on
+runtime   all of it behind nbep.host.target.base.Runtime; virtual ranks: one thread each
 """

@@ -63,21 +63,15 @@ def load_cubin(spec: KernelSpec, cc: ComputeCapability, key: str) -> bytes:
 
     Raises: as compile_kernel
     """
-    if not spec.is_own:
-        return _compile(spec, cc)
     name = f"{spec.label}-sm_{cc[0]}{cc[1]}-{key}.cubin"
-    kept = cache.read(name)
-    if kept is not None:
-        return kept
-    cubin = _compile(spec, cc)
-    cache.keep(name, cubin)
+    cubin = cache.read(name) if spec.is_own else None
+    if cubin is None:
+        from nbep.device.compile import compile_kernel
+
+        cubin = compile_kernel(spec, cc).cubin
+        if spec.is_own:
+            cache.keep(name, cubin)
     return cubin
-
-
-def _compile(spec: KernelSpec, cc: ComputeCapability) -> bytes:
-    from nbep.device.compile import compile_kernel
-
-    return compile_kernel(spec, cc).cubin
 
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS

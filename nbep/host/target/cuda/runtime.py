@@ -1,19 +1,21 @@
-"""One rank on a GPU.
+"""One rank on a GPU; and virtual ranks: several on one card, one Python thread and one set of streams each.
 
  caller's current stream --event--> comm stream: notify, dispatch, ... --event--> caller's current stream
 
 A kernel that spins waits for peers whose host code may not have run yet. So nothing here makes the host wait for the
 device between construction and destroy: nbep's kernels are loaded when the runtime is made, memory comes from the
-caller's library (torch's and CuPy's pools) and the counters that the CPU polls lie in pinned memory.
+caller's library (torch's and CuPy's pools) and the counters that the CPU polls lie in pinned memory. Kernels of virtual
+ranks wait for each other inside one GPU, so all their blocks must be resident at once; `CudaRuntime.launch` checks it.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from nbep.device.jit import spec_of
 from nbep.device.library import load_kernels
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.device.types import flatten_args
+from nbep.host.ranks.comm import CommGroup, InProcessComm
+from nbep.host.target.arrays import ByColumns, Make, Parts, PartsLayout, View, Wanted, view_of
 from nbep.host.target.base import (
     LATER,
     Array,
@@ -33,12 +37,13 @@ from nbep.host.target.base import (
     PreparedLaunch,
     Recognizer,
     Runtime,
+    Stream,
+    set_current_runtime,
 )
-from nbep.host.target.cuda.driver import Device, check
+from nbep.host.target.cuda.driver import Device, check, current_ordinal
 from nbep.host.target.cuda.launcher import Card, LoadedKernel, ParameterBlock, source_key
-from nbep.host.target.cuda.memory import DeviceMemory, HostVisibleMemory
+from nbep.host.target.cuda.memory import SYMMETRIC_MEMORY, DeviceMemory, HostVisibleMemory
 from nbep.host.target.cuda.nic import CudaNic
-from nbep.host.target.cuda.peers import SYMMETRIC_MEMORY
 from nbep.host.target.cuda.streams import CudaStream, HostWait, idle_streams, is_capturing
 from nbep.host.target.launches import check_launch
 from nbep.host.target.libraries import (
@@ -51,9 +56,6 @@ from nbep.host.target.libraries import (
     pointer_of,
 )
 from nbep.host.target.memory import Describe, Memory, Reach, SymmetricMemory, WantedMemory
-from nbep.host.target.new_arrays import ByColumns, Make, Parts, PartsLayout, Wanted
-from nbep.host.target.streams import Stream
-from nbep.host.target.views import View, view_of
 
 
 class SharedDevice:
@@ -393,3 +395,64 @@ class CudaRuntime(Runtime):
 
 class PeerFailed(RuntimeError):
     """Another rank of the process has raised; this one only stops."""
+
+
+# --- Virtual ranks
+
+
+def run_virtual_ranks(fn: Callable[..., Any], num_ranks: int, args: Sequence[Any]) -> list[Any]:
+    """Run fn(comm, *args) once per rank on the current GPU, or else the first one; the results, by rank.
+
+    Raises: the first exception of a rank, with a note that names the rank
+    """
+    shared = SharedDevice(current_ordinal() or 0, num_ranks)
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available():
+        # torch gives the pool its own settings when it first allocates.
+        torch.empty(1, device=torch.device("cuda", shared.device.ordinal))
+    shared.device.prepare_pool()
+    group = CommGroup(range(num_ranks))
+    failed = threading.Event()
+    results: list[Any] = [None] * num_ranks
+    failures: list[tuple[int, BaseException]] = []
+
+    def run(rank: int) -> None:
+        try:
+            runtime = CudaRuntime(shared, rank, failed)
+            set_current_runtime(runtime)
+            with own_streams(shared.device.ordinal):
+                results[rank] = fn(InProcessComm(group, rank, runtime), *args)
+            group.returned.add(rank)
+        except BaseException as error:  # raised again below
+            failures.append((rank, error))
+            failed.set()
+
+    threads = [
+        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True) for rank in range(num_ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        rank, error = next((f for f in failures if not isinstance(f[1], PeerFailed)), failures[0])
+        error.add_note(f"raised in rank {rank}")
+        raise error
+    return results
+
+
+@contextmanager
+def own_streams(ordinal: int) -> Iterator[None]:
+    """Give the calling thread current streams of its own in the libraries that are loaded.
+
+    The default stream waits for all others of the context, so ranks that share it would wait for each other.
+    """
+    with ExitStack() as stack:
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.set_device(ordinal)
+            stack.enter_context(torch.cuda.stream(torch.cuda.Stream(ordinal)))
+        cupy = sys.modules.get("cupy")
+        if cupy is not None:
+            stack.enter_context(cupy.cuda.Stream(non_blocking=True))
+        yield

@@ -10,9 +10,9 @@ from typing import Any
 
 from cuda.bindings import driver as cu
 
-from nbep.host.target.cuda.driver import check, current_ordinal
+from nbep.host.target.base import Event, Stream
+from nbep.host.target.cuda.driver import check
 from nbep.host.target.libraries import current_stream_handle
-from nbep.host.target.streams import Event, PastEvent, Stream
 
 SUCCESS = cu.CUresult.CUDA_SUCCESS
 ACTIVE = cu.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
@@ -92,10 +92,6 @@ class CudaEvent(Event):
         """Reuse it once no caller holds it any more. Not for one that belongs to a graph."""
         self._goes_to = self._idle
 
-    @property
-    def keeps_arrays(self) -> bool:
-        return bool(self._arrays)
-
     def let_go(self) -> None:
         self._arrays = ()
 
@@ -109,11 +105,6 @@ class CudaEvent(Event):
         order("cuStreamWaitEvent", cu.cuStreamWaitEvent(current, self.event, 0))
         if current == self._caller:
             self.let_go()
-
-
-def record_current_stream() -> Event:
-    """The end of the calling thread's current stream, also if no rank has a runtime yet."""
-    return PastEvent() if current_ordinal() is None else CudaEvent(current_stream_handle())
 
 
 class CudaStream(Stream):
@@ -193,7 +184,7 @@ class CudaStream(Stream):
         Not during a capture: no event may be asked then.
         """
         in_flight = self._in_flight
-        while in_flight and (not in_flight[0].keeps_arrays or in_flight[0].is_past):
+        while in_flight and (not in_flight[0]._arrays or in_flight[0].is_past):
             in_flight.popleft().let_go()
 
     def wait(self, event: Event) -> None:

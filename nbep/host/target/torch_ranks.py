@@ -1,4 +1,15 @@
-"""What a rank's torch does with tensors that kernels use: each operation passes through a mode of torch's dispatcher.
+"""Ranks of the emulator that use torch: a thread for each of `nbep.spawn`, and a look at what they do with tensors.
+
+ greenlet of the rank          its thread
+ go on ----------------------> calls nbep, torch; torch runs a backward pass
+ host_wait(...), other ranks <---- waits; the thread stands still
+ go on ----------------------> ...
+
+What torch keeps for a thread is then a rank's own: gradients on or off, the modes and hooks of `with` statements, and
+the engine of the backward pass, which takes what another rank of its thread asks for as a part of its own work. The
+thread begins with the modes of the one that called spawn. The order of a run is the same as without threads.
+
+Each operation on tensors passes through a mode of torch's dispatcher:
 
  a kernel is launched    its outputs are not there, its inputs must stay, until the rank has waited for an event behind
                          it; with a hook its outputs come with that. The tensors are kept alive until then
@@ -12,12 +23,95 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextvars import copy_context
 from functools import cache
+from threading import Semaphore, Thread, get_ident
 from typing import Any, NamedTuple
 
 from nbep.emulator import DataRace
 from nbep.emulator.machine.source import caller_site, describe_site
+from nbep.emulator.schedule.scheduler import Host, running_host, threads_of_hosts
 from nbep.host.target.checked_arrays import Lease
+
+
+class RankThread:
+    """A thread that calls `function` for the rank whose greenlet calls `run`."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self._function = function
+        self._to_thread, self._to_greenlet = Semaphore(0), Semaphore(0)
+        self._asked: Callable[[], Any] | None = None  # what the greenlet is to do for the thread; None: it has ended
+        self._result: Any = None
+        self._error: BaseException | None = None
+
+    def run(self) -> Any:
+        """What the function returns. Called in the rank's greenlet, which does what the thread asks for meanwhile."""
+        host = running_host()
+        assert host is not None
+        thread = Thread(target=copy_context().run, args=(self._main, host, _modes()), name=f"rank {host.rank}")
+        thread.daemon = True
+        thread.start()
+        self._to_greenlet.acquire()
+        while self._asked is not None:
+            self._error = None
+            try:
+                self._result = self._asked()
+            except BaseException as error:  # also that of a rank that has ended the run
+                self._error = error
+            self._to_thread.release()
+            self._to_greenlet.acquire()
+        thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def ask(self, what: Callable[[], Any]) -> Any:
+        """What the greenlet gets of `what()`. Called in the thread."""
+        self._asked = what
+        self._to_greenlet.release()
+        self._to_thread.acquire()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._result
+
+    def _main(self, host: Host, modes: Callable[[], None]) -> None:
+        threads_of_hosts[get_ident()], host.thread = host, get_ident()
+        error = result = None
+        try:
+            modes()
+            result = self._function()
+        except BaseException as caught:
+            error = caught
+        del threads_of_hosts[get_ident()]
+        host.thread = None
+        self._asked, self._result, self._error = None, result, error
+        self._to_greenlet.release()
+
+
+def _modes() -> Callable[[], None]:
+    """What gives another thread the modes that torch has in this one."""
+    torch: Any = sys.modules["torch"]
+    from torch.overrides import _get_current_function_mode_stack, _push_mode
+    from torch.utils import _python_dispatch as dispatch
+
+    with_gradients, in_inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+    functions, dispatches = _get_current_function_mode_stack(), dispatch._get_current_dispatch_mode_stack()
+
+    def begin() -> None:
+        if in_inference:
+            torch.inference_mode().__enter__()
+        torch._C._set_grad_enabled(with_gradients)
+        for mode in functions:
+            _push_mode(mode)
+        for mode in dispatches:
+            dispatch._push_mode(mode)
+
+    return begin
+
+
+# --- What a rank does with tensors that kernels use
+
 
 UNTIL = "the event or the hook of its call"
 # They ask only for the shape.
@@ -114,8 +208,10 @@ class TensorWatch:
         """
         for value, writes in arguments:
             for tensor in _tensors(value):
+                begin, end = _extent(tensor)
                 for use in self._uses.get(tensor.untyped_storage()._cdata, ()):
-                    if (use.input_of and not writes) or not _overlap(tensor, use.tensor):
+                    its_begin, its_end = _extent(use.tensor)
+                    if (use.input_of and not writes) or not (begin < its_end and its_begin < end):
                         continue
                     where = f"a use by {operation} at {describe_site(caller_site(sys._getframe()))}"
                     if not use.input_of:
@@ -143,11 +239,6 @@ def _address(tensor: Any) -> int:
 def _extent(tensor: Any) -> tuple[int, int]:
     reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
     return tensor.storage_offset() * tensor.itemsize, (tensor.storage_offset() + reach) * tensor.itemsize
-
-
-def _overlap(one: Any, other: Any) -> bool:
-    (begin, end), (its_begin, its_end) = _extent(one), _extent(other)
-    return begin < its_end and its_begin < end
 
 
 def _tensors(value: Any) -> Iterator[Any]:
