@@ -5,7 +5,6 @@ from entries import Race, maybe
 
 from nbep.device.primitives import (
     atom_add_acq_rel_gpu_s32,
-    atom_add_relaxed_cta_shared_s32,
     atom_add_relaxed_gpu_s32,
     atom_add_relaxed_sys_s32,
     atom_add_release_sys_s32,
@@ -20,14 +19,12 @@ from nbep.device.primitives import (
     ld_relaxed_gpu_s32,
     ld_relaxed_sys_s32,
     ld_shared_s32,
-    ld_volatile_s32,
     ld_weak_s32,
     shfl_xor_s32,
     st_release_sys_s32,
     st_shared_s32,
     st_weak_s32,
     syncthreads,
-    syncwarp,
     thread_idx,
 )
 from nbep.emulator import current_thread
@@ -60,37 +57,6 @@ def exchange(middle=syncthreads, end=syncthreads):
 
 def in_one_block(kernel, threads=64):
     return together((0, kernel, 1, threads))
-
-
-def warps_at_barriers_of_their_own():
-    bar_sync(1 + thread_idx() // 32, 32)
-
-
-def tree_sum(meet):
-    def sum_tree(memory):
-        start()
-        st_shared_s32(4 * thread_idx(), 1)
-        meet()
-        half = block_dim() // 2
-        while half > 0:
-            if thread_idx() < half:
-                total = ld_shared_s32(4 * thread_idx()) + ld_shared_s32(4 * (thread_idx() + half))
-                st_shared_s32(4 * thread_idx(), total)
-            meet()
-            half //= 2
-
-    return sum_tree
-
-
-def counters_that_are_not_ready(memory):
-    """Thread 0 empties a counter that all add to, and nobody waits for it."""
-    if thread_idx() == 0:
-        st_shared_s32(0, 0)
-        syncthreads()
-        st_shared_s32(0, 0)
-    else:
-        syncthreads()
-    atom_add_relaxed_cta_shared_s32(0, 1)
 
 
 def store_behind_an_arrival(memory):
@@ -137,12 +103,6 @@ def fence_and_count(address, value):
     """As with __threadfence() before the atomic, and none behind it."""
     fence_acq_rel_gpu()
     return atom_add_relaxed_gpu_s32(address, value)
-
-
-def count_and_fence(address, value):
-    old = atom_add_relaxed_gpu_s32(address, value)
-    fence_acq_rel_gpu()
-    return old
 
 
 def grid_barrier(arrive=atom_add_acq_rel_gpu_s32, poll=ld_acquire_gpu_s32, before=syncthreads, after=syncthreads):
@@ -257,22 +217,12 @@ ENTRIES = [
          range(8)),
     Race("block: no barrier before the loads", in_one_block(exchange(middle=nothing)), "no barrier",
          ("`shared memory`",), range(8)),
-    Race("block: no barrier before the next stores", in_one_block(exchange(end=nothing)), "no barrier",
-         ("`shared memory`",), range(8)),
-    Race("block: each warp has a barrier of its own", in_one_block(exchange(warps_at_barriers_of_their_own)),
-         "no barrier", ("`shared memory`",), range(8)),
     Race("warp: no syncwarp before the loads", in_one_block(exchange(middle=nothing), 32), "no syncwarp",
          ("`shared memory`",), range(8)),
     Race("block: a store behind its arrival", in_one_block(store_behind_an_arrival, 33), "no barrier",
          (cell("data[0]", 0),), range(8)),
     Race("block: a stage is given back before it is read", in_one_block(give_back_before_the_load), "no barrier",
          ("`shared memory`",), least=4),
-    Race("block: a counter that is not ready", in_one_block(counters_that_are_not_ready),
-         ("no syncwarp", "no barrier"), ("`shared memory`",), range(8)),
-    Race("reduction: a tree without barriers", in_one_block(tree_sum(nothing)), ("no barrier", "no syncwarp"),
-         ("`shared memory`",), range(8)),
-    Race("reduction: a tree with syncwarp alone", in_one_block(tree_sum(lambda: syncwarp(ALL))), "no barrier",
-         ("`shared memory`",), range(8)),
     Race("reduction: lanes, no syncwarp", in_one_block(lanes_sum(nothing), 32), "no syncwarp", ("`shared memory`",),
          range(12)),
     Race("reduction: lanes, a shuffle in place of a syncwarp", in_one_block(lanes_sum(shuffle), 32), "shuffle",
@@ -281,24 +231,8 @@ ENTRIES = [
          (cell("other flag", 0),), range(8)),
     Race("last block: counts itself relaxed", blocks(last_block_sums(atom_add_relaxed_gpu_s32), 3), "both too weak",
          (cell("arrivals", 0),), least=4),
-    Race("last block: a fence before the count alone", blocks(last_block_sums(fence_and_count), 3), "load too weak",
-         (cell("arrivals", 0),), least=4),
-    Race("last block: a fence behind the count alone", blocks(last_block_sums(count_and_fence), 3), "store too weak",
-         (cell("arrivals", 0),), least=4),
-    Race("last block: no barrier before the count", blocks(last_block_sums(before=nothing), 3), "another lane signals",
-         (cell("arrivals", 0),), range(8)),
-    Race("grid barrier: relaxed arrival", blocks(grid_barrier(atom_add_relaxed_gpu_s32)), "store too weak",
-         (cell("arrivals", 0),), range(8)),
     Race("grid barrier: relaxed poll", blocks(grid_barrier(fence_and_count, ld_relaxed_gpu_s32)), "load too weak",
          (cell("arrivals", 0),), range(8)),
-    Race("grid barrier: no barrier before the arrival", blocks(grid_barrier(before=nothing)), "another lane signals",
-         (cell("arrivals", 0),), range(8)),
-    Race("all-to-all: relaxed counts", all_to_all(atom_add_relaxed_sys_s32), "store too weak", (cell("arrivals", 2),),
-         least=4),
-    Race("all-to-all: volatile polls", all_to_all(receive=ld_volatile_s32), "load too weak", (cell("arrivals", 2),),
-         least=4),
-    Race("all-to-all: relaxed polls", all_to_all(receive=ld_relaxed_sys_s32), "load too weak", (cell("arrivals", 2),),
-         least=4),
     Race("all-to-all: waits for one rank, reads of both", all_to_all(num_waited=1), ("not waited", "neither waited"),
          (cell("parts[1]", 2), cell("arrivals", 2)), range(12)),
     Race("all-to-all: waits until one of two has counted itself", all_count(at_least=1),

@@ -4,14 +4,11 @@ from cells import ALL, DATA, FLAG, OTHER, cell, linger, together, wait
 from entries import Race, maybe
 
 from nbep.device.primitives import (
-    atom_add_relaxed_gpu_s32,
     fence_acq_rel_gpu,
-    fence_acq_rel_sys,
     lane_id,
     ld_acquire_gpu_s32,
     ld_acquire_sys_s32,
     ld_relaxed_sys_s32,
-    ld_volatile_s32,
     ld_weak_s32,
     shfl_idx_s32,
     st_relaxed_sys_s32,
@@ -52,12 +49,6 @@ def message(write, read, threads=1):
 def flag_before_data(memory):
     st_release_sys_s32(memory + FLAG, 1)
     st_weak_s32(memory + DATA, 42)
-
-
-def fence_behind_the_flag(memory):
-    st_weak_s32(memory + DATA, 42)
-    st_relaxed_sys_s32(memory + FLAG, 1)
-    fence_acq_rel_sys()
 
 
 def flag_before_a_bulk_of_data(memory):
@@ -114,43 +105,13 @@ def write_with_another_flag(memory):
     writer()(memory)
 
 
-def relay(load=ld_acquire_sys_s32, pass_on=st_release_sys_s32):
-    def pass_message_on(memory):
-        wait(memory + FLAG, load)
-        pass_on(memory + OTHER, 1)
-
-    return pass_message_on
-
-
-def count_on(memory):
-    wait(memory + FLAG, ld_relaxed_sys_s32)
-    atom_add_relaxed_gpu_s32(memory + FLAG, 1)
-
-
-def read_second_count(memory):
-    wait(memory + FLAG, at_least=2)
-    ld_weak_s32(memory + DATA)
-
-
-def three(middle, last):
-    return together((0, writer(), 1, 1), (1, middle, 1, 1), (2, last, 1, 1))
-
-
 ENTRIES = [
     Race("flag: relaxed store", message(writer(st_relaxed_sys_s32), reader()), "store too weak", (cell("flag"),),
          least=4),
     Race("flag: relaxed load", message(writer(), reader(ld_relaxed_sys_s32)), "load too weak", (cell("flag"),),
          least=4),
-    Race("flag: volatile load behind a fence and a relaxed store",
-         message(writer(st_relaxed_sys_s32, before=fence_acq_rel_sys), reader(ld_volatile_s32)), "load too weak",
-         (cell("flag"),), least=4),
-    Race("flag: relaxed store, and a load with a fence",
-         message(writer(st_relaxed_sys_s32), reader(ld_volatile_s32, after=fence_acq_rel_sys)), "store too weak",
-         (cell("flag"),), least=4),
     Race("flag: both ends relaxed", message(writer(st_relaxed_sys_s32), reader(ld_relaxed_sys_s32)), "both too weak",
          (cell("flag"),), least=4),
-    Race("flag: fence behind the store", message(fence_behind_the_flag, reader()), "store too weak", (cell("flag"),),
-         least=4),
     Race("flag: release of the GPU between ranks", message(writer(st_release_gpu_s32), reader()),
          "racing store's scope", (cell("flag"),), least=4),
     Race("flag: acquire of the GPU between ranks", message(writer(), reader(ld_acquire_gpu_s32)),
@@ -169,8 +130,6 @@ ENTRIES = [
     Race("flag: weak load", message(writer(), reader(ld_weak_s32)), "weak load", (cell("flag"),), range(8)),
     Race("flag: lanes write, no syncwarp", message(lanes_write(nothing), lanes_read(meet_all), 32),
          "another lane signals", (cell("flag"),), least=4),
-    Race("flag: lanes write, a shuffle in place of a syncwarp",
-         message(lanes_write(shuffle), lanes_read(meet_all), 32), "another lane signals", (cell("flag"),), least=4),
     Race("flag: a lane waits, a shuffle tells the others", message(lanes_write(meet_all), lanes_read(shuffle), 32),
          "shuffle passes on", (cell("flag"),), least=4),
     Race("flag: a lane waits, the others do not", message(lanes_write(meet_all), lanes_read(nothing), 32),
@@ -179,12 +138,4 @@ ENTRIES = [
          (cell("data[0]"),), range(8)),
     Race("flag: the reader waits for another one", message(write_with_another_flag, reader(flag=OTHER)),
          ("old signal", "old signal, loader"), (cell("data[0]"), cell("other flag"), maybe(cell("flag"))), range(12)),
-    Race("chain: a relay loads relaxed", three(relay(ld_relaxed_sys_s32), reader(flag=OTHER)), "load too weak",
-         (cell("flag", 2),), least=4),
-    Race("chain: a relay passes on relaxed", three(relay(pass_on=st_relaxed_sys_s32), reader(flag=OTHER)),
-         "store too weak", (cell("other flag", 2),), least=4),
-    Race("chain: the last one loads relaxed", three(relay(), reader(ld_relaxed_sys_s32, flag=OTHER)), "load too weak",
-         (cell("other flag", 2),), least=4),
-    Race("chain: an atomic of the GPU on the way", three(count_on, read_second_count), "racing store's scope",
-         (cell("flag", 2),), least=4),
 ]  # fmt: skip

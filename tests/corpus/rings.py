@@ -1,21 +1,17 @@
 """Rings and double buffers, broken: rank 0 fills slots, rank 1 empties them; tail and head say how far they are."""
 
-from cells import ALL, COUNT, DATA, FLAG, HEAD, OTHER, OUT, TAIL, cell, linger, together, wait
+from cells import ALL, COUNT, DATA, HEAD, OTHER, TAIL, cell, linger, together, wait
 from entries import OVERWRITTEN, Race, maybe
 from litmus import MBARRIER
 
 from nbep.device.primitives import (
-    atom_cas_acq_rel_sys_s32,
-    fence_acq_rel_sys,
     fence_mbarrier_init,
     fence_proxy_async_global,
     fence_proxy_async_shared,
     lane_id,
     ld_acquire_sys_s32,
-    ld_relaxed_gpu_s32,
     ld_relaxed_sys_s32,
     ld_shared_s32,
-    ld_volatile_s32,
     ld_weak_s32,
     mbarrier_arrive_expect_tx,
     mbarrier_init,
@@ -196,47 +192,6 @@ def empty_two(flag):
     return empty
 
 
-def half_after_half(swap):
-    """Rounds through a buffer of two halves. swap: whether this side takes the other half each time."""
-    return lambda item: item % 2 * swap
-
-
-def fill_halves(half):
-    def fill(memory):
-        for item in range(4):
-            wait(memory + HEAD, at_least=item - 1)
-            st_weak_s32(memory + DATA + 64 * half(item), item)
-            st_release_sys_s32(memory + TAIL, item + 1)
-
-    return fill
-
-
-def empty_halves(half):
-    def empty(memory):
-        for item in range(4):
-            wait(memory + TAIL, at_least=item + 1)
-            linger(5)
-            ld_weak_s32(memory + DATA + 64 * half(item))
-            st_release_sys_s32(memory + HEAD, item + 1)
-
-    return empty
-
-
-def raise_the_same_flag(memory):
-    for item in range(3):
-        wait(memory + HEAD, at_least=item)
-        st_weak_s32(memory + DATA, item)
-        st_release_sys_s32(memory + FLAG, 1)
-
-
-def see_the_same_flag(memory):
-    """Nobody takes the flag back: it is up from the first message on."""
-    for item in range(3):
-        wait(memory + FLAG)
-        ld_weak_s32(memory + DATA)
-        st_release_sys_s32(memory + HEAD, item + 1)
-
-
 def send_by_lanes(memory):
     for item in range(ITEMS):
         if lane_id() == 0:
@@ -259,37 +214,7 @@ def receive_by_lanes(memory):
             st_release_sys_s32(memory + HEAD, item + 1)
 
 
-def fence_for_the_first_one(memory):
-    for item in range(3):
-        st_weak_s32(memory + DATA + 4 * item, item)
-        if item == 0:
-            fence_acq_rel_sys()
-        st_relaxed_sys_s32(memory + TAIL, item + 1)
-
-
-def take_all(memory):
-    for item in range(3):
-        wait(memory + TAIL, at_least=item + 1)
-        ld_weak_s32(memory + DATA + 4 * item)
-
-
-def count_under_a_lock(memory):
-    """The lock is given back by a store without an order."""
-    while atom_cas_acq_rel_sys_s32(memory + FLAG, 0, 1) != 0:
-        linger(1)
-    st_weak_s32(memory + OUT, ld_weak_s32(memory + OUT) + 1)
-    st_relaxed_sys_s32(memory + FLAG, 0)
-
-
 ENTRIES = [
-    Race("ring: relaxed tail", ring(sender(st_relaxed_sys_s32), receiver()), "store too weak", (cell("tail"),),
-         least=4),
-    Race("ring: relaxed poll of the tail", ring(sender(), receiver(ld_relaxed_sys_s32)), "load too weak",
-         (cell("tail"),), least=4),
-    Race("ring: volatile poll of the tail", ring(sender(), receiver(ld_volatile_s32)), "load too weak",
-         (cell("tail"),), least=4),
-    Race("ring: the head is polled with the GPU's scope", ring(sender(poll=ld_relaxed_gpu_s32), receiver()),
-         "racing load's scope", (cell("head"),)),
     Race("ring: the sender does not wait", ring(sender(slots=ITEMS), receiver(pace=linger)),
          OVERWRITTEN, (": data[",), range(8), least=2),
     Race("ring: the sender takes it for larger than it is", ring(sender(slots=SLOTS + 1), receiver(pace=linger)),
@@ -320,17 +245,7 @@ ENTRIES = [
          ("`shared memory`",), least=4),
     Race("ring of two: waits for the other slot's flag", ring(fill_two, empty_two(lambda item: 0)), "old signal",
          (cell("data[16]"), cell("tail"), cell("other flag")), range(8)),
-    Race("double buffer: one side alone takes the halves in turn",
-         ring(fill_halves(half_after_half(True)), empty_halves(half_after_half(False))), "old signal",
-         (cell("data[0]"), cell("tail")), range(8)),
-    Race("flag: is up from the message before", ring(raise_the_same_flag, see_the_same_flag),
-         ("old signal", *OVERWRITTEN),
-         (cell("data[0]"), maybe(cell("flag")), maybe(cell("head"))), range(12)),
     Race("ring: a lane gives the slot back for all lanes",
          together((0, send_by_lanes, 1, 32), (1, receive_by_lanes, 1, 32)), "another lane signals", (cell("head"),),
          range(6)),
-    Race("ring: a fence for the first item alone", ring(fence_for_the_first_one, take_all), "store too weak",
-         (cell("tail"),), range(8)),
-    Race("lock: is given back relaxed", ring(count_under_a_lock, count_under_a_lock), "store too weak",
-         (cell("flag"),), range(8)),
 ]  # fmt: skip
