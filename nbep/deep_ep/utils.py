@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 envs = event = math = sys.modules[__name__]
+sys.modules.update({f"{__name__}.{name}": envs for name in ("envs", "event", "math")})
 
 
 def check_nvlink_connections(group: Any) -> None:

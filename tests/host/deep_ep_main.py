@@ -14,8 +14,11 @@ def names(queue):
     from deep_ep.buffer import Buffer
     from deep_ep.buffers.legacy import Buffer as Legacy
     from deep_ep.utils.event import EventOverlap
+    from nbep.deep_ep.buffers.legacy import Buffer as Renamed
+    from nbep.deep_ep.utils.math import align
 
-    assert deep_ep.Buffer is Buffer is Legacy
+    assert deep_ep.Buffer is Buffer is Legacy is Renamed
+    assert align is deep_ep.utils.align
     assert deep_ep.EventOverlap is EventOverlap
     assert deep_ep.Config is deep_ep_cpp.Config is compiled.Config
     queue.put((deep_ep.__name__, deep_ep_cpp.__name__, deep_ep.__version__))
