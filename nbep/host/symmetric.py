@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from nbep.device.alignment import ALIGNMENT_BYTES
-from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
-from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
+from nbep.device.kernels.intranode.cached_notify import cached_notify_combine, cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import notify_dispatch
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.intranode import CALL_ROWS, MAX_LOCAL_EXPERTS, TRAILER_BYTES, RingShape

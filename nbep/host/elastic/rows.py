@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakSet
 
 from nbep.device.alignment import ALIGNMENT_BYTES, align_up
-from nbep.device.kernels.intranode.lay_out_rows import LayPlaces
+from nbep.device.kernels.intranode.offer_rows import LayPlaces
 from nbep.device.layout.intranode import MAX_TOPK
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.arguments import integer, refuse

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
+from nbep.device.kernels.intranode.cached_notify import cached_notify_combine
 from nbep.device.kernels.intranode.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
 from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes
 from nbep.device.kernels.intranode.direct_combine import direct_combine as direct_kernel
-from nbep.device.kernels.intranode.lay_out_rows import LayPlaces
+from nbep.device.kernels.intranode.offer_rows import LayPlaces
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.kernels.parts.fetched_sums import FetchShape, OfferCells
 from nbep.device.layout.direct import NEXT_TOKEN, OFFERS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
+from nbep.device.kernels.intranode.cached_notify import cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import NotifySizes, notify_dispatch
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.protocols.peers import Peers

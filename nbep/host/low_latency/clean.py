@@ -24,9 +24,9 @@ from __future__ import annotations
 from typing import Any
 
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer as clean_kernel
-from nbep.device.kernels.low_latency.query_mask_buffer import query_mask_buffer as query_kernel
-from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer as update_kernel
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.kernels.low_latency.mask_buffer import query_mask_buffer as query_kernel
+from nbep.device.kernels.low_latency.mask_buffer import update_mask_buffer as update_kernel
+from nbep.device.layout.low_latency import shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.block_sizes import block_sizes

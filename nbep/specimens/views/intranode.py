@@ -11,7 +11,7 @@ from contextvars import copy_context
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
+from nbep.device.kernels.intranode.cached_notify import NO_MORE
 from nbep.device.kernels.intranode.dispatch import DispatchSizes, join_team
 from nbep.device.layout.intranode import Header, RingShape, header_bytes, locate_header
 from nbep.emulator.machine.carrier import CURRENT

@@ -5,7 +5,7 @@
  others:           choices and weights; x[t] and its scales ----------> row t of the own half
 
  cell                    written by     with                   read by              with
- turn                    the owner      see notify_dispatch.py all warps            ld_nc
+ turn                    the owner      see notify.py          all warps            ld_nc
  x of a half             a warp         bulk copy, or st_na    all ranks            see dispatch.py (1)
  offers[s], at each rank a thread       st_na                  that rank            see dispatch.py (2)
  scales of a half        a warp         st_na                  all ranks            see dispatch.py (1)
@@ -34,14 +34,13 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.number_choices import TABLE_BYTES, list_tokens, number_choices
-from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.header import Scales, copy_scales
 from nbep.device.layout.elastic import OFFERS, THREADS_BEFORE_SM90, TURN, ElasticPlaces, ElasticShape, half_offset
 from nbep.device.layout.intranode import OFFER_BYTES
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
-from nbep.device.protocols.teams import Team
+from nbep.device.protocols.teams import Context, Team
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, In, Out
 

@@ -32,6 +32,7 @@ Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLAndRDMAForwarde
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import (
     BOARD_ROW,
@@ -62,7 +63,6 @@ from nbep.device.protocols.board import (
     load_expected,
     note_progress,
 )
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.teams import wait_tail_past

@@ -33,6 +33,7 @@ Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMAAndNVLForward
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import first_passing_row, neighbor_at, rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import (
@@ -51,7 +52,6 @@ from nbep.device.layout.intranode import header_bytes, locate_header, locate_rin
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.teams import publish_tail, team_barrier, wait_expired_together, wait_free_slots
 from nbep.device.protocols.waits import (

@@ -39,13 +39,12 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch, which has rings. Break it: n
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.header import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil, spoil_s64
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
@@ -58,7 +57,7 @@ from nbep.device.protocols.staging import (
     open_stage,
     wait_filled,
 )
-from nbep.device.protocols.teams import Team
+from nbep.device.protocols.teams import Context, Team
 from nbep.device.protocols.waits import (
     Waiter,
     has_timed_out,
