@@ -142,7 +142,6 @@ REASONS = {
     "internode.notify_dispatch.count_none": DIFFERENCE,
     "intranode.notify_dispatch.count_nothing": DIFFERENCE,
     # Not run by the scenarios
-    "intranode.direct_dispatch.clean_unused_rows": WORST_TOKENS,
     "header.clean_choices": WORST_TOKENS,
     "staged_sums.sum_rows_staged: reset of dst": "for a token that goes nowhere; tests/intranode/test_zero_copy.py",
     "sums.sum_rows: coherent loads": "for the ninth row of a sum and later ones: eight ranks and a bias",

@@ -99,13 +99,6 @@ def locate_source(ctx, inputs, ring, node, k):
 
 
 @device_function
-def clear_header(ctx, stage):
-    """Write what is in front of the row in a stage, once: only the weights change later."""
-    for at in range(4 * ctx.lane, header_bytes(ctx.rdma), 128):
-        ptx.st_shared_s32(stage.data + at, 0)
-
-
-@device_function
 def put_sum(ctx, node, index, lists, num_rows, stage):
     """Add up the listed rows in the stage and put the sum to a node, a stage at a time; one warp."""
     shape = ctx.rdma
@@ -145,7 +138,8 @@ def forward_sums(ctx, inputs, group, lists, stage):
     ring = own_ring(ctx, node, lane if lane < here.num_nvl_ranks else 0)
     source = locate_source(ctx, inputs, ring, node, lane)
     board = board_row(group.row)
-    clear_header(ctx, stage)
+    for at in range(4 * ctx.lane, header_bytes(ctx.rdma), 128):  # only the weights change later
+        ptx.st_shared_s32(stage.data + at, 0)
     i = ptx.s32(group.warp)
     expected = load_expected(heads, i, i < total, here.num_nvl_ranks, lane)
     while i < total:

@@ -172,16 +172,6 @@ def forward_slot(ctx, dst, src, stage, parity):
 
 
 @device_function
-def check_passing(ctx, inputs, team):
-    """Tell the host if send_nvl_head has fewer rows than tokens pass through; only with num_worst_tokens it may."""
-    last = ctx.here.num_rdma_ranks - 1
-    num_rows = ctx.sizes.num_rdma_recv_tokens
-    total = ptx.ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * last)
-    if total > num_rows and team.warp == 0 and ctx.lane == 0:
-        report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, rank_at(ctx, last), ctx.here.channel, total, num_rows)
-
-
-@device_function
 def find_incoming(ctx, out, inputs, team):
     base = total = row = 0
     if ctx.lane < ctx.here.num_rdma_ranks:
@@ -189,7 +179,10 @@ def find_incoming(ctx, out, inputs, team):
         total = tokens_to_node(ctx, inputs.recv_rdma_channel_prefix_matrix, ctx.lane)
         row = first_passing_row(ctx, inputs, ctx.lane)
     if out.send_nvl_head != 0:
-        check_passing(ctx, inputs, team)
+        last, num_rows = ctx.here.num_rdma_ranks - 1, ctx.sizes.num_rdma_recv_tokens
+        passing = ptx.ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * last)
+        if passing > num_rows and team.warp == 0 and ctx.lane == 0:  # only with num_worst_tokens it may be
+            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, rank_at(ctx, last), ctx.here.channel, passing, num_rows)
     return Incoming(base, total, row)
 
 

@@ -104,15 +104,6 @@ class Begins(NamedTuple):
     num_rows: I32
 
 
-@device_function
-def offer_rows_to(inputs, begins, peers, cells, peer):
-    """Tell a peer where the rows are that came from it; one thread."""
-    cell = buffer_of(peers, peer) + offer_cell(cells, peers.rank)
-    ptx.st_weak_s32(cell, begins.x)
-    ptx.st_weak_s32(cell + 4, begins.topk_weights)
-    ptx.st_weak_s32(cell + 8, first_row(inputs.prefix, cells, peer))
-
-
 @kernel(max_threads=128)
 def offer_rows(inputs: Offered, begins: Begins, peers: Peers, bounds: Bounds, cells: OfferCells, call: Call):
     """Grid: 1 block. Block: 128 threads, or any multiple of 32."""
@@ -123,6 +114,10 @@ def offer_rows(inputs: Offered, begins: Begins, peers: Peers, bounds: Bounds, ce
         if ptx.thread_idx() == 0:
             report_fault(bounds, DISPATCH_RECEIVER_ROWS, peers.rank, SUM_ROWS, num_needed, begins.num_rows)
         return  # the others must not read behind x
-    if ptx.thread_idx() < peers.num_ranks:
-        offer_rows_to(inputs, begins, peers, cells, ptx.thread_idx())
+    peer = ptx.thread_idx()
+    if peer < peers.num_ranks:
+        cell = buffer_of(peers, peer) + offer_cell(cells, peers.rank)
+        ptx.st_weak_s32(cell, begins.x)
+        ptx.st_weak_s32(cell + 4, begins.topk_weights)
+        ptx.st_weak_s32(cell + 8, first_row(inputs.prefix, cells, peer))
     meet_block(peers, bounds, call)
