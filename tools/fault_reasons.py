@@ -53,14 +53,14 @@ REASONS = {
         for function in ("find_item", "find_rows", "load_choice", "spread_row", "fetch_tokens")
     },
     "elastic.send_dispatch.put_kept: coherent loads": HALF,
-    "elastic.meet_dispatch.meet_ranks: bar_red_and": "another one follows; this one decides only whether calls differ",
-    "elastic.meet_dispatch.meet_ranks: bar_red_and 2": AFTER_TIMEOUT,
-    "elastic.meet_dispatch.meet_ranks: syncthreads": "what the others read was written by the kernels before",
-    "elastic.meet_dispatch.elastic_meet_dispatch: bar_red_and": AFTER_TIMEOUT,
+    "elastic.meet.meet_ranks: bar_red_and": "another one follows; this one decides only whether calls differ",
+    "elastic.meet.meet_ranks: bar_red_and 2": AFTER_TIMEOUT,
+    "elastic.meet.meet_ranks: syncthreads": "what the others read was written by the kernels before",
+    "elastic.meet.elastic_meet_dispatch: bar_red_and": AFTER_TIMEOUT,
     "elastic.dispatch.fetch_tokens: tma_store_wait_all until read": END_OF_KERNEL,
-    "elastic.notify_dispatch.elastic_notify_dispatch: bar_red_and": AFTER_TIMEOUT,
-    "elastic.notify_dispatch.count_nothing": AFTER_TIMEOUT,
-    "elastic.notify_dispatch.count_tokens: syncthreads": ONE_WARP,
+    "elastic.notify.elastic_notify_dispatch: bar_red_and": AFTER_TIMEOUT,
+    "elastic.notify.count_nothing": AFTER_TIMEOUT,
+    "elastic.notify.count_tokens: syncthreads": ONE_WARP,
     "elastic.publish.elastic_publish: bar_red_and": AFTER_TIMEOUT,
     "elastic.publish.lay_out_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     **{
@@ -72,8 +72,8 @@ REASONS = {
             "intranode.direct_combine.sum_weights_of",
         )
     },
-    "intranode.lay_out_rows: tma_store_wait_all until read": END_OF_KERNEL,
-    "intranode.lay_out_rows.lay_out_row: coherent loads": INPUTS,
+    "intranode.offer_rows.lay_out_rows: tma_store_wait_all until read": END_OF_KERNEL,
+    "intranode.offer_rows.lay_out_row: coherent loads": INPUTS,
     "intranode.dispatch.announce_tokens: syncwarp": TOGETHER,
     "intranode.dispatch.copy_own_tokens: tma_store_wait_all until read": END_OF_KERNEL,
     "intranode.dispatch.receive_tokens: tma_store_wait_all until read": END_OF_KERNEL,
@@ -105,7 +105,7 @@ REASONS = {
     "low_latency.deduplicated_combine.announce_parts: syncwarp": TOGETHER,
     "low_latency.deduplicated_combine.send_sums: syncwarp": "the one in may_warp_send comes before its stores, too",
     "network.host.amo_add: scope of cell": "what it loads is this GPU's own, or was emptied before a credit",
-    "low_latency.update_mask_buffer.give_up_rank: empty_rank": (
+    "low_latency.mask_buffer.give_up_rank: empty_rank": (
         "the counts are given up, too; with deduplicate a source without counts has no rows"
     ),
     "low_latency.deduplicated_dispatch.send_to_ranks: wait_send_area": PLACE,
@@ -114,8 +114,8 @@ REASONS = {
     "low_latency.coordinator.end_send_phase: wait_coordinator": (
         "no launch receives in the half that the one before has received in: the hook launches one in between"
     ),
-    "low_latency.update_mask_buffer: acquire and release of mask": FLAG,
-    "low_latency.update_mask_buffer: scope of the acquire and release of mask": FLAG,
+    "low_latency.mask_buffer.update_mask_buffer: acquire and release of mask": FLAG,
+    "low_latency.mask_buffer.update_mask_buffer: scope of the acquire and release of mask": FLAG,
     "waits.report_fault: acquire and release of claim": FLAG,
     "waits.report_fault: acquire and release of claim 2": FLAG,
     "waits.report_fault: scope of the acquire and release of claim": FLAG,
@@ -137,12 +137,11 @@ REASONS = {
     "network_push.wait_pushed: acquire of network-amo": NO_READER,
     # Runs after the report that calls differ
     "internode.meet_nodes.send_to_ranks: syncthreads": DIFFERENCE,
-    "elastic.meet_dispatch.meet_ranks: syncthreads 2": DIFFERENCE,
+    "elastic.meet.meet_ranks: syncthreads 2": DIFFERENCE,
     "calls.store_word: scope of cell": "no kernel reads it: the host does, once a kernel has reported",
     "internode.notify_dispatch.count_none": DIFFERENCE,
     "intranode.notify_dispatch.count_nothing": DIFFERENCE,
     # Not run by the scenarios
-    "intranode.direct_dispatch.clean_unused_rows": WORST_TOKENS,
     "header.clean_choices": WORST_TOKENS,
     "staged_sums.sum_rows_staged: reset of dst": "for a token that goes nowhere; tests/intranode/test_zero_copy.py",
     "sums.sum_rows: coherent loads": "for the ninth row of a sum and later ones: eight ranks and a bias",
@@ -150,7 +149,7 @@ REASONS = {
     "arrivals.give_up": AFTER_TIMEOUT,
     "arrivals.is_masked: scope of mask": MASKS,
     "arrivals.notify: acquire and release of arrival-sum": "atomics of a thread: the emulator keeps their order",
-    "low_latency.query_mask_buffer: scope of mask": MASKS,
+    "low_latency.mask_buffer.query_mask_buffer: scope of mask": MASKS,
     "network.nic.serve_entry: scope of RECEIVED": "the peer's CPU reads it only when a wait has timed out",
     "staged_sums.open_sum_stage: fence_mbarrier_init": OLD_PTX,
     "staged_sums.open_sum_stage: fence_proxy_async_shared": OLD_PTX,

@@ -1,4 +1,5 @@
-"""What the layouts of all modes share: alignment, the table of pointers, and division by a number that the host knows.
+"""What the layouts of all modes share: alignment, the table of pointers, cells of matrices, and division by a number
+that the host knows.
 
 Such a division is a multiplication by the inverse; to divide takes thirty instructions. What few tokens wait for is
 code that is fetched anew, so a kernel that a token waits for does not divide on its way.
@@ -26,3 +27,9 @@ def inverse_of(divisor: int) -> int:
 def divided(value, inverse):
     """value // divisor for 0 <= value and value * divisor < 2**30."""
     return value * inverse >> INVERSE_BITS
+
+
+@device_function
+def matrix_cell(matrix, row, column, num_columns):
+    """The address of matrix[row, column]: 4 bytes each, row by row."""
+    return matrix + 4 * (row * num_columns + column)

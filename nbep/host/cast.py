@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from nbep.device.kernels.per_token_cast_back import per_token_cast_back as cast_back_kernel
-from nbep.device.kernels.per_token_cast_to_fp8 import CastOutputs, CastSizes
-from nbep.device.kernels.per_token_cast_to_fp8 import per_token_cast_to_fp8 as cast_kernel
+from nbep.device.kernels.casts import CastOutputs, CastSizes
+from nbep.device.kernels.casts import per_token_cast_back as cast_back_kernel
+from nbep.device.kernels.casts import per_token_cast_to_fp8 as cast_kernel
 from nbep.device.protocols.fp8 import COLUMNS
 from nbep.host import validate
 from nbep.host.arguments import flags

@@ -17,8 +17,7 @@ import numpy as np
 
 from nbep.device.alignment import ALIGNMENT_BYTES
 from nbep.device.kernels.get_dispatch_layout import LayoutWorkspace
-from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
-from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
+from nbep.device.kernels.intranode.cached_notify import cached_notify_combine, cached_notify_dispatch
 from nbep.device.kernels.intranode.notify_dispatch import notify_dispatch
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER
 from nbep.device.kernels.parts.arrivals import number_of

@@ -18,8 +18,7 @@ import numpy as np
 from nbep.device.jit import over
 from nbep.device.layout.internode import cells_bytes
 from nbep.device.layout.intranode import RingShape
-from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, credit_offset
-from nbep.device.layout.low_latency_host import pointer_table, trailer_bytes
+from nbep.device.layout.low_latency import NUM_HALVES, LowLatencyShape, credit_offset, pointer_table, trailer_bytes
 from nbep.device.layout.names import describe_low_latency_offset
 from nbep.device.layout.names import describe_rdma_offset as describe_internode
 from nbep.device.protocols.peers import Bounds

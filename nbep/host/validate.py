@@ -17,7 +17,7 @@ from nbep.device.layout.intranode import (
     TRAILER_BYTES,
 )
 from nbep.device.layout.low_latency import MAX_RANKS
-from nbep.device.layout.low_latency_host import trailer_bytes as rdma_trailer_bytes
+from nbep.device.layout.low_latency import trailer_bytes as rdma_trailer_bytes
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.config import Sizes

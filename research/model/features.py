@@ -25,8 +25,7 @@ from nbep.device.layout.internode import num_meta_words
 from nbep.device.layout.intranode import RingShape, header_bytes
 from nbep.device.layout.low_latency import header_bytes as low_latency_note_bytes
 from nbep.device.layout.low_latency import header_offset as low_latency_note_offset
-from nbep.device.layout.low_latency import row_stride
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import row_stride, shape_of
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.reference.intranode import channel_task_range
 from research.model.traffic import HOME, LINKS, NETWORK, NVLINK

@@ -15,8 +15,7 @@ import numpy as np
 
 import nbep
 from nbep.device.layout.intranode import num_nvl_bytes_needed
-from nbep.device.layout.low_latency import NUM_HALVES
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import NUM_HALVES, shape_of
 from nbep.host.config import combine_rings, dispatch_rings
 from nbep.host.low_latency.memory import quarter_bytes_needed
 from nbep.reference import BF16, per_token_cast_to_fp8

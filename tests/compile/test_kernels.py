@@ -18,7 +18,7 @@ from nbep.device.kernels.intranode.combine import MAX_RANKS
 from nbep.device.kernels.intranode.dispatch import dispatch_smem_bytes
 from nbep.device.kernels.low_latency import combine as low_latency_combine
 from nbep.device.kernels.low_latency import dispatch as low_latency_dispatch
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import shape_of
 from nbep.device.protocols.copies import UNROLL
 
 KERNELS = with_variants(load_kernels().values())

@@ -183,8 +183,7 @@ COUNTERS: dict[str, dict[str, Any]] = {
     },
     "kernels/internode/notify_dispatch.py": {"arrived[n]": between_nodes},
     "kernels/elastic/combine.py": {"next_token": RESET},
-    "kernels/elastic/meet_combine.py": {"arrived[s]": elastic_between_nodes},
-    "kernels/elastic/meet_dispatch.py": {"arrived[s]": elastic_between_nodes},
+    "kernels/elastic/meet.py": {"arrived[s]": elastic_between_nodes},
     "kernels/intranode/direct_dispatch.py": {"arrived[s]": RESET},
     "kernels/parts/fetched_sums.py": {"next_token": RESET},
     "kernels/low_latency/calls.py": {"calls[h, s, word]": RESET},
@@ -228,8 +227,7 @@ COUNTERS: dict[str, dict[str, Any]] = {
 }
 # What its owner alone counts on.
 STORED = {
-    "kernels/elastic/meet_combine.py": {"called": elastic_between_nodes},
-    "kernels/elastic/meet_dispatch.py": {"called": elastic_between_nodes, "turn": elastic_between_nodes},
+    "kernels/elastic/meet.py": {"called": elastic_between_nodes, "turn": elastic_between_nodes},
     "kernels/internode/coordinator.py": {"sent, received": between_nodes},
     "kernels/internode/meet_nodes.py": {"called": between_nodes},
     "kernels/internode/notify_dispatch.py": {"rounds, called": between_nodes},

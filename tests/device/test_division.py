@@ -5,8 +5,7 @@ from itertools import chain
 import pytest
 
 from nbep.device.alignment import INVERSE_BITS, divided, inverse_of
-from nbep.device.layout.low_latency import MAX_EXPERTS, local_and_rank, rank_of
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import MAX_EXPERTS, local_and_rank, rank_of, shape_of
 
 
 @pytest.mark.parametrize("divisor", [*range(1, 40), 63, 64, 65, 127, 1000, 1023, MAX_EXPERTS // 2, 16383])

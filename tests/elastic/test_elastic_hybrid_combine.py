@@ -167,6 +167,6 @@ def test_who_is_named_has_come_late_or_given_up(kernel, transport):
 @pytest.mark.thorough
 def test_without_the_meeting_of_the_node_sums_are_read_that_may_not_be_there():
     base = Run("elastic.hybrid", (), seed=0, memory_model="checked")
-    found = perform(replace(base, faults=("intranode.cached_notify_dispatch: meet_block",)))
+    found = perform(replace(base, faults=("intranode.cached_notify.cached_notify_dispatch: meet_block",)))
     assert found is not None
     assert re.search(r"marks\[node \d, token \d, rank \d of this node\]", found.message)

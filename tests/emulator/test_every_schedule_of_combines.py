@@ -12,14 +12,13 @@ import nbep.device.primitives as ptx
 from nbep.device.jit import kernel
 from nbep.device.kernels.intranode import combine as ringed
 from nbep.device.kernels.intranode import direct_combine, direct_dispatch
-from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.intranode.offer_rows import Begins, Offered, offer_rows
 from nbep.device.kernels.parts.fetched_sums import FetchedSums, FetchShape, OfferCells
 from nbep.device.kernels.parts.staged_sums import sums_smem_bytes
 from nbep.device.layout.direct import NEXT_TOKEN, OFFERS, DirectShape, num_direct_bytes_needed, place_half
 from nbep.device.layout.intranode import RingShape, num_nvl_bytes_needed
 from nbep.device.protocols.peers import Bounds, Peers
-from nbep.device.protocols.teams import Team
+from nbep.device.protocols.teams import Context, Team
 from nbep.emulator import DataRace
 from nbep.host.calls import make_call
 from nbep.lab.check.faults import broken

@@ -13,7 +13,7 @@ from target import spawn
 import nbep
 from nbep.device.layout.intranode import TRAILER_BYTES
 from nbep.device.layout.low_latency import MAX_RANKS
-from nbep.device.layout.low_latency_host import trailer_bytes as rdma_trailer_bytes
+from nbep.device.layout.low_latency import trailer_bytes as rdma_trailer_bytes
 from nbep.emulator import UseAfterFree
 from nbep.host.calls import BARRIER, make_call
 

@@ -17,7 +17,7 @@ from nbep.device.cards import has_bulk_copies, max_smem_bytes
 from nbep.device.compile import CompileError, for_host_memory, load_kernels
 from nbep.device.jit import kernel
 from nbep.device.kernels.low_latency.combine import combine_smem_bytes
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import shape_of
 from nbep.device.primitives import st_weak_s32
 from nbep.device.protocols.peers import Bounds, HostPeers
 from nbep.device.types import Out

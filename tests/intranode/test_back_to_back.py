@@ -4,16 +4,16 @@ A notify kernel resets the rings of its rank while peers may still be in the cal
 what a late store, a late poll or a missing barrier would do shows here.
 """
 
-from importlib import import_module
-
 import pytest
 from calls import SlowRank, check_calls, check_steps, make_calls, make_steps
 from parts import both_parts
 from target import MEMORY_MODELS
 
 import nbep
+from nbep.lab.check import broken
 
 KERNELS = "nbep.device.kernels.intranode"
+NOTIFY = ["notify_dispatch", "cached_notify.cached_notify_dispatch"]
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
@@ -58,20 +58,18 @@ def test_hosts_that_run_ahead_of_a_slow_rank_get_the_references_bits(num_ranks, 
 
 
 @pytest.mark.emulator_only("a wrong kernel may hang a GPU")
-@pytest.mark.parametrize("kernel", ["notify_dispatch", "cached_notify_dispatch", "cached_notify_combine"])
-def test_a_notify_kernel_without_its_barrier_is_caught(kernel, monkeypatch):
-    module = import_module(f"{KERNELS}.{kernel}")
-    monkeypatch.setattr(module, "meet_block", lambda peers, bounds, call: True)
-    with pytest.raises((AssertionError, nbep.EmulatorError)):  # noqa: PT012
+@pytest.mark.parametrize("kernel", [*NOTIFY, "cached_notify.cached_notify_combine"])
+def test_a_notify_kernel_without_its_barrier_is_caught(kernel):
+    errors = AssertionError, nbep.EmulatorError
+    with broken(f"intranode.{kernel}: meet_block"), pytest.raises(errors):  # noqa: PT012
         for seed in range(8, 16):  # those before show cached_notify_combine's fault late
             check_calls(seed, make_calls(seed, 2), memory_model="checked")
 
 
 @pytest.mark.emulator_only("a wrong kernel may hang a GPU")
-@pytest.mark.parametrize("kernel", ["notify_dispatch", "cached_notify_dispatch"])
-def test_without_rings_too_a_notify_kernel_without_its_barrier_is_caught(kernel, monkeypatch):
-    module = import_module(f"{KERNELS}.{kernel}")
-    monkeypatch.setattr(module, "meet_block", lambda peers, bounds, call: True)
-    with pytest.raises((AssertionError, nbep.EmulatorError)):  # noqa: PT012
+@pytest.mark.parametrize("kernel", NOTIFY)
+def test_without_rings_too_a_notify_kernel_without_its_barrier_is_caught(kernel):
+    errors = AssertionError, nbep.EmulatorError
+    with broken(f"intranode.{kernel}: meet_block"), pytest.raises(errors):  # noqa: PT012
         for seed in range(12):
             check_calls(seed, make_calls(seed, 2, zero_copy=True), memory_model="checked")

@@ -11,8 +11,7 @@ from parts import both_parts
 import nbep
 from nbep.device.kernels.low_latency.calls import LOW_LATENCY_CALLS_DIFFER, ComparedCall
 from nbep.device.kernels.parts.arrivals import ABSENT, LEAST_ABSENT, MAX_TAGS
-from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, DeduplicatedShape, LowLatencyShape
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import MAX_EXPERTS, MAX_TOPK, DeduplicatedShape, LowLatencyShape, shape_of
 from nbep.device.protocols.waits import FaultReport
 from nbep.host.calls import CallLog
 from nbep.host.causes import cause_of

@@ -20,7 +20,7 @@ from intranode import Options, check, combine, dispatch, dispatch_arguments, dis
 from memory_programs import arrays_that_outlive_their_buffer, windows_without_room  # noqa: F401 - called by name
 
 import nbep
-from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
+from nbep.device.kernels.intranode.cached_notify import cached_notify_combine
 from nbep.emulator import UseAfterFree
 from nbep.host.calls import BARRIER, make_call
 from nbep.host.ranks.await_ranks import duplicate

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 import nbep
 from nbep.bench.harness.report import Row
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, header_bytes, header_offset
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, header_bytes, header_offset, shape_of
 
 DEVICE = "cuda"
 FP8_LIMIT = 9e-4  # DeepEP's, of calc_diff

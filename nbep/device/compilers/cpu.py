@@ -7,7 +7,6 @@ primitive. A body that asks no thread is arithmetic, and Numba compiles it. So t
 
 from __future__ import annotations
 
-import inspect
 import sys
 import zlib
 from collections.abc import Callable
@@ -32,7 +31,7 @@ from nbep.emulator.machine.orders import POLLED as POLLED_ORDERS
 from .. import jit
 from ..jit import KernelSpec, PrimitiveSpec
 from ..types import param_type
-from .kinds import WORDS, Kinds, with_parameters
+from .kinds import WORDS, Kinds, version_by_type, with_parameters
 
 KINDS = Kinds(types, TypingError)
 
@@ -398,11 +397,7 @@ def register() -> None:
             _inner(function)
     for by_type in jit.FUNCTIONS_BY_TYPE:
         if _is_new(by_type):
-            first, *others = inspect.signature(by_type).parameters  # Numba matches arguments by these names
-            kind = f"{first}.types[{first}.fields.index({by_type.field!r})]" if by_type.field else first
-            names = {"versions": by_type.versions}
-            exec(f"def made({', '.join((first, *others))}): return versions[{kind}.instance_class]", names)
-            _overload(by_type, names["made"])
+            _overload(by_type, version_by_type(by_type))
     for spec in jit.PRIMITIVES.values():
         if not _is_new(spec.function):
             continue

@@ -108,6 +108,14 @@ def with_parameters(function: Callable, source: str, names: dict[str, Any]) -> C
     return made
 
 
+def version_by_type(function: Any) -> Callable:
+    """For a function that is written `by_type`: what Numba asks, with the types of the arguments, for the version."""
+    first = next(iter(inspect.signature(function).parameters))
+    kind = f"{first}.types[{first}.fields.index({function.field!r})]" if function.field else first
+    source = f"def made({{0}}): return versions[{kind}.instance_class]"
+    return with_parameters(function, source, {"versions": function.versions})
+
+
 _registered_for: list[ComputeCapability] = []
 
 

@@ -8,7 +8,6 @@
 Importing it imports numba.
 """
 
-import inspect
 import re
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +29,7 @@ from .kinds import (
     constraints,
     hold_to,
     result_kinds,
+    version_by_type,
     with_parameters,
 )
 
@@ -153,14 +153,6 @@ def _register_primitive(spec: PrimitiveSpec, compute_capability: ComputeCapabili
     overload(spec.function)(with_parameters(spec.function, source, {"target": target}))
 
 
-def _register_by_type(function) -> None:
-    first, *others = inspect.signature(function).parameters  # Numba matches arguments by these names
-    kind = f"{first}.types[{first}.fields.index({function.field!r})]" if function.field else first
-    names = {"versions": function.versions}
-    exec(f"def made({', '.join((first, *others))}): return versions[{kind}.instance_class]", names)
-    overload(function)(names["made"])
-
-
 _registered: set = set()
 
 
@@ -176,7 +168,7 @@ def register(compute_capability: ComputeCapability) -> None:
             _registered.add(function)
     for function in jit.FUNCTIONS_BY_TYPE:
         if function not in _registered:
-            _register_by_type(function)
+            overload(function)(version_by_type(function))
             _registered.add(function)
     for spec in (*jit.PRIMITIVES.values(), *jit.EXTERNALS):
         if spec.function not in _registered:

@@ -49,11 +49,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
-from nbep.device.alignment import ALIGNMENT_BYTES, align_up
+from nbep.device.alignment import ALIGNMENT_BYTES, align_up, matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.layout.internode import call_offset, cells_bytes
 from nbep.device.layout.intranode import CALL_BYTES, MAX_LOCAL_EXPERTS, MAX_NVL_PEERS, OFFER_BYTES
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.types import I32, I64
 
 MAX_RANKS = 32  # a lane of a warp for each

@@ -33,9 +33,9 @@ from nbep.device.layout.low_latency import (
     NUM_HALVES,
     WORDS_OF_CALL,
     WORDS_OF_LINE,
+    pointer_table,
     quarter_bytes,
 )
-from nbep.device.layout.low_latency_host import pointer_table
 from nbep.device.protocols.peers import describe_peers
 
 

@@ -10,8 +10,8 @@ those would never free what this warp waits for.
 """
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.waits import has_timed_out, report_fault
 
 RETIRED = 1 << 30  # the warp has no more items

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function
+from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.waits import is_at_least, wait_or_report
 
 
@@ -71,3 +72,19 @@ def wait_tail_past(tail, head, last, bounds, waiter):
     load = ptx.ld_acquire_sys_s32  # PAIR dispatch-tail
     seen, came = wait_or_report(load, tail, is_at_least, head + 1, bounds, waiter)
     return min(seen, last) if came else last
+
+
+class Context(NamedTuple):
+    """A kernel's arguments that are no arrays, and what this thread is there for.
+
+    shape, sizes: those of the kernel's signature
+    places: where the arrays lie in the symmetric memory, of a kernel without rings; else 0
+    team: who works with this thread, for which peer and channel; -1 for what a kernel does not have
+    """
+
+    peers: Peers
+    bounds: Bounds
+    shape: tuple
+    sizes: tuple
+    places: tuple | int
+    team: Team

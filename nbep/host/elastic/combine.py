@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.elastic.add_sums import elastic_add_sums
-from nbep.device.kernels.elastic.combine import ElasticCombineSizes, elastic_combine
+from nbep.device.kernels.elastic.combine import (
+    ElasticCombineSizes,
+    elastic_add_sums,
+    elastic_combine,
+    elastic_push_sums,
+)
 from nbep.device.kernels.elastic.fetch_combine import ElasticFetchSizes, elastic_fetch_combine
 from nbep.device.kernels.elastic.gather_combine import ElasticGatherSizes, elastic_gather_combine
-from nbep.device.kernels.elastic.notify_combine import elastic_notify_combine
-from nbep.device.kernels.elastic.push_sums import elastic_push_sums
+from nbep.device.kernels.elastic.notify import elastic_notify_combine
 from nbep.device.kernels.elastic.send_combine import ElasticReturnSizes, elastic_send_combine
 from nbep.device.kernels.elastic.send_dispatch import SEND_THREADS, elastic_send_smem_bytes
 from nbep.device.kernels.parts.calls import Call

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from nbep.device.alignment import align_up
 from nbep.device.kernels.elastic.dispatch import ElasticSizes, elastic_dispatch, elastic_dispatch_smem_bytes
-from nbep.device.kernels.elastic.meet_dispatch import elastic_meet_dispatch
-from nbep.device.kernels.elastic.notify_dispatch import ElasticCountSizes, elastic_notify_dispatch
+from nbep.device.kernels.elastic.meet import elastic_meet_dispatch
+from nbep.device.kernels.elastic.notify import ElasticCountSizes, elastic_notify_dispatch
 from nbep.device.kernels.elastic.publish import PublishSizes, elastic_publish, publish_smem_bytes
 from nbep.device.kernels.elastic.send_dispatch import (
     SEND_THREADS,

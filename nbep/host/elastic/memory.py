@@ -16,7 +16,7 @@ from weakref import WeakSet
 import numpy as np
 
 from nbep.device.alignment import ALIGNMENT_BYTES, align_up
-from nbep.device.kernels.intranode.lay_out_rows import LayPlaces
+from nbep.device.kernels.intranode.offer_rows import LayPlaces
 from nbep.device.layout.elastic import (
     DATA,
     MAX_RANKS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nbep.device.kernels.elastic.meet_combine import elastic_meet_combine
+from nbep.device.kernels.elastic.meet import elastic_meet_combine
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.layout.elastic import THREADS_BEFORE_SM90
 from nbep.device.layout.intranode import MAX_NVL_PEERS
@@ -57,7 +57,7 @@ def barrier(memory: NodeMemory, use_comm_stream: bool, with_cpu_sync: bool) -> N
 
 
 def prepare_meeting(memory: NodeMemory, num_chunks: int, call: Call) -> PreparedLaunch:
-    """The launch of the kernel in which ranks of several nodes meet; see kernels.elastic.meet_combine."""
+    """The launch of the kernel in which ranks of several nodes meet; see kernels.elastic.meet."""
     elastic, runtime = memory.elastic, memory.runtime
     assert elastic is not None
     assert elastic.rdma is not None

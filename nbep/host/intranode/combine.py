@@ -15,13 +15,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.intranode.cached_notify_combine import cached_notify_combine
+from nbep.device.kernels.intranode.cached_notify import cached_notify_combine
 from nbep.device.kernels.intranode.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.intranode.combine import combine as combine_kernel
 from nbep.device.kernels.intranode.direct_combine import DirectCombineSizes
 from nbep.device.kernels.intranode.direct_combine import direct_combine as direct_kernel
-from nbep.device.kernels.intranode.lay_out_rows import LayPlaces, LaySizes, lay_out_rows, lay_out_smem_bytes
-from nbep.device.kernels.intranode.offer_rows import Begins, offer_rows
+from nbep.device.kernels.intranode.offer_rows import (
+    Begins,
+    LayPlaces,
+    LaySizes,
+    lay_out_rows,
+    lay_out_smem_bytes,
+    offer_rows,
+)
 from nbep.device.kernels.parts.calls import Call
 from nbep.device.kernels.parts.fetched_sums import FetchShape, OfferCells
 from nbep.device.kernels.parts.staged_sums import sums_smem_bytes

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nbep.device.kernels.intranode.cached_notify_dispatch import cached_notify_dispatch
+from nbep.device.kernels.intranode.cached_notify import cached_notify_dispatch
 from nbep.device.kernels.intranode.direct_dispatch import DirectSizes, direct_dispatch, direct_dispatch_smem_bytes
 from nbep.device.kernels.intranode.dispatch import DispatchOutputs, DispatchSizes, dispatch_smem_bytes
 from nbep.device.kernels.intranode.dispatch import dispatch as dispatch_kernel

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from nbep.device.kernels.low_latency.combine import CombineSizes, combine_smem_bytes
 from nbep.device.kernels.low_latency.combine import low_latency_combine as combine_kernel
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, NUM_HALVES, LowLatencyShape, send_offset
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, NUM_HALVES, LowLatencyShape, send_offset, shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, refuse
 from nbep.host.block_sizes import block_sizes

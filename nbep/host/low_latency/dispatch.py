@@ -16,8 +16,7 @@ from nbep.device.kernels.low_latency.deduplicated_combine import COLUMNS as SUM_
 from nbep.device.kernels.low_latency.dispatch import DispatchSizes, dispatch_smem_bytes
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch as dispatch_kernel
 from nbep.device.kernels.parts.arrivals import MAX_TAGS
-from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, header_offset, message_stride
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import COLUMNS_PER_SCALE, LowLatencyShape, header_offset, message_stride, shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.block_sizes import block_sizes

@@ -21,9 +21,9 @@ from typing import Any
 
 from nbep.device.kernels.low_latency.arguments import BOTH_PHASES, NO_PHASE, RECV_PHASE, SEND_PHASE
 from nbep.device.kernels.low_latency.clean_low_latency_buffer import clean_low_latency_buffer as clean_kernel
-from nbep.device.kernels.low_latency.query_mask_buffer import query_mask_buffer as query_kernel
-from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer as update_kernel
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.kernels.low_latency.mask_buffer import query_mask_buffer as query_kernel
+from nbep.device.kernels.low_latency.mask_buffer import update_mask_buffer as update_kernel
+from nbep.device.layout.low_latency import shape_of
 from nbep.host import validate
 from nbep.host.arguments import flags, integer, refuse
 from nbep.host.block_sizes import block_sizes

@@ -36,7 +36,7 @@ from nbep.device.kernels.low_latency.coordinator import (
     USES,
 )
 from nbep.device.kernels.low_latency.dispatch import low_latency_dispatch
-from nbep.device.kernels.low_latency.update_mask_buffer import update_mask_buffer
+from nbep.device.kernels.low_latency.mask_buffer import update_mask_buffer
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, align_up
 from nbep.device.layout.low_latency import (
     MAX_EXPERTS,
@@ -46,9 +46,11 @@ from nbep.device.layout.low_latency import (
     LowLatencyShape,
     message_stride,
     quarter_bytes,
+    recv_begin,
     row_stride,
+    shape_of,
+    share_bytes,
 )
-from nbep.device.layout.low_latency_host import recv_begin, shape_of, share_bytes
 from nbep.device.network.seam import sends_from_buffer
 from nbep.host.arguments import integer, refuse
 from nbep.host.config import INT4_BYTES, Sizes

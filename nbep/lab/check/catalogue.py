@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
-from collections import ChainMap
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
 from types import FunctionType, ModuleType
@@ -224,10 +224,11 @@ def _order_and_scope(primitive: str) -> tuple[str, str]:
 
 @cache
 def own_kernels() -> dict[str, FunctionType]:
-    """nbep's kernels by the names that users type: intranode.dispatch, low_latency.combine, get_dispatch_layout."""
+    """nbep's kernels by the names that users type: intranode.dispatch; in a file of several: file and function."""
     own_modules()
     functions = [cast(FunctionType, spec.function) for spec in KERNELS.values()]
-    return {_module(function): function for function in functions}
+    in_file = Counter(map(_module, functions))
+    return {_module(f) + (f".{f.__name__}" if in_file[_module(f)] > 1 else ""): f for f in functions}
 
 
 @cache

@@ -37,8 +37,8 @@ from types import CodeType, FunctionType
 from typing import Any
 
 from nbep.device import primitives
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import PRIMITIVES, variant_of
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.emulator.machine.source import marks, wait_loops
 
 Edit = Callable[[ast.FunctionDef], None]

@@ -115,7 +115,7 @@ INTRANODE = make(
     PARAMETERS,
     ({}, {"cached": 1}, {"ranks": 4}),
     "intranode.notify_dispatch",
-    "intranode.cached_notify_dispatch",
+    "intranode.cached_notify",
 )
 INTERNODE = make(
     "internode",

@@ -46,18 +46,14 @@ PARAMETERS = {
 }
 NOT_LESS = ("expand", "once", "sync", "cached", "column", "fp8", "uneven", "hybrid", "ibgda", "shared")
 LEAST = {"ranks": 2, "hidden": 16, **dict.fromkeys(NOT_LESS, 0)}
-OF_NODE = tuple(f"elastic.{name}" for name in ("publish", "notify_dispatch", "dispatch", "notify_combine", "combine"))
+OF_NODE = tuple(f"elastic.{name}" for name in ("publish", "notify", "dispatch", "combine"))
 OF_SHARED = (
     "elastic.fetch_combine",
     "elastic.dispatch",
     "elastic.publish",
     "intranode.offer_rows",
-    "intranode.lay_out_rows",
 )
-OF_NODES = tuple(
-    f"elastic.{name}"
-    for name in ("send_dispatch", "meet_dispatch", "push_sums", "send_combine", "meet_combine", "add_sums")
-)
+OF_NODES = tuple(f"elastic.{name}" for name in ("send_dispatch", "meet", "send_combine", "combine"))
 VARIANTS = (
     {"rounds": 3},
     {"tma": 0, "rounds": 2, "hidden": 520},

@@ -252,7 +252,7 @@ SCENARIOS = (
         "small rounds, each dispatched twice: counts, and rings that are used again",
         "dispatch",
         True,
-        (*DISPATCH, "intranode.cached_notify_dispatch"),
+        (*DISPATCH, "intranode.cached_notify"),
         shapes=({"rounds": 2}, {"rounds": 2}, {}),
         tokens=3,
         rounds=3,
@@ -263,7 +263,7 @@ SCENARIOS = (
         "tokens go to their experts and come back",
         "combine",
         False,
-        (*DISPATCH, "intranode.cached_notify_combine", "intranode.combine"),
+        (*DISPATCH, "intranode.cached_notify", "intranode.combine"),
     ),
     make(
         "direct",
@@ -271,8 +271,8 @@ SCENARIOS = (
         "combine",
         True,
         (
-            *(*NOTIFY, "intranode.cached_notify_dispatch", "intranode.direct_dispatch", "intranode.direct_combine"),
-            *("intranode.offer_rows", "intranode.lay_out_rows"),
+            *(*NOTIFY, "intranode.cached_notify", "intranode.direct_dispatch", "intranode.direct_combine"),
+            "intranode.offer_rows",
         ),
         DIRECT_VARIANTS,
         True,

@@ -278,6 +278,6 @@ SCENARIOS = (
         with_masks,
         ({**SMALL, "rounds": 3, "ranks": 3}, {**SMALL, **ONCE, "rounds": 3, "ranks": 3}),
         "low_latency.clean_low_latency_buffer",
-        "low_latency.update_mask_buffer",
+        "low_latency.mask_buffer",
     ),
 )

@@ -19,7 +19,7 @@ from nbep.device.kernels.internode.cached_notify import CachedSizes
 from nbep.device.kernels.internode.combine import InternodeCombineSizes
 from nbep.device.kernels.internode.dispatch import InternodeDispatchSizes
 from nbep.device.kernels.internode.notify_dispatch import InternodeNotifySizes
-from nbep.device.kernels.intranode.cached_notify_combine import NO_MORE
+from nbep.device.kernels.intranode.cached_notify import NO_MORE
 from nbep.device.kernels.intranode.dispatch import DispatchSizes, join_team
 from nbep.device.layout.internode import (
     bits_shift,

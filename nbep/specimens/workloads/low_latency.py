@@ -18,8 +18,7 @@ import numpy as np
 import nbep
 from nbep import reference
 from nbep.device.cards import SM90, ComputeCapability
-from nbep.device.layout.low_latency import NUM_HALVES
-from nbep.device.layout.low_latency_host import shape_of
+from nbep.device.layout.low_latency import NUM_HALVES, shape_of
 from nbep.host.low_latency.memory import quarter_bytes_needed
 from nbep.specimens.workloads.cases import Case, Report, assert_kind, assign, is_exact, to_numpy, to_target
 

@@ -13,7 +13,7 @@ that rank adds up what all have sent.
  topk_weights of it  sender(d)          st_na (1)                receivers(s)      ld_na, after landed
  next_token          receivers          atom_add_relaxed_gpu     receivers         the same
  marks[n, t, d]      sender(d)          st_weak                  (gather_combine)  -
- landed, next_token  the owner          see notify_combine.py
+ landed, next_token  the owner          see notify.py
  rows of x, biases   no thread          -                        warps             bulk copy, or ld_na
  rows[w]             warp w             st_shared                the same warp     ld_shared, after syncwarp
  stage of a warp     copy engine        bulk copy                the warp          ld_shared, see staged_sums.py
@@ -40,6 +40,7 @@ Break it: records/faults.md, `elastic.combine.announce: release of elastic-lande
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.dispatch import ELASTIC_SOURCES, most_tokens
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, SUM_ROWS, has_failed, spoil_sums
@@ -57,7 +58,6 @@ from nbep.device.layout.elastic import (
     slot_offset,
 )
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES, Stage
 from nbep.device.protocols.teams import Team
@@ -399,3 +399,34 @@ def wait_landed(cell, bounds, peer, row):
     """Wait until a peer has pushed the chunk of tokens that a cell stands for: its slots can be read then."""
     waiter = Waiter(ELASTIC_LANDED, peer, -1)
     wait_or_report(ptx.ld_acquire_sys_s32, cell, is_set, row, bounds, waiter)  # PAIR elastic-landed
+
+
+@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
+def elastic_push_sums(
+    inputs: ElasticRows,
+    peers: Peers,
+    bounds: Bounds,
+    shape: ElasticSlots,
+    nodes: ElasticNodes,
+    sizes: ElasticCombineSizes,
+):
+    """Grid: any. Block: a multiple of 32. Shared memory: `sums_smem_bytes`."""
+    ctx = open_context(peers, bounds, shape, nodes, sizes)
+    stage = open_sum_stage(ctx.team.num_warps, ctx.team.warp, ctx.team.lane)
+    if ptx.vote_all(ptx.FULL_MASK, not has_fault(bounds)):
+        push_tokens(ctx, inputs, stage)
+
+
+@kernel(max_threads=768, max_threads_before_sm90=THREADS_BEFORE_SM90)
+def elastic_add_sums(
+    out: ElasticSums,
+    inputs: ElasticRows,
+    peers: Peers,
+    bounds: Bounds,
+    shape: ElasticSlots,
+    nodes: ElasticNodes,
+    sizes: ElasticCombineSizes,
+):
+    """Grid: any. Block: a multiple of 32. Shared memory: `sums_smem_bytes`."""
+    ctx = open_context(peers, bounds, shape, nodes, sizes)
+    receive_tokens(ctx, out, inputs, open_sum_stage(ctx.team.num_warps, ctx.team.warp, ctx.team.lane))

@@ -15,7 +15,7 @@
  lists, topk_idx,        rank s         see publish.py (1)     warps of all ranks   ld_na
    topk_weights, numbers
    of a half
- turn                    see notify_dispatch.py                all warps            ld_nc
+ turn                    see notify.py                         all warps            ld_nc
  recv_src_metadata       a warp         st_na, or st_weak (2)  with a handle: warps ld_nc
  recv_x                  a warp         bulk copy, or st_na    the next kernel      -
  recv_x_scales           a warp         st_na                  the next kernel      -
@@ -42,8 +42,8 @@ Break it: records/faults.md, `elastic.dispatch.store_row: wait_filled`: race
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.header import Experts, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil
 from nbep.device.layout.elastic import (
@@ -57,7 +57,6 @@ from nbep.device.layout.elastic import (
     metadata_entry,
 )
 from nbep.device.layout.intranode import OFFER_BYTES
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
     STAGE_STRIDE,
@@ -70,7 +69,7 @@ from nbep.device.protocols.staging import (
     open_stage,
     wait_filled,
 )
-from nbep.device.protocols.teams import Team
+from nbep.device.protocols.teams import Context, Team
 from nbep.device.protocols.waits import has_timed_out, report_fault
 from nbep.device.types import I32, In, InOut, Out
 

@@ -15,6 +15,7 @@ Break it: records/faults.md, `staged_sums.sum_rows_staged: wait_half`: memory ch
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.combine import find_owner
 from nbep.device.kernels.parts.fetched_sums import (
@@ -25,7 +26,6 @@ from nbep.device.kernels.parts.fetched_sums import (
     OfferCells,
     fetch_tokens,
 )
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.protocols.teams import Team
 from nbep.device.types import I32, In

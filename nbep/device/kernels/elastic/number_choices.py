@@ -9,8 +9,8 @@
                                                                                     syncthreads
  stage: counts[w, e]     thread e       st_shared              warp w               ld_shared, after syncthreads
  numbers, lists          warps          st_na                  see publish.py
- rank_counts[half, s]    a lane         st_na                  rank r               see notify_dispatch.py
- expert_counts[half, s]  thread e       st_na                  the expert's rank    see notify_dispatch.py
+ rank_counts[half, s]    a lane         st_na                  rank r               see notify.py
+ expert_counts[half, s]  thread e       st_na                  the expert's rank    see notify.py
  dst_buffer_slot_idx     warps          st_na                  the next kernel      -
 
  (1) One lane for each expert that the warp has found among 32 choices.
@@ -25,10 +25,9 @@ Break it: records/faults.md, `elastic.number_choices: syncthreads`: race
 """
 
 import nbep.device.primitives as ptx
-from nbep.device.alignment import align_up
+from nbep.device.alignment import align_up, matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.layout.elastic import expert_count, list_offset, rank_count
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 
 TABLE_EXPERTS = 256

@@ -5,7 +5,7 @@
  others:           choices and weights; x[t] and its scales ----------> row t of the own half
 
  cell                    written by     with                   read by              with
- turn                    the owner      see notify_dispatch.py all warps            ld_nc
+ turn                    the owner      see notify.py          all warps            ld_nc
  x of a half             a warp         bulk copy, or st_na    all ranks            see dispatch.py (1)
  offers[s], at each rank a thread       st_na                  that rank            see dispatch.py (2)
  scales of a half        a warp         st_na                  all ranks            see dispatch.py (1)
@@ -34,14 +34,13 @@ from typing import NamedTuple
 import nbep.device.primitives as ptx
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.elastic.number_choices import TABLE_BYTES, list_tokens, number_choices
-from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.header import Scales, copy_scales
 from nbep.device.layout.elastic import OFFERS, THREADS_BEFORE_SM90, TURN, ElasticPlaces, ElasticShape, half_offset
 from nbep.device.layout.intranode import OFFER_BYTES
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
-from nbep.device.protocols.teams import Team
+from nbep.device.protocols.teams import Context, Team
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, In, Out
 
@@ -101,29 +100,6 @@ def lay_out_token(ctx, inputs, half, token, stage, parity):
 
 
 @device_function
-def lay_out_choices(ctx, out, inputs, half, first, step):
-    """Copy choices and their weights to the half, from the first on, each a step further; a thread."""
-    places = ctx.places
-    for choice in range(first, ctx.sizes.num_tokens * ctx.shape.num_topk, step):
-        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice)
-        if inputs.topk_weights != 0:
-            ptx.st_na_f32(half + places.topk_weights + 4 * choice, ptx.ld_nc_f32(inputs.topk_weights + 4 * choice))
-        ptx.st_na_s64(half + places.topk_idx + 8 * choice, expert)
-        if out.topk_idx != 0:
-            ptx.st_na_s64(out.topk_idx + 8 * choice, expert)
-
-
-@device_function
-def offer_tokens(ctx):
-    """Tell each rank where this one's tokens and their scales lie in its shared rows; a block."""
-    peers = ctx.peers
-    if ptx.thread_idx() < peers.num_ranks:
-        offer = buffer_of(peers, ptx.thread_idx()) + OFFERS + OFFER_BYTES * peers.rank
-        ptx.st_na_s32(offer, ctx.sizes.x_begin - 1)
-        ptx.st_na_s32(offer + 4, ctx.sizes.scales_begin - 1)
-
-
-@device_function
 def lay_out_tokens(ctx, out, inputs, half, first_block):
     """What others read of all tokens, each warp its share; a block, one of those from the first on."""
     sizes, lane, num_warps = ctx.sizes, ctx.team.lane, ctx.team.num_warps
@@ -131,7 +107,14 @@ def lay_out_tokens(ctx, out, inputs, half, first_block):
     num_blocks = ptx.grid_dim() - first_block
     first = ptx.block_idx() - first_block + num_blocks * ctx.team.warp
     step = num_blocks * num_warps
-    lay_out_choices(ctx, out, inputs, half, 32 * first + lane, 32 * step)
+    places = ctx.places
+    for choice in range(32 * first + lane, sizes.num_tokens * ctx.shape.num_topk, 32 * step):
+        expert = ptx.ld_nc_keep_s64(inputs.topk_idx + 8 * choice)
+        if inputs.topk_weights != 0:
+            ptx.st_na_f32(half + places.topk_weights + 4 * choice, ptx.ld_nc_f32(inputs.topk_weights + 4 * choice))
+        ptx.st_na_s64(half + places.topk_idx + 8 * choice, expert)
+        if out.topk_idx != 0:
+            ptx.st_na_s64(out.topk_idx + 8 * choice, expert)
     parity = 0
     if sizes.x_begin == 0 or (sizes.scales_begin == 0 and ctx.shape.num_scales > 0):
         for token in range(first, sizes.num_tokens, step):
@@ -160,8 +143,10 @@ def elastic_publish(
     own = buffer_of(peers, peers.rank)
     number = ptx.ld_nc_s32(own + TURN)
     half = own + half_offset(places, number)
-    if sizes.x_begin > 0 and ptx.block_idx() == 0:
-        offer_tokens(ctx)
+    if sizes.x_begin > 0 and ptx.block_idx() == 0 and ptx.thread_idx() < peers.num_ranks:
+        offer = buffer_of(peers, ptx.thread_idx()) + OFFERS + OFFER_BYTES * peers.rank  # where the shared rows begin
+        ptx.st_na_s32(offer, sizes.x_begin - 1)
+        ptx.st_na_s32(offer + 4, sizes.scales_begin - 1)
     first_block = 0
     if sizes.does_number != 0:
         if ptx.block_idx() == 0:

@@ -13,7 +13,7 @@
    topk_weights, numbers,
    lists of a half
    of an inbox, at q     warps of rank s  put_nbi_warp    the ranks of q      see dispatch.py, after the meeting
- rank_counts[half, s],   warps of rank s  put_nbi_warp    rank r              see meet_dispatch.py
+ rank_counts[half, s],   warps of rank s  put_nbi_warp    rank r              see meet.py
    expert_counts, at r
    of an outbox, here    publish.py       -               network (2)         bulk copy; rank_counts ld_nc
  x, scales, topk_idx,    publish.py (1)   -               lanes               ld_na, no copy engine

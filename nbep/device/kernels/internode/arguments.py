@@ -3,11 +3,11 @@
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.layout.internode import MAX_RDMA_RANKS
 from nbep.device.layout.intranode import MAX_NVL_PEERS, RingShape
 from nbep.device.network.seam import Network
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers
 from nbep.device.types import Sym
 

@@ -1,7 +1,7 @@
 """Internode cached notify: the ranks come together before a dispatch whose counts are known, or before a combine.
 
  block 0, (n, l):  arrived[n] += call at every (d, l); NVL ring cells = 0; barrier of the node; waits for arrived[d]
- block 1 + c:      before combine: heads of channel c, see intranode/cached_notify_combine.py: those of send_rdma_head,
+ block 1 + c:      before combine: heads of channel c, see intranode/cached_notify.py: those of send_rdma_head,
                    then those of send_nvl_head, node by node
 
  cell                        written by             with                  read by            with
@@ -32,7 +32,7 @@ from nbep.device.kernels.internode.arguments import (
     tokens_to_node,
 )
 from nbep.device.kernels.internode.meet_nodes import send_to_ranks, wait_node
-from nbep.device.kernels.intranode.cached_notify_combine import encode_absent_tokens
+from nbep.device.kernels.intranode.cached_notify import encode_absent_tokens
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.kernels.parts.calls import Call, wait_peer
 from nbep.device.layout.internode import arrived_offset, rings_offset

@@ -32,6 +32,7 @@ Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLAndRDMAForwarde
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import (
     BOARD_ROW,
@@ -62,7 +63,6 @@ from nbep.device.protocols.board import (
     load_expected,
     note_progress,
 )
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.teams import wait_tail_past
@@ -96,13 +96,6 @@ def locate_source(ctx, inputs, ring, node, k):
     if k == ctx.here.nvl_rank:
         first, _ = rows_from(ctx, inputs, node * ctx.here.num_nvl_ranks + k)
     return rows_or_ring(inputs, ctx.nvl, k == ctx.here.nvl_rank, first, ring.x)
-
-
-@device_function
-def clear_header(ctx, stage):
-    """Write what is in front of the row in a stage, once: only the weights change later."""
-    for at in range(4 * ctx.lane, header_bytes(ctx.rdma), 128):
-        ptx.st_shared_s32(stage.data + at, 0)
 
 
 @device_function
@@ -145,7 +138,8 @@ def forward_sums(ctx, inputs, group, lists, stage):
     ring = own_ring(ctx, node, lane if lane < here.num_nvl_ranks else 0)
     source = locate_source(ctx, inputs, ring, node, lane)
     board = board_row(group.row)
-    clear_header(ctx, stage)
+    for at in range(4 * ctx.lane, header_bytes(ctx.rdma), 128):  # only the weights change later
+        ptx.st_shared_s32(stage.data + at, 0)
     i = ptx.s32(group.warp)
     expected = load_expected(heads, i, i < total, here.num_nvl_ranks, lane)
     while i < total:

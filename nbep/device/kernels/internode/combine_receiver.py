@@ -21,6 +21,7 @@ Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kRDMAReceiver)
 """
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import board_row, publish_heads, wait_total
@@ -29,7 +30,6 @@ from nbep.device.layout.internode import recv_row, tail_offset
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, first_needed, load_expected, note_progress
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.waits import Waiter, site
 
 RDMA_RECEIVER_TAIL = site(30, "internode combine RDMA receiver", "tail", "the peer's next sums")

@@ -21,13 +21,13 @@ Source: DeepEP csrc/kernels/internode.cu, combine (WarpRole::kNVLSender)
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import MAX_TEAMS, neighbor_at, rows_from
 from nbep.device.kernels.internode.coordinator import NOTHING, load_batch, next_after, share_batch
 from nbep.device.layout.internode import rings_offset
 from nbep.device.layout.intranode import locate_header, locate_ring, slot_bytes
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_expired_together

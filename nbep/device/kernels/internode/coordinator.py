@@ -28,12 +28,12 @@ rdma_channel_head, rdma_channel_tail, which each notify resets)
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import BATCHES, BOARD, BOARD_ROW, MOST_WARPS, rank_at
 from nbep.device.layout.internode import head_offset, tail_offset
 from nbep.device.network.seam import amo_add
 from nbep.device.protocols.board import has_stalled, least_progress, reset_board
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.waits import (
     Waiter,
     has_timed_out,

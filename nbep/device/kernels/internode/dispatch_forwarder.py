@@ -33,6 +33,7 @@ Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMAAndNVLForward
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import first_passing_row, neighbor_at, rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import (
@@ -51,7 +52,6 @@ from nbep.device.layout.intranode import header_bytes, locate_header, locate_rin
 from nbep.device.network.seam import own_ptr
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import buffer_of
 from nbep.device.protocols.teams import publish_tail, team_barrier, wait_expired_together, wait_free_slots
 from nbep.device.protocols.waits import (
@@ -172,16 +172,6 @@ def forward_slot(ctx, dst, src, stage, parity):
 
 
 @device_function
-def check_passing(ctx, inputs, team):
-    """Tell the host if send_nvl_head has fewer rows than tokens pass through; only with num_worst_tokens it may."""
-    last = ctx.here.num_rdma_ranks - 1
-    num_rows = ctx.sizes.num_rdma_recv_tokens
-    total = ptx.ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * last)
-    if total > num_rows and team.warp == 0 and ctx.lane == 0:
-        report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, rank_at(ctx, last), ctx.here.channel, total, num_rows)
-
-
-@device_function
 def find_incoming(ctx, out, inputs, team):
     base = total = row = 0
     if ctx.lane < ctx.here.num_rdma_ranks:
@@ -189,7 +179,10 @@ def find_incoming(ctx, out, inputs, team):
         total = tokens_to_node(ctx, inputs.recv_rdma_channel_prefix_matrix, ctx.lane)
         row = first_passing_row(ctx, inputs, ctx.lane)
     if out.send_nvl_head != 0:
-        check_passing(ctx, inputs, team)
+        last, num_rows = ctx.here.num_rdma_ranks - 1, ctx.sizes.num_rdma_recv_tokens
+        passing = ptx.ld_nc_s32(inputs.recv_rdma_rank_prefix_sum + 4 * last)
+        if passing > num_rows and team.warp == 0 and ctx.lane == 0:  # only with num_worst_tokens it may be
+            report_fault(ctx.bounds, DISPATCH_RECEIVER_ROWS, rank_at(ctx, last), ctx.here.channel, passing, num_rows)
     return Incoming(base, total, row)
 
 

@@ -29,6 +29,7 @@ Source: DeepEP csrc/kernels/internode.cu, dispatch (WarpRole::kRDMASender, kRDMA
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.internode.arguments import rank_at, tokens_to_node
 from nbep.device.kernels.internode.coordinator import Column, board_row, publish_tails, wait_total_free
@@ -39,7 +40,6 @@ from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp,
 from nbep.device.protocols.board import RETIRED, note_progress
 from nbep.device.protocols.channels import channel_task_range, goes_to_any
 from nbep.device.protocols.copies import Row, begin_copy, end_fill
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.staging import STAGE_BYTES
 from nbep.device.protocols.waits import Waiter, site
 

@@ -38,6 +38,7 @@ Source: DeepEP csrc/kernels/internode.cu, notify_dispatch. Break it: notebooks/1
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.internode.arguments import Context, Progress, find_here, rank_at
 from nbep.device.kernels.internode.meet_nodes import send_to_ranks, wait_node
@@ -54,7 +55,6 @@ from nbep.device.layout.internode import (
 from nbep.device.network.seam import Network, Place, amo_add, keep_message, own_ptr, put_nbi_warp, quiet
 from nbep.device.protocols.channels import count_channel_tokens
 from nbep.device.protocols.grid_barrier import barrier_grid
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, I64, In, Out, Sym

@@ -35,17 +35,16 @@ Source: DeepEP csrc/kernels/intranode.cu, combine. Break it: notebooks/05_combin
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.spoil import has_failed, spoil_sums
 from nbep.device.kernels.parts.sums import Listed, list_biases, list_rows, rows_or_ring, sum_rows, sum_weights
 from nbep.device.layout.intranode import RingShape, locate_header, locate_ring, slot_bytes
 from nbep.device.protocols.board import RETIRED, first_needed, has_stalled, load_expected
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import copy_row
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
-from nbep.device.protocols.teams import Team, wait_free_slots
+from nbep.device.protocols.teams import Context, Team, wait_free_slots
 from nbep.device.protocols.waits import Waiter, has_fault, is_at_least, site, start_wait, wait_or_report
 from nbep.device.types import I32, In, Out
 

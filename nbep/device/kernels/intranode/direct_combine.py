@@ -12,6 +12,7 @@ Source: DeepEP csrc/kernels/intranode.cu, combine, which pushes into rings
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.parts.fetched_sums import (
     FetchContext,
@@ -21,7 +22,6 @@ from nbep.device.kernels.parts.fetched_sums import (
     OfferCells,
     fetch_tokens,
 )
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers
 from nbep.device.protocols.teams import Team
 from nbep.device.types import I32, In

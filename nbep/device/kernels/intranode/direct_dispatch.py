@@ -39,13 +39,12 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch, which has rings. Break it: n
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.intranode.arguments import Context
-from nbep.device.kernels.parts.header import Experts, keep_in_range
+from nbep.device.kernels.parts.header import Experts, clean_choices, keep_in_range
 from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, spoil, spoil_s64
 from nbep.device.layout.direct import DirectShape, HalfPlaces
 from nbep.device.layout.intranode import RINGS
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import (
     STAGE_BYTES,
@@ -58,7 +57,7 @@ from nbep.device.protocols.staging import (
     open_stage,
     wait_filled,
 )
-from nbep.device.protocols.teams import Team
+from nbep.device.protocols.teams import Context, Team
 from nbep.device.protocols.waits import (
     Waiter,
     has_timed_out,
@@ -426,18 +425,6 @@ def num_received(inputs, peers):
 
 
 @device_function
-def clean_unused_rows(ctx, inputs):
-    """Mark the rows past the received ones: expert -1, weight 0."""
-    peers, places, shape = ctx.peers, ctx.places, ctx.shape
-    area = buffer_of(peers, peers.rank)
-    # After a failed barrier the matrix may hold anything.
-    begin = max(num_received(inputs, peers), 0) * shape.num_topk + ptx.block_idx() * ptx.block_dim() + ptx.thread_idx()
-    for i in range(begin, ctx.sizes.num_worst_tokens * shape.num_topk, ptx.grid_dim() * ptx.block_dim()):
-        ptx.st_weak_s64(area + places.topk_idx + 8 * i, -1)
-        ptx.st_weak_s32(area + places.topk_weights + 4 * i, 0)
-
-
-@device_function
 def spoil_area(ctx):
     """What has been received, after a failure: see parts.spoil. Peers that are only late may still bring rows."""
     places, shape, lane = ctx.places, ctx.shape, ctx.team.lane
@@ -472,7 +459,10 @@ def direct_dispatch(
         if ptx.block_idx() == 0:
             notify_channel_starts(ctx, inputs)
     if sizes.num_worst_tokens > 0:
-        clean_unused_rows(ctx, inputs)
+        area = buffer_of(peers, peers.rank)
+        # After a failed barrier the matrix may hold anything.
+        begin, end = max(num_received(inputs, peers), 0) * shape.num_topk, sizes.num_worst_tokens * shape.num_topk
+        clean_choices(area + places.topk_idx, area + places.topk_weights, begin, end)
     have_sent = ptx.bar_red_and(1, ptx.block_dim(), may_send)
     peer = ptx.thread_idx()
     if have_sent and peer < peers.num_ranks and peer != peers.rank:

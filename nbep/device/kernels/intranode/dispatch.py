@@ -34,8 +34,8 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch. Break it: notebooks/04_dispa
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
-from nbep.device.kernels.intranode.arguments import Context
 from nbep.device.kernels.parts.header import (
     Experts,
     Token,
@@ -50,10 +50,9 @@ from nbep.device.kernels.parts.spoil import DISPATCH_RECEIVER_ROWS, has_failed, 
 from nbep.device.layout.intranode import Header, RingShape, header_bytes, locate_header, locate_ring, slot_bytes
 from nbep.device.protocols.channels import channel_task_range
 from nbep.device.protocols.copies import Row, begin_copy, end_copy
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import CLUSTERS, Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import STAGE_STRIDE, open_stage
-from nbep.device.protocols.teams import Team, publish_tail, team_barrier, wait_free_slots, wait_tail_past
+from nbep.device.protocols.teams import Context, Team, publish_tail, team_barrier, wait_free_slots, wait_tail_past
 from nbep.device.protocols.waits import (
     Waiter,
     has_timed_out,

@@ -34,11 +34,11 @@ Source: DeepEP csrc/kernels/intranode.cu, notify_dispatch. Break it: notebooks/0
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.layout.intranode import EXPERT_COUNTS, RINGS
 from nbep.device.protocols.channels import count_channel_tokens
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.waits import has_timed_out
 from nbep.device.types import I32, In, Out, Sym

@@ -12,9 +12,9 @@ Source: DeepEP csrc/kernels/intranode.cu, dispatch ("send_head")
 """
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.types import I32, In, Out
 
 

@@ -2,12 +2,11 @@
 
 from typing import Any, NamedTuple
 
-from nbep.device.alignment import align_up
+from nbep.device.alignment import align_up, matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.parts.arrivals import notify
 from nbep.device.layout.low_latency import MAX_EXPERTS, arrival_offset, count_offset
 from nbep.device.network.seam import Place, own_ptr
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.types import I32, I64, Sym
 
 NO_PHASE = 0  # it only ends the launch before: see coordinator.py

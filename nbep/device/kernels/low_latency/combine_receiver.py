@@ -150,19 +150,12 @@ def sum_columns(table, num_rows, offset, next_offset):
 
 
 @device_function
-def encoded_before(row, block):
-    """How many of the first `block` times 128 columns of a LogFMT row are encoded."""
-    num_encoded = 0
-    for i in range(block):
-        num_encoded += 1 if is_encoded(ptx.ld_na_s32(row + layout.LOGFMT_META_BYTES * i)) else 0
-    return num_encoded
-
-
-@device_function
 def add_logfmt(ctx, total, row, weight, column):
     """Add eight columns of a LogFMT row."""
     block = column // layout.LOGFMT_COLUMNS
-    num_encoded = encoded_before(row, block)
+    num_encoded = 0
+    for i in range(block):
+        num_encoded += 1 if is_encoded(ptx.ld_na_s32(row + layout.LOGFMT_META_BYTES * i)) else 0
     data = row + layout.row_stride(ctx.shape) - 2 * ctx.shape.hidden
     data += ENCODED_BYTES * num_encoded + PLAIN_BYTES * (block - num_encoded)
     place = column % layout.LOGFMT_COLUMNS // 8

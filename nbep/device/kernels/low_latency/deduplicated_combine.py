@@ -21,13 +21,13 @@ This is `combine` for a DeduplicatedShape, a binary of its own for the reason of
 
 import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import QUEUE, add_to_arrival
 from nbep.device.kernels.low_latency.combine_receiver import add_weighted_bf16x8, sum_table_bytes
 from nbep.device.kernels.low_latency.coordinator import may_send, may_warp_send, notify_call, wait_send_area
 from nbep.device.kernels.parts.arrivals import TAG, completion
 from nbep.device.network.seam import Place, keep_message, own_ptr, put_nbi_warp, quiet, sends_from_buffer
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.reduce import to_bf16x8, zero_f32x8
 from nbep.device.protocols.staging import STAGE_STRIDE
 

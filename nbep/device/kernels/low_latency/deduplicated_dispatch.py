@@ -33,6 +33,7 @@ from typing import NamedTuple
 
 import nbep.device.layout.low_latency as layout
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.low_latency.arguments import (
     QUEUE,
@@ -62,7 +63,6 @@ from nbep.device.kernels.low_latency.dispatch_sender import (
 )
 from nbep.device.kernels.parts.arrivals import TAG, announced, completion, note_wait, wait_arrival, wait_number
 from nbep.device.network.seam import Place, amo_add, further, keep_message, own_ptr, put_nbi_warp, quiet
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.reduce import warp_sum_s32
 from nbep.device.protocols.staging import (
     STAGE_BYTES,

@@ -21,12 +21,12 @@ What a rank has of its own tokens is added where it is.
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.kernels.parts.spoil import has_failed, spoil_sums
 from nbep.device.kernels.parts.staged_sums import add_up, list_row, open_sum_stage, take_token
 from nbep.device.kernels.parts.sums import list_biases
 from nbep.device.layout.intranode import OFFER_BYTES
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.staging import VEC_BYTES
 from nbep.device.protocols.teams import Team

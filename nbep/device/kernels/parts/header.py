@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, header_bytes
-from nbep.device.protocols.matrices import matrix_cell
 
 
 class Stores(NamedTuple):

@@ -81,13 +81,6 @@ def wait_half(stage, half):
 
 
 @device_function
-def piece_bytes(num_rows):
-    """Bytes of each row that a half holds: whole accesses of a warp where it has room for one of each row."""
-    room = ptx.u32_div(HALF_BYTES, num_rows)
-    return room // WARP_BYTES * WARP_BYTES if room >= WARP_BYTES else room // VEC_BYTES * VEC_BYTES
-
-
-@device_function
 def load_piece(stage, half, number, piece, stride, lane):
     """Start to load the same bytes of each listed row, [begin, end), into a half: lane i those of row i."""
     begin, end = piece
@@ -181,7 +174,8 @@ def sum_rows_staged(dst, number, num_bytes, stage, lane):
         for offset in range(lane * VEC_BYTES, num_bytes, WARP_BYTES):
             ptx.st_na_v4(dst + offset, (0, 0, 0, 0))
         return stage
-    stride = piece_bytes(number)
+    room = ptx.u32_div(HALF_BYTES, number)  # of a row in a half: whole accesses of a warp, if they fit
+    stride = room // WARP_BYTES * WARP_BYTES if room >= WARP_BYTES else room // VEC_BYTES * VEC_BYTES
     half = 0
     load_piece(stage, half, number, (0, min(stride, num_bytes)), stride, lane)
     offset = 0

@@ -1,34 +1,44 @@
-"""Cached notify combine: reset the rings, and tell combine's receivers how far they may move a head past absent tokens.
+"""Cached notify: reset the rings; the counts are known, and are not exchanged again. Before a combine also say how far
+its receivers may move a head past absent tokens.
 
  block 0:         ring cells = 0; barrier
- block 1 + c:     send_head of the tokens of channel c, from the last to the first; warp r looks at rank r
+ block 1 + c:     (combine) send_head of the tokens of channel c, from the last to the first; warp r looks at rank r
 
  A token that did not go to rank r has send_head -1. It becomes -h - 1, where h is the ring index of the next token of
  the channel that did go there: when the receiver passes the absent token, all slots below h are done. Behind the last
  such token h is NO_MORE. Present entries keep their index, so running the kernel on its own output changes nothing.
 
  cell                     written by   with                 read by      with
- start, end, head, tail   the owner    st_weak 0, barrier   (combine)    -
+ start, end, head, tail   the owner    st_weak 0, barrier   (both)       -
  send_head[t, r]          one warp     st_weak              same warp    ld_weak, before it writes
  send_rdma_head and       one warp     st_weak              same warp    ld_weak, before it writes
    send_nvl_head (1)
 
  (1) Between nodes: see internode/cached_notify.py, whose block uses the same code.
 
-DeepEP has one more barrier before the reset; why it is not needed: see notify_dispatch.py. The barrier compares the
-ranks' calls, too: see parts.calls.
+The barrier keeps peers from filling rings that are not reset yet, and compares the ranks' calls: see parts.calls.
+DeepEP has one more before the reset; why it is not needed: see notify_dispatch.py. Nor is the prefix matrix put back:
+dispatch reads that of the handle.
 
-Source: DeepEP csrc/kernels/intranode.cu, cached_notify_combine
+Source: DeepEP csrc/kernels/intranode.cu, cached_notify_dispatch, cached_notify_combine
 """
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.intranode.notify_dispatch import reset_ring_cells
 from nbep.device.kernels.parts.calls import Call, meet_block
 from nbep.device.protocols.channels import channel_task_range
-from nbep.device.protocols.matrices import matrix_cell
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.types import I32, InOut
+
+
+@kernel(max_threads=128)
+def cached_notify_dispatch(num_ring_cell_words: I32, peers: Peers, bounds: Bounds, call: Call):
+    """Grid: 1 block. Block: 128 threads, or any multiple of 32 that is at least num_ranks."""
+    reset_ring_cells(buffer_of(peers, peers.rank), num_ring_cell_words)
+    meet_block(peers, bounds, call)
+
 
 NO_MORE = 1 << 25  # larger than any ring index
 

@@ -1,15 +1,19 @@
-"""Mask ranks, or take their masks off.
+"""Mask ranks, take their masks off, and say which are masked.
 
- cell                     written by     with                            read by            with
- mask                     thread r       atom_exch_acq_rel_sys           any wait           see `kernels.parts.arrivals`
- counts, arrivals, calls  all threads    atom_exch_acq_rel_sys (ABSENT)  receivers, notify  the same
- state[next half]       thread 0       st_weak (UNCLEAN)               the next coordinator  see coordinator.py
+ cell                     written by  with                            read by               with
+ mask                     thread r    atom_exch_acq_rel_sys           any wait (1), thread r  ld_relaxed_gpu
+ counts, arrivals, calls  all threads atom_exch_acq_rel_sys (ABSENT)  receivers, notify     see `kernels.parts.arrivals`
+ state[next half]         thread 0    st_weak (UNCLEAN)               the next coordinator  see coordinator.py
+ out                      thread r    st_weak                         -                     the next kernel
+
+ (1) Who gives up masks, too: see `kernels.parts.arrivals`.
 
 Whoever masks a rank gives up all that it has sent, or may still send: what comes of that is for no call, until
 clean_low_latency_buffer. So when masks are taken off no half is next: a call that comes before that reports it, also in
 a CUDA graph, which asks no host.
 
-Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buffer, clean_mask_buffer
+Source: DeepEP csrc/kernels/legacy/internode_ll.cu after v1.2.1, update_mask_buffer, clean_mask_buffer,
+query_mask_buffer
 """
 
 import nbep.device.layout.low_latency as layout
@@ -20,7 +24,7 @@ from nbep.device.kernels.low_latency.clean_low_latency_buffer import empty_rank
 from nbep.device.kernels.low_latency.coordinator import NEXT_HALF, UNCLEAN
 from nbep.device.kernels.parts.arrivals import empty_cell
 from nbep.device.network.seam import Network, own_ptr
-from nbep.device.types import I32, I64
+from nbep.device.types import I32, I64, Out, Sym
 
 
 @device_function
@@ -48,3 +52,10 @@ def update_mask_buffer(
             give_up_rank(network, num_rdma_bytes, rank)
     elif ptx.thread_idx() == 0:
         ptx.st_weak_s32(work.state + 4 * NEXT_HALF, UNCLEAN)
+
+
+@kernel(max_threads=32)
+def query_mask_buffer(out: Out, mask: Sym, num_ranks: I32):
+    """Grid: 1 block. Block: any."""
+    for rank in range(ptx.thread_idx(), num_ranks, ptx.block_dim()):
+        ptx.st_weak_s32(out + 4 * rank, ptx.ld_relaxed_gpu_s32(mask + 4 * rank))

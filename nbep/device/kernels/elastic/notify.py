@@ -1,4 +1,5 @@
-"""Notify dispatch: all ranks meet, and each adds up what comes to it. One block, between publish and dispatch.
+"""Notify: all ranks meet, in one block. Between publish and dispatch each adds up what comes to it, before a combine it
+resets its cells.
 
  rank_counts[half, s] ---------sum over s-------------> psum_num_recv_tokens_per_scaleup_rank
  expert_counts[half, s, e] ----sum over s, then e ----> where the rows of each (rank, expert) begin; how many they are
@@ -12,23 +13,27 @@
  moe_recv_counter            a thread        st_relaxed_sys    the CPU             polls until >= 0
  moe_recv_expert_counter[e]  thread e        st_relaxed_sys    the CPU             polls until >= 0
  cumulative_local_expert_    thread e        st_weak           thread e            ld_weak
+ landed, next_token          the owner       st_weak 0         (combine)           -
 
 Counts of a half are written again by the second dispatch from here. Its writers have met this rank before, at the first
 one, to which this rank came behind this kernel.
 
+Before the meeting of a combine no rank sends, after it no rank reads what an earlier dispatch has laid out in the same
+memory.
+
 With a handle there is nothing to count: the ranks only meet.
 
-Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps)
-Break it: records/faults.md, `elastic.notify_dispatch.elastic_notify_dispatch: meet_block`: race
+Source: DeepEP deep_ep/include/deep_ep/impls/dispatch.cuh (notify warps); csrc/kernels/elastic/combine.hpp
+Break it: records/faults.md, `elastic.notify.elastic_notify_dispatch: meet_block`: race
 """
 
 from typing import NamedTuple
 
 import nbep.device.primitives as ptx
+from nbep.device.alignment import matrix_cell
 from nbep.device.jit import device_function, kernel
 from nbep.device.kernels.parts.calls import Call, meet_block
-from nbep.device.layout.elastic import TURN, expert_count, rank_count
-from nbep.device.protocols.matrices import matrix_cell
+from nbep.device.layout.elastic import NEXT_TOKEN, TURN, expert_count, landed_cell, rank_count
 from nbep.device.protocols.peers import Bounds, Peers, buffer_of
 from nbep.device.protocols.reduce import warp_prefix_sum_s32, warp_sum_s32
 from nbep.device.protocols.waits import has_timed_out
@@ -145,3 +150,15 @@ def elastic_notify_dispatch(out: ElasticCounts, peers: Peers, bounds: Bounds, si
     is_same = meet_block(peers, bounds, call)
     has_met = ptx.bar_red_and(0, ptx.block_dim(), is_same and not has_timed_out(bounds))
     count_tokens(out, buffer, number, peers.num_ranks, sizes, has_met)
+
+
+@kernel(max_threads=128)
+def elastic_notify_combine(num_chunks: I32, peers: Peers, bounds: Bounds, call: Call):
+    """Grid: 1 block. Block: 128 threads, or any multiple of 32. num_chunks: of each rank"""
+    buffer = buffer_of(peers, peers.rank)
+    for rank in range(peers.num_ranks):
+        for chunk in range(ptx.thread_idx(), num_chunks, ptx.block_dim()):
+            ptx.st_weak_s32(buffer + landed_cell(rank, chunk), 0)
+    if ptx.thread_idx() == 0:
+        ptx.st_weak_s32(buffer + NEXT_TOKEN, 0)
+    meet_block(peers, bounds, call)
