@@ -101,10 +101,12 @@ def prefill(spec: KernelSpec, model: str = "sc") -> float:
     return time.process_time() - start
 
 
-ONLY_CHECKED = "knowledge", "races", "signals"  # modules of the machine that are compiled for no other model
+# Modules of the machine that are compiled for no other model.
+ONLY_CHECKED = "knowledge", "notes", "races", "signals", "copy_signals", "host_signals"
 
 
 def _compile_machine(model: str) -> tuple[bytes, list[str]]:
+    import nbep.emulator.engine.host_signals
     import nbep.emulator.engine.meeting  # noqa: F401 - with all that it is above
     from nbep.emulator.engine.build import compile_functions
     from nbep.emulator.engine.words import COMPILED

@@ -8,9 +8,8 @@
  access     loads, stores and atomics
  meeting    collectives of warps, and barriers
  copies     mbarriers and bulk copies
- knowledge  what threads know of each other \
- races      who has accessed which bytes     > for `checked`
- signals    which thread has signalled which /
+ knowledge, notes, races, signals, copy_signals, host_signals: for `checked`, what threads know of each other, who has
+            accessed which bytes, whether that is a race, and what stores, meetings, copies and hosts tell
  build      Numba's code of functions, as objects that need no Numba
  stand_ins  what Python sees of the tables in place of the scheduler's lists
  world      a run whose threads are compiled; checked_world: and checked

@@ -1,4 +1,4 @@
-"""A run whose threads are compiled and checked: hosts and streams, as `models.host` and `models.streams` see them.
+"""A run whose threads are compiled and checked: hosts and streams, as `models.host` sees them.
 
 What a host knows lies in vectors of its own; what stands in streams has copies of them. Both are changed by NumPy.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from ..machine.arrays import History
 from ..machine.block import WARP_SIZE
 from ..machine.memory import Allocation
-from ..machine.order import Order
+from ..machine.stream import Order
 from ..models.knowledge import CPU
 from . import Stopped, state
 from .state import MOST_CLOCKS, MOST_THREADS, address_of
@@ -103,7 +103,7 @@ class CheckedMemory(HostMemory):
 
 
 class CheckedOrder(Order):
-    """What a kernel knows when it starts; see `models.streams.CheckedOrder`."""
+    """What a kernel knows when it starts; see `models.host.CheckedOrder`."""
 
     def __init__(self, world: CheckedWorld):
         self.world = world

@@ -10,9 +10,7 @@ from numba.extending import register_jitable
 
 from .access import WRITTEN, is_constant, padded, segment_of
 from .cells import new_cell, note_polled, notify, watch
-from .knowledge import fence_proxies
-from .schedule import fault, launches, make_runnable, operations_at, park, run, step, stop, threads
-from .signals import (
+from .copy_signals import (
     begin_mbarrier,
     close_group,
     copy_is_there,
@@ -23,6 +21,8 @@ from .signals import (
     tell_mbarrier,
     waited,
 )
+from .knowledge import fence_proxies
+from .schedule import fault, launches, make_runnable, operations_at, park, run, step, stop, threads
 from .state import (
     COPIES_DONE,
     FULL_TABLE,

@@ -9,9 +9,10 @@ from numba.extending import register_jitable
 
 from .cells import forget_polled, unwatch
 from .copies import leave_groups
+from .copy_signals import depart
 from .knowledge import drop, join, minds, signal
 from .schedule import fault, make_runnable, park, run, step, threads
-from .signals import come_to_barrier, conclude_barrier, conclude_warp, depart
+from .signals import come_to_barrier, conclude_barrier, conclude_warp
 from .state import BLOCK_LEFT, DIVERGED, NEVER_FULL, NUM_BARRIERS, NUM_COLLECTIVES
 from .words import address, compiled, get_s64, is_checked, put_s64, rows
 

@@ -8,12 +8,8 @@ from __future__ import annotations
 from numba.extending import register_jitable
 
 from .knowledge import (
-    BULK_GROUPS,
-    BULKS,
     HEARD,
     MESSAGES,
-    OF_COPY,
-    copy_vector,
     distance,
     drop,
     drop_vector,
@@ -24,12 +20,10 @@ from .knowledge import (
     keep_vector,
     know,
     knowledge,
-    knows,
     lanes_known_at,
     later,
     loading,
     minds,
-    new_epoch,
     new_knowledge,
     number_of,
     owners,
@@ -44,29 +38,20 @@ from .knowledge import (
     with_number,
     with_signal,
 )
-from .races import (
-    LOADS,
-    OVER,
-    WHOLE,
+from .notes import (
     accesses,
-    conflict,
-    copy_conflict,
     free_message,
-    is_changed,
-    knows_store,
     last_to,
-    may_not_meet,
     messages,
     observe,
-    overlap,
-    overwritten,
     reach_of,
     remember_load,
     remember_store,
     where_of,
 )
-from .schedule import fault, launches, run, threads
-from .state import MOST_KNOWLEDGE, RACE, UNREAD
+from .races import conflict, is_changed, knows_store, may_not_meet
+from .schedule import fault, run, threads
+from .state import MOST_KNOWLEDGE, RACE
 from .words import address, compiled, get_s32, get_s64, put_s32, rows
 
 segments, blocks, barriers, collectives = rows("segments"), rows("blocks"), rows("barriers"), rows("collectives")
@@ -415,360 +400,3 @@ def conclude_warp(c: int, warp: int) -> None:
             m.has_lanes = 0 if is_all else 1
     drop(here.told)
     here.told = 0
-
-
-# --- mbarriers and bulk copies -----------------------------------------------------------------------------------
-
-
-@register_jitable
-def note_mbarrier(where, stores):
-    notes = blocks(threads(run(0).current).block).races
-    if stores:
-        note_store(notes, where, 8, 0, 0)
-    else:
-        note_load(notes, where, 8, OF_CTA)
-
-
-@compiled
-def begin_mbarrier(i: int) -> None:
-    m = mbarriers(i)
-    drop(m.told)
-    drop(m.phase_told)
-    m.told = m.phase_told = m.there = m.done = 0
-
-
-@compiled
-def tell_mbarrier(i: int, where: int) -> None:
-    """The running thread arrives."""
-    note_mbarrier(where, 0)
-    who = run(0).current
-    number = signal(who, 1)
-    mbarriers(i).told = tell(joined(mbarriers(i).told, minds(who).known), slot_of(who), number)
-
-
-@compiled
-def end_phase(i: int) -> None:
-    m = mbarriers(i)
-    drop(m.phase_told)
-    m.phase_told = keep(m.told)
-    while m.there != 0:
-        bulk = m.there
-        m.there = bulks(bulk).next
-        bulks(bulk).next = m.done
-        m.done = bulk
-
-
-@compiled
-def hear_phase(i: int, where: int) -> None:
-    """A phase is over: this thread knows what those knew who arrived in it, and what the copies have done."""
-    note_mbarrier(where, 0)
-    r, m = run(0), mbarriers(i)
-    r.signals += 1
-    while m.done != 0:
-        bulk = m.done
-        m.done = bulks(bulk).next
-        epochs(bulks(bulk).load).number = epochs(bulks(bulk).store).number = r.signals
-        slot = owners(epochs(bulks(bulk).load).owner).slot
-        m.phase_told = tell(m.phase_told, slot, r.signals)
-        m.told = tell(m.told, slot, r.signals)
-        free_bulk(bulk)
-    know(r.current, join(minds(r.current).known, m.phase_told))
-
-
-@register_jitable
-def free_bulk(bulk):
-    bulks(bulk).next = pools(BULKS).free
-    pools(BULKS).free = bulk
-
-
-@compiled
-def note_copy(c: int, is_load: int) -> None:
-    """A copy starts: check what it will do, and remember it, as the copy engine's until somebody waits for it."""
-    r, it = run(0), copies(c)
-    who = r.current
-    m = minds(who)
-    outside, inside = segments(it.segment).races + it.where, blocks(it.block).races + it.smem
-    source, target = (outside, inside) if is_load else (inside, outside)
-    if not r.has_failed:
-        check_copy(who, source, it.number, 0, 1 - is_load)
-        check_copy(who, target, it.number, 1, is_load)
-    bulk = pools(BULKS).free
-    if bulk != 0:
-        pools(BULKS).free = bulks(bulk).next
-    else:
-        bulk = used(BULKS, MOST_KNOWLEDGE)
-    bulks(bulk).load = new_epoch(m.engine, m.lane | OF_COPY)
-    bulks(bulk).store = new_epoch(m.engine, m.lane | OF_COPY)
-    for i in range(0, it.number, 16):
-        remember_load(who, source + i, WHOLE, bulks(bulk).load)
-        remember_store(who, target + i, WHOLE, bulks(bulk).store)
-    if is_load:
-        it.bulk = bulk
-    else:
-        bulks(bulk).next = m.open
-        m.open = bulk
-
-
-@compiled
-def check_copy(who: int, notes: int, number: int, is_store: int, is_shared: int) -> None:
-    last = 0
-    for here in range(notes, notes + number, 16):
-        first = get_s32(here)
-        if first == last and get_s32(here + OVER) == 0 and (first == 0 or first < 0):
-            if not is_store or get_s32(here + LOADS) == 0:
-                continue  # as the 16 bytes before
-        last = first
-        if copy_conflict(who, here, is_store, is_shared):
-            fault(RACE, here - notes)
-
-
-@compiled
-def copy_is_there(c: int) -> None:
-    """The bytes of a bulk load."""
-    m = mbarriers(copies(c).goal)
-    bulks(copies(c).bulk).next = m.there
-    m.there = copies(c).bulk
-
-
-@register_jitable
-def new_bulk_group(first):
-    g = pools(BULK_GROUPS).free
-    if g != 0:
-        pools(BULK_GROUPS).free = bulk_groups(g).next
-    else:
-        g = used(BULK_GROUPS, MOST_KNOWLEDGE)
-    bulk_groups(g).first, bulk_groups(g).next = first, 0
-    return g
-
-
-@compiled
-def close_group() -> None:
-    m = minds(run(0).current)
-    g = new_bulk_group(m.open)
-    m.open = 0
-    if m.last != 0:
-        bulk_groups(m.last).next = g
-    else:
-        m.first = g
-    m.last = g
-    m.num_groups += 1
-
-
-@compiled
-def waited(n: int, reads: int) -> None:
-    """What the copy engine has done is as if this thread had done it."""
-    who = run(0).current
-    m = minds(who)
-    if reads:
-        g = m.first
-        for _ in range(m.num_groups - n):
-            bulk = bulk_groups(g).first
-            while bulk != 0:
-                take_over_load(who, bulk)
-                bulk = bulks(bulk).next
-            g = bulk_groups(g).next
-        return
-    while m.num_groups > n:
-        g = m.first
-        bulk = bulk_groups(g).first
-        while bulk != 0:
-            take_over_load(who, bulk)
-            epochs(bulks(bulk).store).same = storing(who)
-            after = bulks(bulk).next
-            free_bulk(bulk)
-            bulk = after
-        m.first = bulk_groups(g).next
-        bulk_groups(g).next = pools(BULK_GROUPS).free
-        pools(BULK_GROUPS).free = g
-        m.num_groups -= 1
-    if m.first == 0:
-        m.last = 0
-
-
-@register_jitable
-def take_over_load(who, bulk):
-    if bulks(bulk).load != 0:
-        epochs(bulks(bulk).load).same = loading(who)
-        bulks(bulk).load = 0
-
-
-@compiled
-def depart() -> None:
-    """A thread leaves its kernel. Copies for which it has not waited are over when that is."""
-    who = run(0).current
-    m, t = minds(who), threads(run(0).current)
-    launch = launches(t.launch)
-    if m.open != 0 or m.first != 0:
-        g = new_bulk_group(m.open)
-        bulk_groups(g).next = m.first
-        while g != 0:
-            bulk = bulk_groups(g).first
-            while bulk != 0:
-                if bulks(bulk).load != 0:
-                    fault(UNREAD, 0)
-                bulk = bulks(bulk).next
-            bulk_groups(g).owner, bulk_groups(g).lane = m.owner, m.lane
-            after = bulk_groups(g).next
-            bulk_groups(g).next = launch.left
-            launch.left = g
-            g = after
-    signal(who, 1)
-    launch.learned = joined(launch.learned, m.known)
-    take_heard(who, 0, 0, 3)
-    know(who, 0)
-    drop(m.fence1)
-    drop(m.fence2)
-    drop(m.fence3)
-
-
-@compiled
-def end_copies(number: int) -> None:
-    """A launch is done, and so are copies for which no thread has waited."""
-    launch = launches(number)
-    last_owner, last_lane = 0, -1
-    while launch.left != 0:
-        g = launch.left
-        launch.left = bulk_groups(g).next
-        owner, lane = bulk_groups(g).owner, bulk_groups(g).lane
-        bulk = bulk_groups(g).first
-        while bulk != 0:
-            if owner != last_owner or lane != last_lane:
-                run(0).signals += 1
-                last_owner, last_lane = owner, lane
-            e = epochs(bulks(bulk).store)
-            e.owner, e.lane, e.number = owner, lane | OF_COPY, run(0).signals
-            after = bulks(bulk).next
-            free_bulk(bulk)
-            bulk = after
-        bulk_groups(g).next = pools(BULK_GROUPS).free
-        pools(BULK_GROUPS).free = g
-
-
-# --- hosts -------------------------------------------------------------------------------------------------------
-# A host's vectors are its own: they change in place.
-
-READS, POLLS, LOOKS = range(3)
-
-
-@register_jitable
-def host_signal(who):
-    """What it does now is known to all that it queues or stores from now on."""
-    r = run(0)
-    r.signals += 1
-    x = knowledge(minds(who).known)
-    put_s32(vector_at(x.stores) + 4 * slot_of(who), r.signals)
-    put_s32(vector_at(x.loads) + 4 * slot_of(who), r.signals)
-    return r.signals
-
-
-@register_jitable
-def host_epoch(who):
-    number = host_signal(who)
-    e = new_epoch(minds(who).owner, 0)
-    epochs(e).number = number
-    return e
-
-
-@register_jitable
-def part_of(here, begin, end, reach):
-    """The bytes of an access that are among 16. here: where those begin, as begin and end"""
-    low, high = max(begin - here, 0), min(end - here, 16)
-    is_more = reach != 0 and (begin < here or end > here + 16)
-    return where_of(low, high, reach) | (1024 if is_more else 0)
-
-
-@compiled
-def host_load(who: int, notes: int, offset: int, number: int, how: int) -> int:
-    """A host reads: the epoch of an access with which that races, or 0."""
-    reach = 0 if how == READS else 3
-    e = 0 if how == LOOKS else host_epoch(who)
-    for here in range(offset & ~15, offset + number, 16):
-        where = part_of(here, offset, offset + number, reach)
-        found = conflict(who, notes + here, where, 0)
-        if found != 0:
-            return found
-        a = get_s32(notes + here) if how == POLLS else 0
-        while a > 0:
-            if overlap(accesses(a).where, where) and not knows_store(who, a):
-                observe(a, host_epoch(who))
-            a = accesses(a).next
-        if how != LOOKS:
-            remember_load(who, notes + here, where, e)
-    if how == POLLS:
-        a = last_to(notes + (offset & ~15), part_of(offset & ~15, offset, offset + number, reach))
-        if a != 0 and accesses(a).message != 0:
-            host_learns(who, messages(accesses(a).message).part3)
-    return 0
-
-
-@register_jitable
-def host_learns(who, k):
-    x = knowledge(minds(who).known)
-    stores, loads = later(x.stores, knowledge(k).stores), later(x.loads, knowledge(k).loads)
-    drop_vector(x.stores)
-    drop_vector(x.loads)
-    x.stores, x.loads = own_vector(stores), own_vector(loads)
-
-
-@register_jitable
-def own_vector(v):
-    if v != 0 and vectors(v).uses == 1:
-        return v
-    new = copy_vector(v)
-    drop_vector(v)
-    return new
-
-
-@compiled
-def host_store(who: int, notes: int, offset: int, number: int) -> int:
-    """A host writes: the epoch of an access with which that races, or 0."""
-    reach = 3 if number <= 8 else 0
-    for here in range(offset & ~15, offset + number, 16):
-        found = conflict(who, notes + here, part_of(here, offset, offset + number, reach), 1)
-        if found != 0:
-            return found
-    e = host_epoch(who)
-    for here in range(offset & ~15, offset + number, 16):
-        a = remember_store(who, notes + here, part_of(here, offset, offset + number, reach), e)
-        if reach != 0 and here <= offset:
-            i = new_message()
-            accesses(a).message = i
-            x = knowledge(minds(who).known)
-            messages(i).part3 = new_knowledge(copy_vector(x.stores), 0, copy_vector(x.loads), 0, 0)
-    return 0
-
-
-@compiled
-def remains(who: int, notes: int, number: int, rank: int) -> int:
-    """Memory is given up: the epoch of an access to it that a host cannot know of. rank: whose; -2 for all"""
-    for here in range(notes, notes + number, 16):
-        if get_s32(here) != 0 or get_s32(here + LOADS) != 0 or get_s32(here + OVER) != 0:
-            found = conflict(who, here, WHOLE, 1) if rank == -2 else unknown_of(who, here, rank)
-            if found != 0:
-                return found
-    return 0
-
-
-@register_jitable
-def unknown_of(who, here, rank):
-    found = unknown_in(who, get_s32(here), rank, 0)
-    if found == 0:
-        found = unknown_in(who, get_s32(here + LOADS), rank, 1)
-    group = get_s32(here + OVER)
-    while found == 0 and group != 0:
-        found = unknown_in(who, overwritten(group).first, rank, 0)
-        group = overwritten(group).next
-    return found
-
-
-@compiled
-def unknown_in(who: int, first: int, rank: int, is_load: int) -> int:
-    if first < 0:
-        return -first if owners(epochs(-first).owner).rank == rank and not knows(who, -first, is_load) else 0
-    a = first
-    while a != 0:
-        e = accesses(a).epoch
-        if owners(epochs(e).owner).rank == rank and not knows(who, e, is_load) and (is_load or not knows_store(who, a)):
-            return e
-        a = accesses(a).next
-    return 0
