@@ -26,6 +26,7 @@ from nbep.bench.harness.command import Parser
 from nbep.bench.harness.report import Report, Row
 from nbep.device.terminal import progress
 from nbep.emulator import World, current_thread
+from nbep.emulator.engine import MODELS as COMPILED
 from nbep.emulator.schedule.every import Every, Redundant, Tree
 from nbep.emulator.schedule.scheduler import few_collections
 from nbep.lab.check.scenario import accepted
@@ -156,7 +157,7 @@ SIZES = (8, 1024), (128, 7168)  # tokens of a rank, columns
 EXPERTS, CHOICES = 8, 4
 
 
-def call_time(tokens: int, hidden: int, engine: str) -> tuple[float, int]:
+def call_time(tokens: int, hidden: int, model: str, engine: str) -> tuple[float, int]:
     """CPU seconds of a dispatch and a combine between two ranks, behind a first one of each; and their calls."""
     marks: list[tuple[float, int]] = []
 
@@ -175,17 +176,18 @@ def call_time(tokens: int, hidden: int, engine: str) -> tuple[float, int]:
         comm.barrier()
         marks.append((time.process_time(), comm.runtime.world.calls))
 
-    nbep.spawn(main, 2, "emulator", seed=0, engine=engine)
+    nbep.spawn(main, 2, "emulator", seed=0, memory_model=model, engine=engine)
     (start, calls_before), (end, calls) = marks[3], marks[5]  # of the rank that came last
     return end - start, calls - calls_before
 
 
-def engines_of(tokens: int, hidden: int) -> Row:
+def engines_of(tokens: int, hidden: int, model: str) -> Row:
     """Compiled, by Python, compiled: the better one of the two compiled runs."""
-    (first, _), (python, calls), (last, _) = (call_time(tokens, hidden, e) for e in ("compiled", "python", "compiled"))
+    engines = "compiled", "python", "compiled"
+    (first, _), (python, calls), (last, _) = (call_time(tokens, hidden, model, engine) for engine in engines)
     compiled = min(first, last)
-    size = f"{tokens} x {hidden}"
-    return {"name": size, "calls": calls, "python": python, "compiled": compiled, "ratio": python / compiled}
+    row: Row = {"name": f"{tokens} x {hidden}", "model": model, "calls": calls}
+    return row | {"python": python, "compiled": compiled, "ratio": python / compiled}
 
 
 REPEATS = 3
@@ -200,6 +202,7 @@ COLUMNS = {
 RUN_COLUMNS = {"run": "name", "sc, s": "sc:.3f", "delayed, s": "delayed:.3f", "checked, s": "checked:.3f"}
 ENGINE_COLUMNS = {
     "low latency": "name",
+    "memory model": "model",
     "calls": "calls:,",
     "Python, s": "python:.3f",
     "compiled, s": "compiled:.3f",
@@ -324,7 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         report = Report(options)
         with progress("engines", len(SIZES)) as advance:
             for tokens, hidden in SIZES:
-                rows = [engines_of(tokens, hidden)]
+                rows = [engines_of(tokens, hidden, model) for model in COMPILED]
                 report.table(rows, ENGINE_COLUMNS, "Emulator: CPU seconds of a call")
                 report.add(engines=rows)
                 advance()

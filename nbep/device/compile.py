@@ -32,6 +32,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nbep.emulator.engine import MODELS
 from nbep.emulator.engine.switch import why_not
 
 from . import compilers, engine
@@ -305,6 +306,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--kernel", action="append", metavar="NAME", help="only this kernel; may be repeated")
     add_json(parser)
     parser.add_argument("--emulator", action="store_true", help="for the CPU, into the cache: see nbep.spawn's engine")
+    parser.add_argument("--memory-model", choices=MODELS, default="sc", help="of --emulator; default sc")
     parser.add_argument("--ptx", type=Path, metavar="DIR", help="keep the PTX and the machine code there")
     options = parser.parse_args(argv)
 
@@ -341,7 +343,7 @@ def main(argv: list[str] | None = None) -> int:
             advance(description=name)
             try:
                 if options.emulator:
-                    row = {"kernel": name, "cpu_seconds": engine.prefill(named[name])}
+                    row = {"kernel": name, "cpu_seconds": engine.prefill(named[name], options.memory_model)}
                 else:
                     row = describe(named[name], options.arch, options.ptx)
             except (CompileError, TypeError) as error:

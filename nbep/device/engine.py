@@ -33,17 +33,17 @@ PACKAGES = "numba", "llvmlite", "numpy"
 class Code:
     """The machine and kernels as they are needed; see `nbep.emulator.engine.world`.
 
-    only_kept: what is not in the cache is not compiled, and stops the run
+    only_kept: what is not in the cache is not compiled, and stops the run; model: of memory, "sc" or "checked"
     """
 
-    def __init__(self, only_kept: bool = False):
-        self.only_kept = only_kept
+    def __init__(self, only_kept: bool = False, model: str = "sc"):
+        self.only_kept, self.model = only_kept, model
         self._names: dict[KernelSpec, str] = {}
 
     def machine(self) -> Any:
-        if self.only_kept and not _is_kept("machine"):
+        if self.only_kept and not _is_kept(f"machine-{self.model}"):
             raise Stopped("the machine is not in the cache")
-        return _machine()
+        return _machine(self.model)
 
     def entry(self, function: Callable) -> int:
         """Where a kernel begins.
@@ -55,26 +55,27 @@ class Code:
         except TypeError as error:
             raise Stopped(str(error)) from error
         if spec not in self._names:
-            self._names[spec] = f"{spec.label}-{code_key(spec)}"
+            self._names[spec] = f"{spec.label}-{self.model}-{code_key(spec)}"
         name = self._names[spec]
         if self.only_kept and not _is_kept(name):
             raise Stopped(f"{spec.label} is not in the cache")
-        return _entry(spec, name)
+        return _entry(spec, name, self.model)
 
 
 @once
-def _machine() -> Any:
+def _machine(model: str) -> Any:
     from nbep.emulator.engine.build import Library
 
-    return Library(*_object_of("machine", "the emulator", _compile_machine))
+    return Library(*_object_of(f"machine-{model}", f"the emulator, {model}", lambda: _compile_machine(model)), model)
 
 
 @once
-def _entry(spec: KernelSpec, name: str) -> int:
+def _entry(spec: KernelSpec, name: str, model: str) -> int:
     from nbep.emulator.engine.build import Library
 
-    _machine()
-    library = Library(*_object_of(name, spec.label, lambda: _compile_kernel(spec, f"nbep_kernel_{name}")))
+    _machine(model)
+    code, symbols = _object_of(name, spec.label, lambda: _compile_kernel(spec, f"nbep_kernel_{name}", model))
+    library = Library(code, symbols, model)
     (address,) = library.addresses.values()
     return address
 
@@ -90,33 +91,42 @@ def _file(name: str) -> str:
 _loaded: set[str] = set()
 
 
-def prefill(spec: KernelSpec) -> float:
+def prefill(spec: KernelSpec, model: str = "sc") -> float:
     """Have a kernel in the cache, with the machine. The CPU seconds that it took.
 
     Raises: CompileError if Numba refuses it
     """
     start = time.process_time()
-    Code().entry(spec.function)
+    Code(model=model).entry(spec.function)
     return time.process_time() - start
 
 
-def _compile_machine() -> tuple[bytes, list[str]]:
+# Modules of the machine that are compiled for no other model.
+ONLY_CHECKED = "knowledge", "notes", "races", "signals", "copy_signals", "host_signals"
+
+
+def _compile_machine(model: str) -> tuple[bytes, list[str]]:
+    import nbep.emulator.engine.host_signals
     import nbep.emulator.engine.meeting  # noqa: F401 - with all that it is above
     from nbep.emulator.engine.build import compile_functions
     from nbep.emulator.engine.words import COMPILED
 
-    functions: dict[str, Any] = {one.symbol: (one.function, one.result, one.arguments) for one in COMPILED.values()}
-    return compile_functions(functions), list(functions)
+    functions: dict[str, Any] = {
+        one.symbol: (one.function, one.result, one.arguments)
+        for one in COMPILED.values()
+        if model == "checked" or one.function.__module__.rpartition(".")[2] not in ONLY_CHECKED
+    }
+    return compile_functions(functions, model), list(functions)
 
 
-def _compile_kernel(spec: KernelSpec, symbol: str) -> tuple[bytes, list[str]]:
+def _compile_kernel(spec: KernelSpec, symbol: str, model: str = "sc") -> tuple[bytes, list[str]]:
     from nbep.emulator.engine.build import compile_functions
 
     from .compilers import cpu
 
     try:
         cpu.register()
-        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}), [symbol]
+        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, model), [symbol]
     except Exception as error:
         from .compile import CompileError
 

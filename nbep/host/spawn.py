@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbep.emulator import World
-from nbep.emulator.engine import EngineError, Stopped
+from nbep.emulator.engine import MODELS, EngineError, Stopped
 from nbep.emulator.run import MEMORY_MODELS
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.arguments import integer
@@ -51,8 +51,9 @@ def spawn(
         num_sms: the SMs of each emulated rank: so many blocks are there at once, others wait; None: no limit
         on_failure: is called with the first error, while all threads of the emulator still stand where they were
         engine: what runs kernels on the emulator. "python": Python, which explains what goes wrong. "compiled": machine
-            code, many times as fast, for memory_model "sc". "auto": the same where all of it is in the cache, else
-            Python. None: what the environment variable NBEP_ENGINE says, or "python". A seed gives one run on all.
+            code, many times as fast, for memory_model "sc" and "checked". "auto": the same where all of it is in the
+            cache, else Python. None: what the environment variable NBEP_ENGINE says, or "python". A seed gives one run
+            on all.
             What goes wrong in compiled code is run again by Python from the beginning, fn included, to explain it.
 
     Raises:
@@ -94,11 +95,10 @@ def spawn(
         return _run(fn, args, world)
     from nbep.device.engine import Code
     from nbep.device.terminal import progress
-    from nbep.emulator.engine.world import CompiledWorld
 
-    code = Code(only_kept=name == "auto")
+    code = Code(only_kept=name == "auto", model=memory_model)
     try:
-        return _run(fn, args, CompiledWorld(num_ranks, seed, code=code, **options))
+        return _run(fn, args, _compiled_world(memory_model)(num_ranks, seed, code=code, **options))
     except Stopped as stopped:
         reason = stopped
     except Exception as error:
@@ -112,10 +112,20 @@ def spawn(
     return results
 
 
+def _compiled_world(memory_model: str) -> Any:
+    if memory_model == "checked":
+        from nbep.emulator.engine.checked_world import CheckedWorld
+
+        return CheckedWorld
+    from nbep.emulator.engine.world import CompiledWorld
+
+    return CompiledWorld
+
+
 def _why_not_compiled(memory_model: str, strategy: Any, tracer: Any) -> str | None:
     """Why kernels of such a run cannot be compiled; None if they can."""
-    if memory_model != "sc":
-        return f"memory_model {memory_model!r} is interpreted: it checks what compiled kernels do not"
+    if memory_model not in MODELS:
+        return f"memory_model {memory_model!r} is interpreted"
     if tracer is not None:
         return "a tracer sees threads that Python runs"
     if strategy not in COMPILED_STRATEGIES:

@@ -43,6 +43,7 @@ def test_engines_are_compared_at_each_size(capsys, monkeypatch):
     monkeypatch.setattr(emulator, "SIZES", ((1, 128), (2, 256)))
     assert emulator.main(["--engines", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["engines"]
-    assert [row["name"] for row in rows] == ["1 x 128", "2 x 256"]
-    assert rows[0]["calls"] < rows[1]["calls"]
+    sizes = [(size, model) for size in ("1 x 128", "2 x 256") for model in ("sc", "checked")]
+    assert [(row["name"], row["model"]) for row in rows] == sizes
+    assert rows[0]["calls"] == rows[1]["calls"] < rows[2]["calls"]
     assert all(row["ratio"] == row["python"] / row["compiled"] for row in rows)

@@ -7,7 +7,9 @@ import pytest
 
 import nbep
 from nbep.device import engine
+from nbep.device.cache import cache_folder
 from nbep.device.jit import spec_of
+from nbep.emulator.engine import MODELS
 from nbep.lang import I32, I64, InOut, device_function, kernel, st_weak_s32
 
 STEP = 3
@@ -73,6 +75,13 @@ def test_what_others_can_write_is_not_loaded(mode, monkeypatch, tmp_path):
 @kernel(max_threads=1)
 def write_number(memory: InOut, n: I32):
     st_weak_s32(memory, helper(n))
+
+
+def test_each_memory_model_has_code_of_its_own():
+    for model in MODELS:
+        engine.prefill(spec_of(write_number), model)
+        assert [*cache_folder().glob(f"write_number-{model}-*.cpu")]
+        assert [*cache_folder().glob(f"machine-{model}-*.cpu")]
 
 
 def test_code_that_is_edited_runs_as_edited(monkeypatch):

@@ -220,7 +220,6 @@ def test_a_wait_of_the_host_that_times_out_is_waited_for_by_python():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"memory_model": "checked"}, "memory_model 'checked' is interpreted"),
         ({"memory_model": "delayed"}, "memory_model 'delayed' is interpreted"),
         ({"strategy": "few_preemptions"}, "strategy 'few_preemptions' is interpreted"),
         ({"tracer": Trace()}, "a tracer sees threads that Python runs"),

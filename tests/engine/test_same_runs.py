@@ -7,6 +7,7 @@ import pytest
 from engine_runs import run
 from parts import both_parts
 
+from nbep.emulator.engine import MODELS
 from nbep.lab.check.scenario import accepted
 from nbep.lang import (
     FULL_MASK,
@@ -18,6 +19,7 @@ from nbep.lang import (
     block_idx,
     f32,
     fence_mbarrier_init,
+    fence_proxy_async_global,
     fence_proxy_async_shared,
     kernel,
     ld_acquire_gpu_s32,
@@ -74,11 +76,14 @@ def meetings(memory: InOut, rounds: I32):
         ticket = atom_add_acq_rel_gpu_s32(memory + TICKETS, 1)
         st_weak_s32(memory + ROWS + 4 * ticket, thread)
         syncwarp(FULL_MASK)
+        fence_proxy_async_global()
+        syncthreads()
         if thread < 32:
             bar_arrive(3, 64)
         elif thread < 64:
             bar_sync(3, 64)
         if thread == 0:
+            fence_proxy_async_global()
             fence_proxy_async_shared()
             mbarrier_arrive_expect_tx(MBARRIER, 256)
             tma_load_1d(COPIED, memory + SUMS + 4 * THREADS * block, 256, MBARRIER)
@@ -86,6 +91,7 @@ def meetings(memory: InOut, rounds: I32):
             if wait_expired(NEVER):
                 return
         copied = ld_shared_s32(COPIED + 4 * (thread % 64))
+        st_weak_s32(memory + SUMS + 6144 + 4 * thread, copied + ld_weak_s32(memory + SUMS + 4 * (thread % 8)) * 0)
         syncthreads()
         if thread == 0:
             fence_proxy_async_shared()
@@ -93,7 +99,6 @@ def meetings(memory: InOut, rounds: I32):
             tma_store_commit()
             tma_store_wait_all()
             st_release_gpu_s32(memory + FLAG, turn * BLOCKS + block + 1)
-        st_weak_s32(memory + SUMS + 6144 + 4 * thread, copied + ld_weak_s32(memory + SUMS + 4 * (thread % 8)) * 0)
         syncthreads()
 
 
@@ -105,15 +110,19 @@ def own_kernel(comm):
     return memory
 
 
+@pytest.mark.parametrize("memory_model", MODELS)
 @pytest.mark.parametrize("seed", range(6))
-def test_a_kernel_of_the_users(seed):
-    assert run(own_kernel, 1, "compiled", seed) == run(own_kernel, 1, "python", seed)
+def test_a_kernel_of_the_users(seed, memory_model):
+    one, other = (run(own_kernel, 1, engine, seed, memory_model=memory_model) for engine in ("compiled", "python"))
+    assert one == other
 
 
+@pytest.mark.parametrize("memory_model", MODELS)
 @pytest.mark.parametrize("strategy", ["starved", "late"])
-def test_strategies_choose_the_same(strategy):
-    for seed in range(8):
-        one, other = (run(own_kernel, 1, engine, seed, strategy=strategy) for engine in ("compiled", "python"))
+def test_strategies_choose_the_same(strategy, memory_model):
+    options = {"strategy": strategy, "memory_model": memory_model}
+    for seed in range(8 if memory_model == "sc" else 4):
+        one, other = (run(own_kernel, 1, engine, seed, **options) for engine in ("compiled", "python"))
         assert one == other
 
 
@@ -133,12 +142,14 @@ THOROUGH = [one for one in VARIANTS if one[0].startswith("network")]
     ("name", "parameters"),
     both_parts(SHORT, THOROUGH, [one for one in VARIANTS if one not in SHORT + THOROUGH]),
 )
-def test_all_modes(name, parameters):
+@pytest.mark.parametrize("memory_model", MODELS)
+def test_all_modes(name, parameters, memory_model):
     """With an empty cache it compiles each kernel; later runs take them from there."""
     scenario = SCENARIOS[name]
     main = partial(scenario.main, **accepted(scenario.main, parameters))
     options = {"on_deadlock": "expire" if scenario.lets_time_pass else "raise", "may_repeat": name in WITH_FAULTS}
-    for seed in range(3):
+    options["memory_model"] = memory_model
+    for seed in range(3 if memory_model == "sc" else 1):
         compiled, interpreted = (
             run(main, parameters["ranks"], engine, seed, **options) for engine in ("compiled", "python")
         )

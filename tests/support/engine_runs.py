@@ -1,10 +1,16 @@
 """One run on an engine, and all that two runs of one seed must have in common."""
 
 from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 import nbep
+from nbep.device.engine import Code
+from nbep.emulator import EmulatorError, World
+from nbep.emulator.engine import Stopped
+from nbep.emulator.engine.checked_world import CheckedWorld
+from nbep.emulator.engine.world import CompiledWorld
 
 
 def run(main, num_ranks, engine, seed=0, *, may_repeat=False, **options):
@@ -19,10 +25,11 @@ def run(main, num_ranks, engine, seed=0, *, may_repeat=False, **options):
         return main(comm)
 
     results = nbep.spawn(rank_main, num_ranks, "emulator", seed=seed, engine=engine, **options)
-    assert type(worlds[0]).__name__ == ("CompiledWorld" if engine == "compiled" else "World")
+    assert isinstance(worlds[0], CompiledWorld) == (engine == "compiled")
     assert may_repeat or len(worlds) == num_ranks, "Python has repeated the run"
     world = worlds[-1]
-    return plain(results), int(world.calls), int(world.steps), int(world.parks), world.random.random()
+    signals = int(world.signals) if options.get("memory_model") == "checked" else 0
+    return plain(results), int(world.calls), int(world.steps), int(world.parks), signals, world.random.random()
 
 
 def plain(value):
@@ -36,3 +43,31 @@ def plain(value):
     if isinstance(value, dict):
         return {key: plain(one) for key, one in value.items()}
     return value if isinstance(value, int | float | str | bytes | np.generic | None) else type(value).__name__
+
+
+class Ended(NamedTuple):
+    """error: its name; for compiled code the reason of its stop; None if nothing has ended the run before its time
+
+    at: in primitive calls, up to there; left: what the run gives, if nothing has ended it, and its counts
+    """
+
+    error: str | None
+    at: int
+    left: Any = None
+
+
+def end_of(act, num_ranks, engine, seed=0, **options):
+    """How a run under `checked` ends on an engine that the other one does not help out. act: runs in a world"""
+    options |= {"memory_model": "checked"}
+    if engine == "python":
+        world = World(num_ranks, seed, **options)
+    else:
+        world = CheckedWorld(num_ranks, seed, code=Code(model="checked"), **options)
+    try:
+        left = act(world)
+    except Stopped as stopped:
+        return Ended(str(stopped), int(world.calls + world.tables.run["granted"] - world.tables.run["left"]))
+    except EmulatorError as error:
+        return Ended(type(error).__name__, world.step if hasattr(world.current, "left") else world.calls)
+    counts = int(world.steps), int(world.parks), int(world.signals), world.random.random()
+    return Ended(None, int(world.calls), (plain(left), counts))

@@ -20,12 +20,13 @@ from numba.core.registry import cpu_target
 from numba.core.typing.templates import Registry, make_intrinsic_template, make_overload_template
 from numba.extending import intrinsic
 
-from nbep.emulator.engine import Stopped, access, meeting, schedule
+from nbep.emulator.engine import Stopped, access, meeting, schedule, signals
 from nbep.emulator.engine.access import ABOUT
 from nbep.emulator.engine.state import DIVIDED, FAULT_REPORTED, TRAPPED
 from nbep.emulator.engine.words import COMPILED, F32, I1, I32, I64, VOID, call, emitting, pointer
 from nbep.emulator.machine.carrier import CURRENT
 from nbep.emulator.machine.kinds import KINDS as SIZES
+from nbep.emulator.machine.orders import ACQUIRES, RELEASES, SCOPES, WEAK
 from nbep.emulator.machine.orders import POLLED as POLLED_ORDERS
 
 from .. import jit
@@ -165,28 +166,27 @@ class Emitter:
         return lambda *given: self.machine(name, *given, *more)
 
     def load(self, address, kind, order, scope):
-        return self.loaded(self.machine("load", address, SIZES[kind].size, _how(order)), kind)
+        return self.loaded(self.machine("load", address, SIZES[kind].size, how(order, scope)), kind)
 
     def load_shared(self, address, kind, order):
-        return self.loaded(self.machine("load_shared", address, SIZES[kind].size, _how(order)), kind)
+        return self.loaded(self.machine("load_shared", address, SIZES[kind].size, how(order, "cta")), kind)
 
     def store(self, address, kind, value, order, scope):
-        self.machine("store", address, SIZES[kind].size, *self.stored(value, kind))
+        self.machine("store", address, SIZES[kind].size, *self.stored(value, kind), how(order, scope, False))
 
     def store_shared(self, address, kind, value, order):
-        self.machine("store_shared", address, SIZES[kind].size, *self.stored(value, kind))
+        self.machine("store_shared", address, SIZES[kind].size, *self.stored(value, kind), how(order, "cta", False))
 
     def atomic(self, op, address, kind, operand, order, scope, compare=0):
         size = SIZES[kind].size
-        return self.machine("atomic", ATOMICS[op], address, size, operand, compare, scope == "sys")
+        return self.machine("atomic", ATOMICS[op], address, size, operand, compare, how(order, scope, False))
 
     def atomic_shared(self, op, address, kind, operand, order, compare=0):
-        return self.machine("atomic_shared", ATOMICS[op], address, SIZES[kind].size, operand, compare)
+        size = SIZES[kind].size
+        return self.machine("atomic_shared", ATOMICS[op], address, size, operand, compare, how(order, "cta", False))
 
-    def fence(self, *_):
-        self.machine("tick")
-
-    fence_proxy_async_global = fence
+    def fence(self, order, scope):
+        self.machine("fence", SCOPES[scope] if order in RELEASES else 0)
 
     def collect(self, name, mask, value, operand):
         return self.machine("collect", name, mask, value, operand, site_of_call(self.spec))
@@ -219,6 +219,7 @@ class Emitter:
 # method -> the function of the machine, and arguments behind those that are given
 DIRECT: dict[str, tuple[Any, ...]] = {
     "fence_proxy_async": ("fence_proxy",),
+    "fence_proxy_async_global": ("fence_proxy_global",),
     "mbarrier_init": ("init_mbarrier",),
     "mbarrier_inval": ("inval_mbarrier",),
     "mbarrier_arrive": ("arrive_mbarrier", 0),
@@ -240,8 +241,11 @@ ATOMICS = {name: getattr(access, value) for name, value in {
 }.items()}  # fmt: skip
 
 
-def _how(order: str) -> int:
-    return access.POLLED if order in POLLED_ORDERS else access.CONSTANT if order == "nc" else access.PLAIN
+def how(order: str, scope: str, loads: bool = True) -> int:
+    """How memory is accessed, as a number; see `nbep.emulator.engine.access`."""
+    look = access.CONSTANT if order == "nc" else access.POLLED if loads and order in POLLED_ORDERS else access.PLAIN
+    reach = 0 if order in WEAK else SCOPES[scope]
+    return look | reach << signals.REACH | signals.ACQUIRE * (order in ACQUIRES) | signals.RELEASE * (order in RELEASES)
 
 
 sites: dict[int, str] = {}  # of the object that is compiled now: number of a call -> file and line

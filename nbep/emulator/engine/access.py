@@ -9,6 +9,7 @@ from numba.extending import register_jitable
 
 from .cells import forget_last_polled, forget_polled, have_changed, note_polled, notify, value_at, watch
 from .schedule import fault, launches, pause, run, step, threads
+from .signals import REACH, note_atomic, note_fence, note_load, note_store
 from .state import (
     EMPTY_SPINS,
     HOST_ATOMIC,
@@ -20,13 +21,14 @@ from .state import (
     UNMAPPED,
     UNWRITTEN,
 )
-from .words import compiled, declared, get_s32, get_s64, get_u8, put_s32, put_s64, put_u8, rows
+from .words import compiled, declared, get_s32, get_s64, get_u8, is_checked, put_s32, put_s64, put_u8, rows
 
 segments = rows("segments")
 blocks = rows("blocks")
 is_missed = declared("is_missed", int, int)
 
-PLAIN, POLLED, CONSTANT = 0, 1, 2  # how a load looks
+# How memory is accessed: how a load looks, and what `signals` adds to it
+PLAIN, POLLED, CONSTANT = 0, 1, 2
 ADD, EXCHANGE, COMPARE, MAX, MIN, OR, AND = range(7)
 MAX_EMPTY_SPINS = 100_000
 WRITTEN = 0x0101010101010101
@@ -120,10 +122,12 @@ def load(address: int, size: int, how: int) -> int:
     if segment.shadow != 0 and not is_written(segment.shadow + offset, size):
         fault(UNWRITTEN, address)
     place = segment.memory + offset
-    if how == POLLED:
+    if how & POLLED:
         note_polled(segment.group << 32 | offset, place, size, s, value_at(place, size), 1)
-    elif how == CONSTANT and segment.constant != 0:
+    elif how & CONSTANT and segment.constant != 0:
         note_constant(segment.constant, offset, size, t.launch)
+    if is_checked():
+        note_load(segment.races, offset, size, how)
     return place
 
 
@@ -139,7 +143,7 @@ def check_store(address, offset, size, segment):
 
 
 @compiled
-def store(address: int, size: int, low: int, high: int) -> None:
+def store(address: int, size: int, low: int, high: int, how: int) -> None:
     """Write bytes of global memory; high: those behind the first 8."""
     step()
     segment = segments(segment_of(address, threads(run(0).current)))
@@ -148,6 +152,8 @@ def store(address: int, size: int, low: int, high: int) -> None:
     write(segment.memory + offset, size, low, high)
     run(0).has_changed = 1
     notify(segment.group << 32 | offset, size)
+    if is_checked():
+        note_store(segment.races, offset, size, how, 0)
 
 
 @register_jitable
@@ -179,18 +185,21 @@ def modify(op, place, size, operand, compare, key, segment):
 
 
 @compiled
-def atomic(op: int, address: int, size: int, operand: int, compare: int, is_sys: int) -> int:
+def atomic(op: int, address: int, size: int, operand: int, compare: int, how: int) -> int:
     step()
     s = segment_of(address, threads(run(0).current))
     segment = segments(s)
-    if segment.on_host and is_sys:
+    if segment.on_host and (how >> REACH) & 3 == 3:
         fault(HOST_ATOMIC, address)
     offset = address & 0xFFFFFFFF
     check_place(address, offset, size, segment.lowest, segment.end)
     if segment.shadow != 0 and not is_written(segment.shadow + offset, size):
         fault(UNWRITTEN, address)
     check_store(address, offset, size, segment)
-    return modify(op, segment.memory + offset, size, operand, compare, segment.group << 32 | offset, s)
+    old = modify(op, segment.memory + offset, size, operand, compare, segment.group << 32 | offset, s)
+    if is_checked():
+        note_atomic(segment.races, offset, size, how, op != COMPARE or old == compare)
+    return old
 
 
 # --- shared memory -----------------------------------------------------------------------------------------------
@@ -226,13 +235,15 @@ def load_shared(address: int, size: int, how: int) -> int:
     if not is_written(t.side + address, size):
         fault(UNWRITTEN, address)
     place = t.shared + address
-    if how == POLLED:
+    if how & POLLED:
         note_polled(shared_key(t, address), place, size, 0, value_at(place, size), 1)
+    if is_checked():
+        note_load(blocks(t.block).races, address, size, how)
     return place
 
 
 @compiled
-def store_shared(address: int, size: int, low: int, high: int) -> None:
+def store_shared(address: int, size: int, low: int, high: int, how: int) -> None:
     step()
     t = threads(run(0).current)
     check_shared(address, size, t)
@@ -241,16 +252,21 @@ def store_shared(address: int, size: int, low: int, high: int) -> None:
     run(0).has_changed = 1
     put_s64(t.side + padded(t) + ((address >> 4) << 3), (blocks(t.block).proxy_fences + 1) << 10 | t.thread_idx)
     notify(shared_key(t, address), size)
+    if is_checked():
+        note_store(blocks(t.block).races, address, size, how, 0)
 
 
 @compiled
-def atomic_shared(op: int, address: int, size: int, operand: int, compare: int) -> int:
+def atomic_shared(op: int, address: int, size: int, operand: int, compare: int, how: int) -> int:
     step()
     t = threads(run(0).current)
     check_shared(address, size, t)
     if not is_written(t.side + address, size):
         fault(UNWRITTEN, address)
-    return modify(op, t.shared + address, size, operand, compare, shared_key(t, address), 0)
+    old = modify(op, t.shared + address, size, operand, compare, shared_key(t, address), 0)
+    if is_checked():
+        note_atomic(blocks(t.block).races, address, size, how, op != COMPARE or old == compare)
+    return old
 
 
 # --- time and waiting --------------------------------------------------------------------------------------------
@@ -281,7 +297,7 @@ def spin(deadline: int) -> int:
     t.has_news = 1
     if now() > deadline:
         forget_polled()
-        return 1
+        return time_out()
     if t.first_polled == 0:
         t.empty_spins += 1
         if t.empty_spins > MAX_EMPTY_SPINS:
@@ -301,7 +317,14 @@ def spin(deadline: int) -> int:
         pause()
         return 0
     t.first_polled = t.last_polled = 0
-    return watch(first, deadline)
+    return time_out() if watch(first, deadline) else 0
+
+
+@register_jitable
+def time_out():
+    """What threads do from now on, they do to bytes that are not there: nothing is checked any more."""
+    run(0).has_failed = 1
+    return 1
 
 
 @compiled
@@ -312,9 +335,11 @@ def fault_due(deadline: int, report: int) -> None:
 
 
 @compiled
-def tick() -> None:
-    """One primitive call that does nothing else under `sc`: a fence."""
+def fence(reach: int) -> None:
+    """reach: 0 if it orders no memory"""
     step()
+    if is_checked() and reach != 0:
+        note_fence(reach)
 
 
 # --- who a thread is, and what its kernel was given --------------------------------------------------------------

@@ -18,6 +18,8 @@ import llvmlite.binding as llvm
 from .state import DIRECTORY, TABLES_SYMBOL, address_of
 from .switch import SWITCH, switch_module
 
+IS_CHECKED = "nbep_is_checked"  # what compiled functions ask; see `words`
+
 OPTIMIZATION = 2
 
 
@@ -53,15 +55,15 @@ def _linker() -> Any:
 
 
 class Library:
-    """A loaded object: its functions by symbol."""
+    """A loaded object: its functions by symbol, as those are called for "sc"."""
 
-    def __init__(self, code: bytes, symbols: list[str]):
+    def __init__(self, code: bytes, symbols: list[str], model: str = "sc"):
         engine = _linker()
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
-        self.addresses = {symbol: engine.get_function_address(symbol) for symbol in symbols}
+        self.addresses = {symbol: engine.get_function_address(symbol_of(symbol, model)) for symbol in symbols}
         for symbol, address in self.addresses.items():
-            llvm.add_symbol(symbol, address)
+            llvm.add_symbol(symbol_of(symbol, model), address)
 
     def function(self, symbol: str, result: Any, *arguments: Any) -> Callable:
         """A function, as Python calls it: while it runs, no other thread of Python's does."""
@@ -71,8 +73,10 @@ class Library:
 # --- compiling ---------------------------------------------------------------------------------------------------
 
 
-def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]]) -> bytes:
+def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]], model: str = "sc") -> bytes:
     """The object of some functions. symbol -> the function, Numba's type of its result, and those of its arguments
+
+    Of each model it has the symbols that `symbol_of` says.
 
     Where None is the type, the function that others call gives 0, or another number if it has raised something.
 
@@ -97,7 +101,17 @@ def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]]) -> byte
             library.add_linking_library(made.library)
             library.add_llvm_module(llvm.parse_assembly(_as_c(symbol, made.fndesc.llvm_func_name, result, arguments)))
         module = library._get_module_for_linking()
-        return _emit(module, set(functions))
+        is_checked = f"define i64 @{IS_CHECKED}() {{ ret i64 {int(model == 'checked')} }}"
+        module.link_in(_to_link(llvm.parse_assembly(is_checked)))
+        for function in module.functions:
+            if function.name.startswith("nbep_") and function.name != SWITCH:
+                function.name = symbol_of(function.name, model)
+        return _emit(module, {symbol_of(symbol, model) for symbol in functions})
+
+
+def symbol_of(symbol: str, model: str) -> str:
+    """Machines of two models, and kernels that call them, may be loaded at once."""
+    return symbol if model == "sc" else symbol.replace("nbep_", f"nbep_{model}_", 1)
 
 
 def _as_c(symbol: str, name: str, result: Any, arguments: tuple) -> str:

@@ -10,6 +10,18 @@ from numba.extending import register_jitable
 
 from .access import WRITTEN, is_constant, padded, segment_of
 from .cells import new_cell, note_polled, notify, watch
+from .copy_signals import (
+    begin_mbarrier,
+    close_group,
+    copy_is_there,
+    end_phase,
+    hear_phase,
+    note_copy,
+    note_mbarrier,
+    tell_mbarrier,
+    waited,
+)
+from .knowledge import fence_proxies
 from .schedule import fault, launches, make_runnable, operations_at, park, run, step, stop, threads
 from .state import (
     COPIES_DONE,
@@ -41,6 +53,7 @@ from .words import (
     fill_bytes,
     get_s32,
     get_s64,
+    is_checked,
     pointer,
     put_s32,
     put_s64,
@@ -99,6 +112,9 @@ def init_mbarrier(where: int, count: int) -> None:
     m.next = blocks(t.block).mbarriers
     blocks(t.block).mbarriers = i
     put_s32(place, i)
+    if is_checked():
+        begin_mbarrier(i)
+        note_mbarrier(where, 1)
 
 
 @register_jitable
@@ -114,6 +130,8 @@ def mbarrier_of(where):
 def inval_mbarrier(where: int) -> None:
     mbarrier_of(where)
     put_s32(mbarrier_place(threads(run(0).current), where), 0)
+    if is_checked():
+        note_mbarrier(where, 1)
 
 
 @register_jitable
@@ -130,12 +148,17 @@ def update_mbarrier(i: int, arrivals: int, nbytes: int) -> None:
     if m.left == 0 and m.expected == 0:
         m.phase ^= 1
         m.left = m.count
+        if is_checked():
+            end_phase(i)
         notify(mbarrier_key(i), 8)
 
 
 @compiled
 def arrive_mbarrier(where: int, nbytes: int) -> None:
-    update_mbarrier(mbarrier_of(where), 1, nbytes)
+    i = mbarrier_of(where)
+    if is_checked():
+        tell_mbarrier(i, where)
+    update_mbarrier(i, 1, nbytes)
 
 
 @compiled
@@ -144,6 +167,8 @@ def try_wait_mbarrier(where: int, parity: int) -> int:
     i = mbarrier_of(where)
     phase = mbarriers(i).phase
     if phase != parity & 1:
+        if is_checked():
+            hear_phase(i, where)
         return 1
     t = threads(run(0).current)
     deadline = NEVER if t.waited_once else 0
@@ -154,6 +179,8 @@ def try_wait_mbarrier(where: int, parity: int) -> int:
         note_polled(key, place, 8, 0, phase, 0)
         return 0
     t.waited_once = 0
+    if is_checked():
+        hear_phase(i, where)
     return 1
 
 
@@ -206,6 +233,8 @@ def bulk_load(smem: int, where: int, nbytes: int, mbarrier: int) -> None:
     c = new_copy(LOAD, t, where & 0xFFFFFFFF, smem, nbytes)
     copies(c).segment, copies(c).goal = s, i
     submit(c)
+    if is_checked():
+        note_copy(c, 1)
 
 
 @compiled
@@ -232,6 +261,8 @@ def bulk_store(where: int, smem: int, nbytes: int) -> None:
     c = new_copy(READ, t, where & 0xFFFFFFFF, smem, nbytes)
     copies(c).segment, copies(c).goal = s, t.open_group
     submit(c)
+    if is_checked():
+        note_copy(c, 0)
 
 
 @register_jitable
@@ -271,6 +302,8 @@ def copy(i: int) -> None:
         copy_bytes(shared, there, c.number)
         fill_bytes(side, 1, c.number)
         notify(blocks(c.block).group << 32 | c.smem, c.number)
+        if is_checked():
+            copy_is_there(i)
         update_mbarrier(c.goal, 0, -c.number)
     else:
         if segment.constant != 0 and is_constant(segment.constant, c.where, c.number):
@@ -333,6 +366,8 @@ def commit_group() -> None:
         t.first_group = i
     t.last_group = i
     t.num_groups += 1
+    if is_checked():
+        close_group()
 
 
 @compiled
@@ -362,6 +397,8 @@ def wait_group(n: int, reads: int) -> None:
     if not is_satisfied(thread, n, reads):
         t.wanted, t.wanted_reads = n + 1, reads
         park()
+    if is_checked():
+        waited(n, reads)
 
 
 @compiled
@@ -403,3 +440,13 @@ def fence_proxy() -> None:
     t = threads(run(0).current)
     blocks(t.block).proxy_fences += 1
     t.fenced = blocks(t.block).proxy_fences
+    if is_checked():
+        fence_proxies(run(0).current, 1)
+
+
+@compiled
+def fence_proxy_global() -> None:
+    """Order global memory that this thread has seen before the copies that follow: checked by `checked` alone."""
+    step()
+    if is_checked():
+        fence_proxies(run(0).current, 0)

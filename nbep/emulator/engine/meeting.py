@@ -9,9 +9,12 @@ from numba.extending import register_jitable
 
 from .cells import forget_polled, unwatch
 from .copies import leave_groups
+from .copy_signals import depart
+from .knowledge import drop, join, minds, signal
 from .schedule import fault, make_runnable, park, run, step, threads
+from .signals import come_to_barrier, conclude_barrier, conclude_warp
 from .state import BLOCK_LEFT, DIVERGED, NEVER_FULL, NUM_BARRIERS, NUM_COLLECTIVES
-from .words import address, compiled, get_s64, put_s64, rows
+from .words import address, compiled, get_s64, is_checked, put_s64, rows
 
 warps, collectives, blocks, barriers = rows("warps"), rows("collectives"), rows("blocks"), rows("barriers")
 values_at = address("values")
@@ -130,13 +133,20 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
     thread = run(0).current
     t = threads(thread)
     t.empty_spins = 0
+    passed = value
+    if is_checked() and name == SYNC:
+        passed = signal(thread, 1)
     step()
     w = warps(t.warp)
     c = find_collective(t.warp, mask, name, site, t)
     here = collectives(c)
     if w.num_pending > 1:
         check_others(t.warp, c, t.lane)
-    put_s64(values_at(c * 32 + t.lane), value)
+    put_s64(values_at(c * 32 + t.lane), passed)
+    if is_checked() and name == SYNC and here.told != minds(thread).known:
+        told = join(here.told, minds(thread).known)
+        drop(here.told)
+        here.told = told
     if name <= SHFL_DOWN:
         t.result = shfl_source(name, t.lane, operand)
     here.missing ^= 1 << t.lane
@@ -153,6 +163,8 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
         park()
     else:
         work_out(c, here, w)
+        if is_checked() and name == SYNC:
+            conclude_warp(c, t.warp)
         release(here.first)
         here.mask = 0
         w.num_pending -= 1
@@ -181,6 +193,8 @@ def meet(number: int, expected: int, waits: int, predicate: int) -> int:
     t = threads(thread)
     if waits:
         t.empty_spins = 0
+    if is_checked():
+        signal(thread, 1)
     step()
     block = blocks(t.block)
     if number < 0 or number >= NUM_BARRIERS:
@@ -196,6 +210,8 @@ def meet(number: int, expected: int, waits: int, predicate: int) -> int:
         fault(DIVERGED, number)
     here.arrived += 1
     here.holds &= predicate
+    if is_checked():
+        come_to_barrier(t.block * NUM_BARRIERS + number)
     if here.arrived == expected:
         here.arrived = 0
         waiting = here.first
@@ -205,6 +221,8 @@ def meet(number: int, expected: int, waits: int, predicate: int) -> int:
         if here.passed:
             for i in range(block.num_threads):
                 threads(block.first + i).passed &= ~(1 << number)
+        if is_checked():
+            conclude_barrier(t.block * NUM_BARRIERS + number, thread if waits else 0)
         release(here.first)
         return here.holds
     if waits:
@@ -238,6 +256,8 @@ def leave() -> None:
     """A thread has returned from the kernel."""
     r = run(0)
     t = threads(r.current)
+    if is_checked():
+        depart()
     leave_groups(r.current)
     t.exited = 1
     forget_polled()

@@ -29,6 +29,13 @@ MOST_SEGMENTS = 1 << 20  # of all ranks, in a run
 MOST_GROUPS = MOST_MBARRIERS = 1 << 18
 BUCKETS = 1 << 14
 GRANULE_SHIFT = 3  # who polls is found by 8 bytes
+MOST_CLOCKS = 4096
+MOST_VECTORS = 1 << 16
+MOST_KNOWLEDGE = 1 << 20
+MOST_OWNERS = 1 << 20
+MOST_EPOCHS = MOST_ACCESSES = 1 << 25
+MOST_HOSTS = 4096
+MOST_STAMPS = 1 << 16
 NEVER = 1 << 62  # a deadline that does not come
 NO_DEADLINE = -(1 << 62)
 # What cells belong to: a segment's `group`; above these the shared memory of a block, and an mbarrier.
@@ -59,13 +66,14 @@ REASONS = {
     17: "a loop that waits without polling",
     18: "a stack that overflows",
     19: "more than the tables of the engine hold",
+    20: "an access that nothing orders with another one",
 }
 (
     UNMAPPED, OUT_OF_BOUNDS, MISALIGNED, UNWRITTEN, READ_ONLY, NOT_CONSTANT, DIVERGED, TRAPPED, NEVER_FULL, UNFENCED,
-    NO_MBARRIER, UNREAD, RAISED, DIVIDED, HOST_ATOMIC, FAULT_REPORTED, EMPTY_SPINS, OVERFLOWED, FULL_TABLE,
+    NO_MBARRIER, UNREAD, RAISED, DIVIDED, HOST_ATOMIC, FAULT_REPORTED, EMPTY_SPINS, OVERFLOWED, FULL_TABLE, RACE,
 ) = REASONS  # fmt: skip
 
-NO_FAILURES = FAULT_REPORTED, FULL_TABLE  # after these an interpreted run may end well
+NO_FAILURES = FAULT_REPORTED, FULL_TABLE, RACE  # after these an interpreted run may end well
 
 
 class Table(NamedTuple):
@@ -88,8 +96,9 @@ TABLES: dict[str, Table] = {
         1,
         "calls left granted skipped parks steps sequence fault fault_address "
         "generator_at free_cell num_cells free_group num_groups free_mbarrier num_mbarriers free_copy num_copies "
-        "stacks old_action current stage event event_arg tick_at tick_left num_runnable num_slow num_operations "
-        "num_polling has_changed fault_thread",
+        "stacks old_action signals "
+        "current stage event event_arg tick_at tick_left num_runnable num_slow num_operations "
+        "num_polling has_changed fault_thread has_failed num_clocks",
         floats="operation_rate willing",
     ),
     "threads": _records(
@@ -102,18 +111,22 @@ TABLES: dict[str, Table] = {
     ),
     "warps": _records(MOST_WARPS, "exited", "num_lanes first num_pending end"),
     # missing: lanes; first, last: who waits, in the order of arrival; brought: lanes, -1 before a lane with news
-    "collectives": _records(MOST_WARPS * NUM_COLLECTIVES, "mask missing brought site", "name first last"),
+    "collectives": _records(MOST_WARPS * NUM_COLLECTIVES, "mask missing brought site", "name first last told"),
     "values": Table(np.dtype("i8"), MOST_WARPS * NUM_COLLECTIVES * 32),  # that lanes pass
-    "blocks": _records(MOST_WARPS, "shared side", "launch live num_threads first proxy_fences copies mbarriers group"),
-    "barriers": _records(MOST_WARPS * NUM_BARRIERS, "", "expected arrived first last holds passed waiting"),
-    "launches": _records(MOST_LAUNCHES, "arguments entry", "live copies is_done"),
+    "blocks": _records(
+        MOST_WARPS, "shared side races", "launch live num_threads first proxy_fences copies mbarriers group"
+    ),
+    "barriers": _records(MOST_WARPS * NUM_BARRIERS, "", "expected arrived first last holds passed waiting told latest"),
+    "launches": _records(MOST_LAUNCHES, "arguments entry", "live copies is_done known learned left"),
     "runnable": Table(np.dtype("i4"), 2 * MOST_THREADS),
     "slow": Table(np.dtype("i4"), 2 * MOST_THREADS),
     "hosts": Table(np.dtype("i4"), 4096),  # is it slow?
     "quanta": Table(np.dtype("i8"), NUM_QUANTA),
     "generator": Table(np.dtype("u4"), 624),
     # shadow: a byte for each, whether it is written; constant: 8 bytes for 16, which kernel takes them for constant
-    "segments": _records(MOST_SEGMENTS, "memory shadow constant lowest end", "group is_writable on_host is_freed"),
+    "segments": _records(
+        MOST_SEGMENTS, "memory shadow constant lowest end races", "group is_writable on_host is_freed"
+    ),
     # A cell that a thread has polled: of what (`key`), where it lies, and the value seen.
     "cells": _records(MOST_CELLS, "key place value", "size thread segment next before next_there before_there"),
     "buckets": _records(BUCKETS, "", "first last"),
@@ -121,10 +134,41 @@ TABLES: dict[str, Table] = {
     # Operations under way, in the order of Python's list: rows of copies, or less than 0 what Python is to do.
     "operations": Table(np.dtype("i4"), MOST_OPERATIONS),
     # where, smem: offsets in a segment and in shared memory; goal: a mbarrier, or a bulk group
-    "copies": _records(MOST_OPERATIONS, "where smem number buffer", "kind thread block launch segment goal next"),
+    "copies": _records(MOST_OPERATIONS, "where smem number buffer", "kind thread block launch segment goal next bulk"),
     "groups": _records(MOST_GROUPS, "", "reads writes next"),
-    "mbarriers": _records(MOST_MBARRIERS, "phase", "count left expected next"),
+    "mbarriers": _records(MOST_MBARRIERS, "phase", "count left expected next told phase_told there done"),
     "out": Table(np.dtype("i8"), 4),  # a vector on its way
+    # For `checked`; see `knowledge` and `races`. Rows of `pools` say how many rows of the others were ever used, and
+    # which is the first of those that are free.
+    "pools": _records(16, "", "used free"),
+    "numbers": Table(np.dtype("i4"), MOST_VECTORS * MOST_CLOCKS),
+    "vectors": _records(MOST_VECTORS, "", "uses next"),
+    "knowledge": _records(MOST_KNOWLEDGE, "", "stores engine loads shared read uses next"),
+    "clocks": Table(np.dtype("i4"), MOST_CLOCKS),  # whose it is now: a row of owners
+    "owners": _records(MOST_OWNERS, "", "slot stream rank block"),  # warps, the copy engines of warps, hosts
+    # number: of the first signal that tells of it, 0 before; same: the epoch that it has become part of; fenced: the
+    # number of its thread's first proxy fence behind it, for shared and for global memory; then: the one before it
+    "epochs": _records(MOST_EPOCHS, "", "number owner lane same fenced_shared fenced_global then_shared then_global"),
+    # of a thread or a host: who it is, what it knows, and what it has not told yet; `models.signals` says more
+    "minds": _records(
+        MOST_THREADS + MOST_HOSTS,
+        "last_place",
+        "owner lane engine known loading storing warp_known has_lanes fence1 fence2 fence3 heard "
+        "unfenced_shared unfenced_global last_store last_how open first last num_groups",
+    ),
+    "lanes_known": Table(np.dtype("i4"), MOST_THREADS * 32),
+    "heard": _records(MOST_KNOWLEDGE, "place", "where needed known next"),
+    # where: bytes of 16, and the reach; see `races`
+    "accesses": _records(MOST_ACCESSES, "", "epoch next where observed successor message"),
+    "observers": _records(MOST_ACCESSES, "", "epoch next"),
+    "messages": _records(
+        MOST_KNOWLEDGE, "", "part1 part2 part3 own1 own2 own3 heard1 heard2 heard3 before reach after next"
+    ),
+    "overwritten": _records(MOST_KNOWLEDGE, "", "reach at first count limit where next"),
+    "stamps": _records(MOST_STAMPS, "key round"),
+    # bulk copies that are not over for their thread, and their groups; left: of a launch, what nobody has waited for
+    "bulks": _records(MOST_KNOWLEDGE, "", "next load store"),
+    "bulk_groups": _records(MOST_KNOWLEDGE, "", "next first owner lane"),
 }
 
 
@@ -134,11 +178,13 @@ AT: dict[str, int] = {name: field[1] // 8 for name, field in (TABLES["run"].dtyp
 class Tables:
     """Those of one run: NumPy arrays by name. Zeros that take pages where they are touched."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: str = "sc") -> None:
         self._kept: list[np.ndarray] = []
         self.directory = np.zeros(len(TABLES), np.int64)
         self.rows: dict[str, np.ndarray] = {}
-        for i, (name, table) in enumerate(TABLES.items()):
+        wanted = list(TABLES) if model == "checked" else list(TABLES)[: list(TABLES).index("pools")]
+        for i, name in enumerate(wanted):
+            table = TABLES[name]
             size = table.dtype.itemsize * table.rows
             raw = new_zeros(size)
             self.directory[i] = address_of(raw)

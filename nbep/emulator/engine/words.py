@@ -15,6 +15,7 @@ from numba import from_dtype, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from .build import IS_CHECKED
 from .state import TABLES, TABLES_SYMBOL
 from .switch import SWITCH
 
@@ -143,6 +144,12 @@ def address(name: str) -> Any:
         return builder.add(table_at(builder, number), builder.mul(index, I64(size)))
 
     return where
+
+
+@emitting(types.int64)
+def is_checked(builder):
+    """Whether this is compiled for `checked`. `build` says so: what hangs on it is not there for `sc`."""
+    return call(builder, IS_CHECKED, I64, [])
 
 
 class Compiled(NamedTuple):

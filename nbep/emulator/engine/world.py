@@ -103,14 +103,17 @@ def field(name: str) -> Any:
 
 
 class CompiledWorld(World):
-    """See `World`; for the model "sc" alone."""
+    """See `World`; for the model "sc" alone. num_sides: how much is noted of shared memory, with that itself"""
 
+    model = "sc"
+    host_class: type[HostMemory] = HostMemory
+    num_sides = 3
     calls, steps, parks = field("calls"), field("steps"), field("parks")
     has_changed, _granted, _skipped_ns = field("has_changed"), field("granted"), field("skipped")
 
     def __init__(self, num_ranks: int, seed: int = 0, *, code: Code, **options: Any):
         try:
-            self.tables = Tables()
+            self.tables = Tables(self.model)
             self.stacks = free_stacks.pop() if free_stacks else Stacks()
         except OSError as error:
             raise Stopped(f"the system gives no memory for tables and stacks: {error}") from error
@@ -125,7 +128,7 @@ class CompiledWorld(World):
         self.runnable: Any = Waiting(tables, tables.runnable, "num_runnable", self._number_of)
         self.slow: Any = Waiting(tables, tables.slow, "num_slow", self._number_of)
         self.operations: Any = Operations(tables)
-        self.cpu = HostMemory(self)
+        self.cpu = self.host_class(self)
         self._proceed = self._machine.function("nbep_proceed", ctypes.c_int64, ctypes.c_int64)
         self._host_numbers: dict[Host, int] = {}
         self._numbered: list[Host] = []
@@ -209,6 +212,7 @@ class CompiledWorld(World):
         for key, (row, allocation) in list(self._rows.items()):
             if allocation.freed:
                 segments["is_freed"][row] = 1
+                segments["end"][row] = segments["constant"][row] = 0  # a peer's mapping: any access is out of bounds
                 del self._rows[key]
                 if not (isinstance(allocation.identity, History) and allocation.identity.mapped):
                     self._constants.pop(id(allocation.nc_reads), None)
@@ -233,8 +237,8 @@ class CompiledWorld(World):
                 raise Stopped("the system gives no more stacks")
         padded = -(-launch.smem_bytes // ROUND) * ROUND
         pool = self._free_memory.setdefault(padded, [])
-        memory = pool.pop() if pool else address_of(tables.zeros(3 * padded + 64))
-        ctypes.memset(memory, 0, 3 * padded)
+        memory = pool.pop() if pool else address_of(tables.zeros(self.num_sides * padded + 64))
+        ctypes.memset(memory, 0, self.num_sides * padded)
         block = CompiledBlock(self, warp, num_warps, memory, launch)
         first, count, rank = warp * WARP_SIZE, launch.block, launch.rank
         index = len(launch.blocks)
@@ -393,7 +397,9 @@ class CompiledWorld(World):
 
     def _give_up(self, reason: str) -> None:
         """Stop the run, whoever has met what it cannot do: a host's code does not get to catch it."""
-        stopped = Stopped(reason)
+        self._end_with(Stopped(reason))
+
+    def _end_with(self, stopped: Stopped) -> None:
         if running_host() is None:
             raise stopped
         self.hub.throw(stopped)

@@ -26,7 +26,7 @@ class History:
     mapped: the allocation of each mapping that is left
     """
 
-    __slots__ = ("name", "number", "lasting", "passing", "mapped", "dies")
+    __slots__ = ("name", "number", "lasting", "passing", "mapped", "dies", "__weakref__")
 
     def __init__(self, name: str, number: int, dies: Any):
         self.name = name

@@ -154,11 +154,12 @@ class Outputs:
         if not any(low <= begin and end <= high for low, high in map(extent, made)):
             return
         data = np.frombuffer(allocation.memory, np.uint8, allocation.nbytes)
-        flags = np.ones(data.size, np.uint8)
-        for first in range(allocation.lowest & -GRANULE, data.size, GRANULE):
-            flags[first : first + GRANULE] = (data[first : first + GRANULE] != UNWRITTEN).any()
-        if not flags.all():
-            allocation.hide(bytearray(flags.tobytes()))
+        first = allocation.lowest & -GRANULE
+        written = np.add.reduceat(data[first:] != UNWRITTEN, np.arange(0, data.size - first, GRANULE)) != 0
+        if not written.all():
+            flags = np.ones(first + written.size * GRANULE, np.uint8)
+            flags[first:] = written.repeat(GRANULE)
+            allocation.hide(bytearray(flags[: data.size].tobytes()))
             row_bytes = array.itemsize * (array.shape[-1] if array.ndim > 1 else 1)
             allocation.describe = lambda offset: (
                 f"row {max(0, offset - allocation.base) // row_bytes}, which no call has written: it is past the rows "

@@ -1,0 +1,170 @@
+"""Hosts as readers and writers, for `checked`: `models.host`, compiled. Python calls these functions.
+
+A host's vectors are its own: they change in place.
+"""
+
+from __future__ import annotations
+
+from numba.extending import register_jitable
+
+from .knowledge import (
+    copy_vector,
+    drop_vector,
+    epochs,
+    knowledge,
+    knows,
+    later,
+    minds,
+    new_epoch,
+    new_knowledge,
+    owners,
+    slot_of,
+    vector_at,
+    vectors,
+)
+from .notes import (
+    LOADS,
+    OVER,
+    WHOLE,
+    accesses,
+    last_to,
+    messages,
+    observe,
+    overlap,
+    overwritten,
+    remember_load,
+    remember_store,
+    where_of,
+)
+from .races import conflict, knows_store
+from .schedule import run
+from .signals import (
+    new_message,
+)
+from .words import compiled, get_s32, put_s32
+
+READS, POLLS, LOOKS = range(3)
+
+
+@register_jitable
+def host_signal(who):
+    """What it does now is known to all that it queues or stores from now on."""
+    r = run(0)
+    r.signals += 1
+    x = knowledge(minds(who).known)
+    put_s32(vector_at(x.stores) + 4 * slot_of(who), r.signals)
+    put_s32(vector_at(x.loads) + 4 * slot_of(who), r.signals)
+    return r.signals
+
+
+@register_jitable
+def host_epoch(who):
+    number = host_signal(who)
+    e = new_epoch(minds(who).owner, 0)
+    epochs(e).number = number
+    return e
+
+
+@register_jitable
+def part_of(here, begin, end, reach):
+    """The bytes of an access that are among 16. here: where those begin, as begin and end"""
+    low, high = max(begin - here, 0), min(end - here, 16)
+    is_more = reach != 0 and (begin < here or end > here + 16)
+    return where_of(low, high, reach) | (1024 if is_more else 0)
+
+
+@compiled
+def host_load(who: int, notes: int, offset: int, number: int, how: int) -> int:
+    """A host reads: the epoch of an access with which that races, or 0."""
+    reach = 0 if how == READS else 3
+    e = 0 if how == LOOKS else host_epoch(who)
+    for here in range(offset & ~15, offset + number, 16):
+        where = part_of(here, offset, offset + number, reach)
+        found = conflict(who, notes + here, where, 0)
+        if found != 0:
+            return found
+        a = get_s32(notes + here) if how == POLLS else 0
+        while a > 0:
+            if overlap(accesses(a).where, where) and not knows_store(who, a):
+                observe(a, host_epoch(who))
+            a = accesses(a).next
+        if how != LOOKS:
+            remember_load(who, notes + here, where, e)
+    if how == POLLS:
+        a = last_to(notes + (offset & ~15), part_of(offset & ~15, offset, offset + number, reach))
+        if a != 0 and accesses(a).message != 0:
+            host_learns(who, messages(accesses(a).message).part3)
+    return 0
+
+
+@register_jitable
+def host_learns(who, k):
+    x = knowledge(minds(who).known)
+    stores, loads = later(x.stores, knowledge(k).stores), later(x.loads, knowledge(k).loads)
+    drop_vector(x.stores)
+    drop_vector(x.loads)
+    x.stores, x.loads = own_vector(stores), own_vector(loads)
+
+
+@register_jitable
+def own_vector(v):
+    if v != 0 and vectors(v).uses == 1:
+        return v
+    new = copy_vector(v)
+    drop_vector(v)
+    return new
+
+
+@compiled
+def host_store(who: int, notes: int, offset: int, number: int) -> int:
+    """A host writes: the epoch of an access with which that races, or 0."""
+    reach = 3 if number <= 8 else 0
+    for here in range(offset & ~15, offset + number, 16):
+        found = conflict(who, notes + here, part_of(here, offset, offset + number, reach), 1)
+        if found != 0:
+            return found
+    e = host_epoch(who)
+    for here in range(offset & ~15, offset + number, 16):
+        a = remember_store(who, notes + here, part_of(here, offset, offset + number, reach), e)
+        if reach != 0 and here <= offset:
+            i = new_message()
+            accesses(a).message = i
+            x = knowledge(minds(who).known)
+            messages(i).part3 = new_knowledge(copy_vector(x.stores), 0, copy_vector(x.loads), 0, 0)
+    return 0
+
+
+@compiled
+def remains(who: int, notes: int, number: int, rank: int) -> int:
+    """Memory is given up: the epoch of an access to it that a host cannot know of. rank: whose; -2 for all"""
+    for here in range(notes, notes + number, 16):
+        if get_s32(here) != 0 or get_s32(here + LOADS) != 0 or get_s32(here + OVER) != 0:
+            found = conflict(who, here, WHOLE, 1) if rank == -2 else unknown_of(who, here, rank)
+            if found != 0:
+                return found
+    return 0
+
+
+@register_jitable
+def unknown_of(who, here, rank):
+    found = unknown_in(who, get_s32(here), rank, 0)
+    if found == 0:
+        found = unknown_in(who, get_s32(here + LOADS), rank, 1)
+    group = get_s32(here + OVER)
+    while found == 0 and group != 0:
+        found = unknown_in(who, overwritten(group).first, rank, 0)
+        group = overwritten(group).next
+    return found
+
+
+@compiled
+def unknown_in(who: int, first: int, rank: int, is_load: int) -> int:
+    if first < 0:
+        return -first if owners(epochs(-first).owner).rank == rank and not knows(who, -first, is_load) else 0
+    a = first
+    while a != 0:
+        e = accesses(a).epoch
+        if owners(epochs(e).owner).rank == rank and not knows(who, e, is_load) and (is_load or not knows_store(who, a)):
+            return e
+        a = accesses(a).next
+    return 0

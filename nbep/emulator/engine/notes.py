@@ -1,0 +1,441 @@
+"""Who has accessed which bytes, for `checked`: what `models.knowledge` keeps of memory, compiled.
+
+For 16 bytes of memory there are 16 of *notes*: the last stores, the loads since, and what strong stores have stored
+over; and after how many more loads the list of these is looked through.
+
+ 0             a list is empty
+ an epoch < 0  one weak access to all 16 bytes, in that epoch
+ a row > 0     of `accesses`, the latest first
+
+Rows of weak accesses are used again. Those of strong ones are not: who observes a store stays its observer.
+"""
+
+from __future__ import annotations
+
+from numba.extending import register_jitable
+
+from .knowledge import (
+    ACCESSES,
+    MESSAGES,
+    OBSERVERS,
+    OVERWRITTEN,
+    STAMPS,
+    drop,
+    epochs,
+    knowledge,
+    knows,
+    minds,
+    number_of,
+    owners,
+    pools,
+    resolve,
+    used,
+)
+from .schedule import launches, threads
+from .state import MOST_ACCESSES, MOST_KNOWLEDGE, MOST_STAMPS, MOST_THREADS
+from .words import compiled, get_s32, put_s32, rows
+
+accesses, observers, messages, overwritten = rows("accesses"), rows("observers"), rows("messages"), rows("overwritten")
+stamps = rows("stamps")
+
+LOADS, OVER, MORE_LOADS = 4, 8, 12  # where they are in notes; stores come first
+FEW_LOADS = 32
+MANY_STORES = 64  # as `models.knowledge` has it
+RANGE = 0x7FF  # of `where`: the first byte, the one behind the last << 5, and 1024 if there are more in the next 16
+WHOLE = 16 << 5
+MIXED = -1  # in place of a range
+
+
+@register_jitable
+def where_of(low, high, reach):
+    return low | high << 5 | reach << 11
+
+
+@register_jitable
+def reach_of(where):
+    return where >> 11
+
+
+@register_jitable
+def overlap(a, b):
+    return (a & 31) < ((b >> 5) & 31) and (b & 31) < ((a >> 5) & 31)
+
+
+@register_jitable
+def is_partial(a, b):
+    return (a ^ b) & RANGE != 0 or a & 1024 != 0
+
+
+@register_jitable
+def is_left(old, new):
+    """Whether an access is to other bytes, too."""
+    return (old & 31) < (new & 31) or ((old >> 5) & 31) > ((new >> 5) & 31)
+
+
+# --- rows --------------------------------------------------------------------------------------------------------
+
+
+@compiled
+def new_access(epoch: int, where: int, following: int) -> int:
+    a = pools(ACCESSES).free
+    if a != 0:
+        pools(ACCESSES).free = accesses(a).next
+    else:
+        a = used(ACCESSES, MOST_ACCESSES)
+    here = accesses(a)
+    here.epoch, here.where, here.next = epoch, where, following
+    return a
+
+
+@register_jitable
+def free_access(a):
+    """Also of a strong load: those nobody observes."""
+    accesses(a).next = pools(ACCESSES).free
+    pools(ACCESSES).free = a
+
+
+@compiled
+def free_message(i: int) -> None:
+    """Nobody reads the value of a store any more."""
+    if i != 0:
+        m = messages(i)
+        drop(m.part1)
+        drop(m.part2)
+        drop(m.part3)
+        drop(m.own1)
+        drop(m.own2)
+        drop(m.own3)
+        drop(m.heard1)
+        drop(m.heard2)
+        drop(m.heard3)
+        drop(m.before)
+        drop(m.after)
+        m.part1 = m.part2 = m.part3 = m.own1 = m.own2 = m.own3 = 0
+        m.heard1 = m.heard2 = m.heard3 = m.before = m.after = 0
+        m.next = pools(MESSAGES).free
+        pools(MESSAGES).free = i
+
+
+@register_jitable
+def drop_message(a):
+    free_message(accesses(a).message)
+    accesses(a).message = 0
+
+
+@register_jitable
+def drop_store(a):
+    drop_message(a)
+    if reach_of(accesses(a).where) == 0:
+        free_access(a)
+
+
+@compiled
+def forget_list(first: int) -> None:
+    a = first
+    while a > 0:
+        after = accesses(a).next
+        drop_store(a)
+        a = after
+
+
+@register_jitable
+def forget_loads(first):
+    a = first
+    while a > 0:
+        after = accesses(a).next
+        free_access(a)
+        a = after
+
+
+@compiled
+def forget_overwritten(notes: int) -> None:
+    group = get_s32(notes + OVER)
+    while group != 0:
+        forget_list(overwritten(group).first)
+        after = overwritten(group).next
+        overwritten(group).next = pools(OVERWRITTEN).free
+        pools(OVERWRITTEN).free = group
+        group = after
+    put_s32(notes + OVER, 0)
+
+
+@compiled
+def forget(notes: int, number: int) -> None:
+    """Memory is gone: so are the notes of these many bytes."""
+    for p in range(notes, notes + number, 16):
+        if get_s32(p) != 0 or get_s32(p + LOADS) != 0 or get_s32(p + OVER) != 0:
+            forget_list(get_s32(p))
+            forget_loads(get_s32(p + LOADS))
+            forget_overwritten(p)
+            put_s32(p, 0)
+            put_s32(p + LOADS, 0)
+
+
+# --- what is noted -----------------------------------------------------------------------------------------------
+
+
+@register_jitable
+def is_by(epoch, other):
+    """Whether two epochs are of one thread, or of its copy engine."""
+    a, b = epochs(resolve(epoch)), epochs(resolve(other))
+    return a.owner == b.owner and a.lane == b.lane
+
+
+@register_jitable
+def as_list(notes):
+    """The list of loads or stores, all of it in rows."""
+    a = get_s32(notes)
+    if a < 0:
+        a = new_access(-a, WHOLE, 0)
+        put_s32(notes, a)
+    return a
+
+
+@register_jitable
+def is_covered(who, earlier, where):
+    """Whether all that races with a load also races with a later access by `who`, who knows of the load."""
+    if reach_of(where) == 0:
+        return not is_left(accesses(earlier).where, where)
+    return (
+        reach_of(where) <= reach_of(accesses(earlier).where)
+        and not is_partial(accesses(earlier).where, where)
+        and owners(minds(who).owner).rank == owners(epochs(accesses(earlier).epoch).owner).rank
+    )
+
+
+@compiled
+def remember_load(who: int, notes: int, where: int, epoch: int) -> None:
+    first = get_s32(notes + LOADS)
+    if where == WHOLE and (first == 0 or (first < 0 and (first == -epoch or is_by(-first, epoch)))):
+        put_s32(notes + LOADS, -epoch)
+        return
+    a = as_list(notes + LOADS)
+    for _ in range(FEW_LOADS):
+        if a == 0:
+            break
+        here = accesses(a)
+        if here.where == where and (here.epoch == epoch or is_by(here.epoch, epoch)):
+            here.epoch = epoch
+            return
+        a = here.next
+    put_s32(notes + LOADS, new_access(epoch, where, get_s32(notes + LOADS)))
+    more = get_s32(notes + MORE_LOADS)
+    if more == 1:
+        more = look_through(who, get_s32(notes + LOADS))
+    put_s32(notes + MORE_LOADS, more - 1 if more > 1 else 2 * FEW_LOADS)
+
+
+@register_jitable
+def is_repeated(a):
+    """Whether one like this access, by the same thread, has been asked for since `pools(STAMPS).used` changed."""
+    here = epochs(resolve(accesses(a).epoch))
+    key = (here.owner << 7 | here.lane) << 16 | accesses(a).where
+    place = (key * 0x9E3779B97F4A7C1) >> 40
+    for i in range(8):
+        stamp = stamps((place + i) & (MOST_STAMPS - 1))
+        if stamp.round != pools(STAMPS).used:
+            stamp.round, stamp.key = pools(STAMPS).used, key
+            return False
+        if stamp.key == key:
+            return True
+    return False
+
+
+@compiled
+def look_through(who: int, first: int) -> int:
+    """Of the loads behind the first one, forget older ones of the same threads, and those that whoever knows of the
+    first one knows of: its kernel knew of them when it started. How many loads may come before the next look.
+    """
+    pools(STAMPS).used += 1
+    is_repeated(first)
+    known = knowledge(launches(threads(who).launch).known).loads if who < MOST_THREADS else 0
+    number, kept = 1, first
+    a = accesses(first).next
+    while a != 0:
+        after = accesses(a).next
+        here = epochs(resolve(accesses(a).epoch))
+        is_old = here.number != 0 and here.number <= number_of(known, owners(here.owner).stream)
+        if is_repeated(a) or (is_old and is_covered(who, a, accesses(first).where)):
+            accesses(kept).next = after
+            free_access(a)
+        else:
+            kept = a
+            number += 1
+        a = after
+    return max(number, 2 * FEW_LOADS)
+
+
+@register_jitable
+def remember_store(who, notes, where, epoch):
+    """Make a store the last one to its bytes; its row, if it is strong.
+
+    Who races with what is there before races with a weak store, too. With a strong one it may do what it may not do
+    with others: so those stay, and loads that its thread does not know of, or whose scope is smaller.
+    """
+    if where == WHOLE:
+        if get_s32(notes) > 0 or get_s32(notes + LOADS) > 0 or get_s32(notes + OVER) != 0:
+            forget(notes, 16)
+        put_s32(notes + LOADS, 0)
+        put_s32(notes, -epoch)
+        return 0
+    return store_over(who, notes, where, epoch)
+
+
+@compiled
+def store_over(who: int, notes: int, where: int, epoch: int) -> int:
+    reach = reach_of(where)
+    # The loads
+    first, last = 0, 0
+    a = as_list(notes + LOADS)
+    while a != 0:
+        here = accesses(a)
+        after = here.next
+        stays = is_left(here.where, where)
+        if not stays and reach != 0:
+            stays = not is_covered(who, a, where) or not knows(who, here.epoch, 1)
+        if stays:
+            if last != 0:
+                accesses(last).next = a
+            else:
+                first = a
+            last = a
+        else:
+            free_access(a)
+        a = after
+    if last != 0:
+        accesses(last).next = 0
+    put_s32(notes + LOADS, first)
+    if reach == 0 and get_s32(notes + OVER) != 0:
+        take_overwritten(notes, where)
+    # The stores
+    new = new_access(epoch, where, 0)
+    last = new
+    a = as_list(notes)
+    while a != 0:
+        after = accesses(a).next
+        if is_left(accesses(a).where, where):
+            accesses(last).next = a
+            last = a
+        elif reach != 0:
+            drop_message(a)
+            overwrite(notes, a)
+        else:
+            drop_store(a)
+        a = after
+    accesses(last).next = 0
+    put_s32(notes, new)
+    return new
+
+
+@register_jitable
+def place_of(owner, reach):
+    """Those for whom it is the same may meet if both reach so far."""
+    return owners(owner).block if reach == 1 else owners(owner).rank if reach == 2 else 0
+
+
+@compiled
+def overwrite(notes: int, a: int) -> None:
+    """A strong store has stored over a store: keep it with those like it."""
+    where = accesses(a).where
+    reach = reach_of(where)
+    at = place_of(epochs(accesses(a).epoch).owner, reach)
+    group = get_s32(notes + OVER)
+    while group != 0 and (overwritten(group).reach != reach or overwritten(group).at != at):
+        group = overwritten(group).next
+    if group == 0:
+        group = pools(OVERWRITTEN).free
+        if group != 0:
+            pools(OVERWRITTEN).free = overwritten(group).next
+        else:
+            group = used(OVERWRITTEN, MOST_KNOWLEDGE)
+        g = overwritten(group)
+        g.reach, g.at, g.first, g.count, g.limit, g.where = reach, at, 0, 0, MANY_STORES, where
+        g.next = get_s32(notes + OVER)
+        put_s32(notes + OVER, group)
+    g = overwritten(group)
+    if is_partial(g.where, where):
+        g.where = MIXED
+    accesses(a).next = g.first
+    g.first = a
+    g.count += 1
+    if g.count >= g.limit:
+        thin_out(group)
+
+
+@register_jitable
+def thin_out(group):
+    """Of those that are older than the latest 32, keep the last one of each thread to the same bytes."""
+    g = overwritten(group)
+    last = g.first
+    for _ in range(MANY_STORES // 2 - 1):
+        last = accesses(last).next
+    number = MANY_STORES // 2
+    pools(STAMPS).used += 1
+    a = accesses(last).next
+    while a != 0:
+        after = accesses(a).next
+        if is_repeated(a):
+            accesses(last).next = after
+            drop_store(a)
+        else:
+            last = a
+            number += 1
+        a = after
+    g.count = number
+    g.limit = max(MANY_STORES, 2 * number)
+
+
+@compiled
+def take_overwritten(notes: int, where: int) -> None:
+    """A weak store takes the bytes of some that were stored over."""
+    group = get_s32(notes + OVER)
+    before = 0
+    while group != 0:
+        g = overwritten(group)
+        following = g.next
+        first, last, count = 0, 0, 0
+        a = g.first
+        while a != 0:
+            after = accesses(a).next
+            if is_left(accesses(a).where, where):
+                if last != 0:
+                    accesses(last).next = a
+                else:
+                    first = a
+                last = a
+                count += 1
+            else:
+                drop_store(a)
+            a = after
+        if last != 0:
+            accesses(last).next = 0
+        g.first, g.count = first, count
+        if count != 0:
+            before = group
+        else:
+            if before != 0:
+                overwritten(before).next = following
+            else:
+                put_s32(notes + OVER, following)
+            g.next = pools(OVERWRITTEN).free
+            pools(OVERWRITTEN).free = group
+        group = following
+
+
+@register_jitable
+def last_to(notes, where):
+    """Of the last stores, the one whose value these bytes are: a row; 0 if they are of another size, or all weak."""
+    a = get_s32(notes)
+    while a > 0:
+        if overlap(accesses(a).where, where):
+            return 0 if is_partial(accesses(a).where, where) else a
+        a = accesses(a).next
+    return 0
+
+
+@compiled
+def observe(store: int, epoch: int) -> None:
+    """One has read the value of a strong store: from its next release on it tells of that store, too."""
+    o = used(OBSERVERS, MOST_ACCESSES)
+    observers(o).epoch, observers(o).next = epoch, accesses(store).observed
+    accesses(store).observed = o

@@ -1,0 +1,402 @@
+"""Which thread has signalled which, for `checked`, and each access checked: `models.signals` and `checked`, compiled.
+
+Functions of the machine call these where `is_checked`, as classes of those modules call theirs.
+"""
+
+from __future__ import annotations
+
+from numba.extending import register_jitable
+
+from .knowledge import (
+    HEARD,
+    MESSAGES,
+    distance,
+    drop,
+    drop_vector,
+    epochs,
+    join,
+    joined,
+    keep,
+    keep_vector,
+    know,
+    knowledge,
+    lanes_known_at,
+    later,
+    loading,
+    minds,
+    new_knowledge,
+    number_of,
+    owners,
+    pools,
+    said_by_others,
+    signal,
+    slot_of,
+    storing,
+    used,
+    vector_at,
+    vectors,
+    with_number,
+    with_signal,
+)
+from .notes import (
+    accesses,
+    free_message,
+    last_to,
+    messages,
+    observe,
+    reach_of,
+    remember_load,
+    remember_store,
+    where_of,
+)
+from .races import conflict, is_changed, knows_store, may_not_meet
+from .schedule import fault, run, threads
+from .state import MOST_KNOWLEDGE, RACE
+from .words import address, compiled, get_s32, get_s64, put_s32, rows
+
+segments, blocks, barriers, collectives = rows("segments"), rows("blocks"), rows("barriers"), rows("collectives")
+mbarriers, copies, warps = rows("mbarriers"), rows("copies"), rows("warps")
+heard, bulks, bulk_groups = rows("heard"), rows("bulks"), rows("bulk_groups")
+values_at = address("values")
+
+# How memory is accessed: a bit or two for what `access` looks at, then the reach, 0 for a weak access, and the order
+CONSTANT, REACH, ACQUIRE, RELEASE = 2, 2, 16, 32
+OF_CTA = 1 << REACH
+
+
+# --- accesses ----------------------------------------------------------------------------------------------------
+
+
+@compiled
+def note_load(notes: int, offset: int, size: int, how: int) -> None:
+    """The running thread has loaded: check it, and remember it."""
+    r = run(0)
+    here = notes + (offset & ~15)
+    where = where_of(offset & 15, (offset & 15) + size, (how >> REACH) & 3)
+    if not r.has_failed:
+        if conflict(r.current, here, where, 0):
+            fault(RACE, offset)
+        if how & 3 == CONSTANT and is_changed(r.current, here, where):
+            fault(RACE, offset)
+    remember_load(r.current, here, where, loading(r.current))
+    if how & 1:
+        hear(r.current, here, where, how)
+
+
+@compiled
+def note_store(notes: int, offset: int, size: int, how: int, is_atomic: int) -> None:
+    """The running thread has stored: check it, and remember it with what it tells."""
+    r = run(0)
+    who = r.current
+    here = notes + (offset & ~15)
+    where = where_of(offset & 15, (offset & 15) + size, (how >> REACH) & 3)
+    if not r.has_failed and conflict(who, here, where, 1):
+        fault(RACE, offset)
+    if reach_of(where) == 0:
+        remember_store(who, here, where, storing(who))
+        return
+    old, message = last_to(here, where), 0
+    if old != 0:
+        message = accesses(old).message
+        accesses(old).message = 0
+    may_meet = old != 0 and not may_not_meet(who, where, old)
+    new = remember_store(who, here, where, storing(who))
+    if is_atomic and may_meet:
+        accesses(old).successor = new
+    send(who, new, how, old, message, is_atomic)
+    free_message(message)
+
+
+@compiled
+def note_atomic(notes: int, offset: int, size: int, how: int, has_written: int) -> None:
+    if not has_written:
+        note_load(notes, offset, size, how | 1)
+        return
+    hear(run(0).current, notes + (offset & ~15), where_of(offset & 15, (offset & 15) + size, (how >> REACH) & 3), how)
+    note_store(notes, offset, size, how, 1)
+
+
+@register_jitable
+def new_message():
+    i = pools(MESSAGES).free
+    if i != 0:
+        pools(MESSAGES).free = messages(i).next
+    else:
+        i = used(MESSAGES, MOST_KNOWLEDGE)
+    return i
+
+
+@register_jitable
+def add_part(i, reach, k):
+    """Let a message tell more; takes over the use."""
+    m = messages(i)
+    if reach == 1:
+        m.part1 = joined(m.part1, k)
+    elif reach == 2:
+        m.part2 = joined(m.part2, k)
+    else:
+        m.part3 = joined(m.part3, k)
+    drop(k)
+
+
+@compiled
+def send(who: int, store: int, how: int, old: int, before: int, is_atomic: int) -> None:
+    """What a strong store tells. old, before: the last store of its size, and what that told
+
+    An atomic passes that on. A release tells all that its thread knows, others what it knew at its last fence, and at
+    its last release to this cell: those are the message's `own`.
+    """
+    reach = reach_of(accesses(store).where)
+    number = signal(who, how & RELEASE)
+    m = minds(who)
+    i = new_message()
+    message = messages(i)
+    accesses(store).message = i
+    if before != 0 and knows_itself(who, accesses(old).epoch):
+        theirs = messages(before)
+        message.own1, message.own2, message.own3 = keep(theirs.own1), keep(theirs.own2), keep(theirs.own3)
+    if how & RELEASE:
+        now = with_signal(m.known, slot_of(who), number)
+        if reach == 1:
+            drop(message.own1)
+            message.own1 = keep(now)
+        elif reach == 2:
+            drop(message.own2)
+            message.own2 = keep(now)
+        else:
+            drop(message.own3)
+            message.own3 = keep(now)
+        add_part(i, reach, now)
+    else:
+        loads = with_number(knowledge(m.known).loads, slot_of(who), number)
+        add_part(i, reach, new_knowledge(0, 0, loads, 0, 0))
+        add_part(i, 1, keep(m.fence1))
+        add_part(i, min(2, reach), keep(m.fence2))
+        add_part(i, reach, keep(m.fence3))
+        add_part(i, 1, keep(message.own1))
+        add_part(i, min(2, reach), keep(message.own2))
+        add_part(i, reach, keep(message.own3))
+    if is_atomic and before != 0 and reach >= distance(who, accesses(old).epoch):
+        add_part(i, 1, keep(messages(before).part1))
+        add_part(i, min(2, reach), keep(messages(before).part2))
+        add_part(i, reach, keep(messages(before).part3))
+
+
+@register_jitable
+def knows_itself(who, epoch):
+    here, m = epochs(epoch), minds(who)
+    return here.owner == m.owner and here.lane == m.lane
+
+
+@compiled
+def said(i: int, needed: int) -> int:
+    """What a message tells a thread that is so far away: a proxy fence of another block says nothing."""
+    m = messages(i)
+    kept = m.heard1 if needed == 1 else m.heard2 if needed == 2 else m.heard3
+    if kept != 0:
+        return kept
+    k = keep(m.part3)
+    if needed <= 2:
+        k = joined(k, m.part2)
+    if needed == 1:
+        k = joined(k, m.part1)
+        m.heard1 = k
+        return k
+    mine = said_by_others(k)
+    drop(k)
+    if needed == 2:
+        m.heard2 = mine
+    else:
+        m.heard3 = mine
+    return mine
+
+
+@compiled
+def hear(who: int, notes: int, where: int, how: int) -> None:
+    """A strong access has read a cell, and this is what it tells.
+
+    It observes a store of the same size alone: others are not morally strong with it, and tell it nothing.
+    """
+    m = minds(who)
+    store = last_to(notes, where)
+    if m.last_store == store and m.last_place == notes and m.last_how == (where << 6 | how):
+        return  # a poll that finds what the last one has found
+    m.last_store, m.last_place, m.last_how = store, notes, where << 6 | how
+    reach = reach_of(where)
+    needed, message = 0, 0
+    if store != 0:
+        needed = distance(who, accesses(store).epoch)
+        if reach >= needed:
+            message = accesses(store).message
+    if how & ACQUIRE:
+        if message != 0:
+            it = messages(message)
+            if it.before != m.known or it.reach != needed:
+                after = join(m.known, said(message, needed))
+                drop(it.before)
+                drop(it.after)
+                it.before, it.reach, it.after = keep(m.known), needed, after
+            know(who, keep(it.after))
+        if m.heard != 0:
+            take_heard(who, notes, where, reach)
+    elif message != 0:
+        k = said(message, needed)
+        if knowledge(k).stores != 0:  # else an acquire would tell nothing more than the loads, which are known at once
+            add_heard(who, notes, where, needed, k)
+        x = knowledge(m.known)
+        loads = later(x.loads, knowledge(k).loads)
+        if loads == x.loads:
+            drop_vector(loads)
+        else:
+            stores, engine = keep_vector(x.stores), keep_vector(x.engine)
+            know(who, new_knowledge(stores, engine, loads, keep_vector(x.shared), keep_vector(x.read)))
+    if store != 0 and reach >= needed and reach_of(accesses(store).where) >= needed and not knows_store(who, store):
+        observe(store, storing(who))
+
+
+@register_jitable
+def add_heard(who, notes, where, needed, k):
+    h = minds(who).heard
+    while h != 0:
+        it = heard(h)
+        if it.place == notes and it.where == where & 0x7FF and it.needed == needed:
+            it.known = joined(it.known, k)
+            return
+        h = it.next
+    h = pools(HEARD).free
+    if h != 0:
+        pools(HEARD).free = heard(h).next
+    else:
+        h = used(HEARD, MOST_KNOWLEDGE)
+    it = heard(h)
+    it.place, it.where, it.needed, it.known, it.next = notes, where & 0x7FF, needed, keep(k), minds(who).heard
+    minds(who).heard = h
+
+
+@compiled
+def take_heard(who: int, notes: int, where: int, reach: int) -> None:
+    """Acquire what relaxed loads have met that came from so far away: of one cell, or of any if notes is 0."""
+    h, last = minds(who).heard, 0
+    while h != 0:
+        it = heard(h)
+        after = it.next
+        if it.needed <= reach and (notes == 0 or (it.place == notes and it.where == where & 0x7FF)):
+            know(who, join(minds(who).known, it.known))
+            drop(it.known)
+            if last != 0:
+                heard(last).next = after
+            else:
+                minds(who).heard = after
+            it.next = pools(HEARD).free
+            pools(HEARD).free = h
+        else:
+            last = h
+        h = after
+
+
+@compiled
+def note_fence(reach: int) -> None:
+    who = run(0).current
+    m = minds(who)
+    if m.heard != 0:
+        take_heard(who, 0, 0, reach)
+    now = with_signal(m.known, slot_of(who), signal(who, 1))
+    if reach == 1:
+        drop(m.fence1)
+        m.fence1 = now
+    elif reach == 2:
+        drop(m.fence2)
+        m.fence2 = now
+    else:
+        drop(m.fence3)
+        m.fence3 = now
+
+
+# --- where threads meet ------------------------------------------------------------------------------------------
+
+
+@register_jitable
+def telling(told, who, latest):
+    """What those who meet know with one more. latest: what the one before knew"""
+    k = minds(who).known
+    return told if k == latest else joined(told, k)
+
+
+@compiled
+def tell(told: int, slot: int, number: int) -> int:
+    """The same with a signal; takes over the use, and changes what nobody else has."""
+    x = knowledge(told)
+    if x.uses == 1 and x.stores != x.loads and vectors(x.stores).uses == 1 and vectors(x.loads).uses == 1:
+        put_s32(vector_at(x.stores) + 4 * slot, max(number, number_of(x.stores, slot)))
+        put_s32(vector_at(x.loads) + 4 * slot, max(number, number_of(x.loads, slot)))
+        return told
+    new = with_signal(told, slot, number)
+    drop(told)
+    return new
+
+
+@compiled
+def come_to_barrier(b: int) -> None:
+    """The running thread is counted in."""
+    r = run(0)
+    here = barriers(b)
+    here.told = telling(here.told, r.current, here.latest)
+    if here.latest != minds(r.current).known:
+        drop(here.latest)
+        here.latest = keep(minds(r.current).known)
+    here.told = tell(here.told, slot_of(r.current), r.signals)
+
+
+@compiled
+def conclude_barrier(b: int, last: int) -> None:
+    """All are there: what those know who wait, and the last one if it does."""
+    here = barriers(b)
+    thread = here.first
+    while thread != 0:
+        learn_at_barrier(thread, here.told)
+        thread = threads(thread).next
+    if last != 0:
+        learn_at_barrier(last, here.told)
+    drop(here.told)
+    drop(here.latest)
+    here.told = here.latest = 0
+
+
+@register_jitable
+def learn_at_barrier(who, told):
+    know(who, keep(told))
+    m = minds(who)
+    stores, o = knowledge(told).stores, owners(m.owner)
+    m.warp_known = max(number_of(stores, o.slot), number_of(stores, o.stream))
+    m.has_lanes = 0
+
+
+@compiled
+def conclude_warp(c: int, warp: int) -> None:
+    """All lanes of a syncwarp are there, and have left the numbers of their signals in its values."""
+    here, w = collectives(c), warps(warp)
+    is_all = here.mask == (1 << w.num_lanes) - 1
+    warp_known = run(0).signals
+    if not is_all:
+        warp_known = 0
+        for i in range(32):
+            if (here.mask >> i) & 1:
+                warp_known = max(warp_known, minds(w.first + i).warp_known)
+        for j in range(32):
+            number = get_s64(values_at(c * 32 + j)) if (here.mask >> j) & 1 else 0
+            for i in range(32):
+                if (here.mask >> i) & 1 and minds(w.first + i).has_lanes:
+                    number = max(number, get_s32(lanes_known_at((w.first + i) * 32 + j)))
+            for i in range(32):
+                # The others' are read for the lanes that follow: those of j are read already.
+                if (here.mask >> i) & 1:
+                    put_s32(lanes_known_at((w.first + i) * 32 + j), number)
+    for i in range(32):
+        if (here.mask >> i) & 1:
+            m = minds(w.first + i)
+            if m.known != here.told:
+                know(w.first + i, keep(here.told))
+            m.warp_known = warp_known
+            m.has_lanes = 0 if is_all else 1
+    drop(here.told)
+    here.told = 0
