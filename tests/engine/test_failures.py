@@ -8,35 +8,10 @@ import numpy as np
 import pytest
 
 import nbep
+from nbep.device import primitives as ptx
 from nbep.emulator.engine.switch import GUARD_BYTES, STACK_PITCH, Stacks
 from nbep.lab.trace import Trace
-from nbep.lang import (
-    FULL_MASK,
-    I32,
-    In,
-    InOut,
-    bar_sync,
-    kernel,
-    ld_acquire_gpu_s32,
-    ld_nc_s32,
-    ld_shared_s32,
-    ld_weak_s32,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
-    shfl_idx_s32,
-    st_release_gpu_s32,
-    st_shared_s32,
-    st_weak_s32,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    tma_load_1d,
-    tma_store_1d,
-    tma_store_commit,
-    trap,
-    u32_div,
-    wait_expired,
-)
+from nbep.lang import FULL_MASK, I32, In, InOut, kernel
 
 NEVER = 1 << 62
 KINDS = (
@@ -50,64 +25,64 @@ ASKED = {kind: i for i, kind in enumerate(KINDS)}
 @kernel(max_threads=64)
 def go_wrong(memory: InOut, given: In, kind: I32):
     """Some threads of a block do one thing wrong."""
-    thread = thread_idx()
-    st_weak_s32(memory + 4 * thread, thread)
-    syncthreads()
+    thread = ptx.thread_idx()
+    ptx.st_weak_s32(memory + 4 * thread, thread)
+    ptx.syncthreads()
     if kind == 1 and thread == 40:
-        st_weak_s32(memory + 4096, 1)
+        ptx.st_weak_s32(memory + 4096, 1)
     elif kind == 2:
-        ld_weak_s32(memory + 2 * thread)
+        ptx.ld_weak_s32(memory + 2 * thread)
     elif kind == 3 and thread == 3:
-        ld_weak_s32(memory + (1 << 40))
+        ptx.ld_weak_s32(memory + (1 << 40))
     elif kind == 4:
-        st_weak_s32(given, 1)
+        ptx.st_weak_s32(given, 1)
     elif kind == 5:
-        ld_shared_s32(4 * thread)
+        ptx.ld_shared_s32(4 * thread)
     elif kind == 6:
-        ld_nc_s32(memory)
-        syncthreads()
-        st_weak_s32(memory, 5)
+        ptx.ld_nc_s32(memory)
+        ptx.syncthreads()
+        ptx.st_weak_s32(memory, 5)
     elif kind == 7:
         if thread % 32 == 7:
-            syncwarp(FULL_MASK)
+            ptx.syncwarp(FULL_MASK)
         else:
-            syncwarp(FULL_MASK)
+            ptx.syncwarp(FULL_MASK)
     elif kind == 8:
         if thread != 9:
-            syncwarp(FULL_MASK)
+            ptx.syncwarp(FULL_MASK)
     elif kind == 9:
         if thread < 32:
-            bar_sync(2, 64)
+            ptx.bar_sync(2, 64)
     elif kind == 10:
         if thread < 8:
-            shfl_idx_s32(0xFF, thread, 20)
+            ptx.shfl_idx_s32(0xFF, thread, 20)
     elif kind == 11 and thread == 33:
-        trap()
+        ptx.trap()
     elif kind == 12:
-        if ld_weak_s32(memory + 4 * thread) == 50:
+        if ptx.ld_weak_s32(memory + 4 * thread) == 50:
             raise AssertionError("fifty")
     elif kind == 13:
-        st_weak_s32(memory, u32_div(7, ld_weak_s32(memory)))
+        ptx.st_weak_s32(memory, ptx.u32_div(7, ptx.ld_weak_s32(memory)))
     elif kind == 14:
-        while ld_acquire_gpu_s32(memory + 512) == 0:
-            if wait_expired(NEVER):
+        while ptx.ld_acquire_gpu_s32(memory + 512) == 0:
+            if ptx.wait_expired(NEVER):
                 return
     elif kind == 15 and thread == 0:
-        mbarrier_arrive_expect_tx(64, 16)
+        ptx.mbarrier_arrive_expect_tx(64, 16)
     elif kind == 16 and thread == 0:
-        st_shared_s32(0, 1)
-        st_shared_s32(4, 1)
-        st_shared_s32(8, 1)
-        st_shared_s32(12, 1)
-        tma_store_1d(memory, 0, 16)
+        ptx.st_shared_s32(0, 1)
+        ptx.st_shared_s32(4, 1)
+        ptx.st_shared_s32(8, 1)
+        ptx.st_shared_s32(12, 1)
+        ptx.tma_store_1d(memory, 0, 16)
     elif kind == 17 and thread == 0:
-        mbarrier_init(64, 1)
-        tma_load_1d(128, memory + 4080, 32, 64)
+        ptx.mbarrier_init(64, 1)
+        ptx.tma_load_1d(128, memory + 4080, 32, 64)
     elif kind == 18 and thread < 2:
-        tma_store_1d(memory, 256 * thread, 16)
-        tma_store_commit()
+        ptx.tma_store_1d(memory, 256 * thread, 16)
+        ptx.tma_store_commit()
     elif kind == 19:
-        while not wait_expired(NEVER):
+        while not ptx.wait_expired(NEVER):
             pass
 
 
@@ -181,7 +156,7 @@ def endless(memory: InOut):
     turn = 0
     while True:
         turn += 1
-        st_release_gpu_s32(memory + 4 * (thread_idx() % 2), turn)
+        ptx.st_release_gpu_s32(memory + 4 * (ptx.thread_idx() % 2), turn)
 
 
 def test_an_interrupt_ends_it_within_a_second():

@@ -9,22 +9,11 @@ from drawn_programs import draw, run
 from engine_runs import end_of
 
 import nbep
+from nbep.device import primitives as ptx
 from nbep.emulator import World
 from nbep.emulator.engine import state
 from nbep.emulator.engine.checked_world import CheckedWorld
-from nbep.lang import (
-    I32,
-    In,
-    InOut,
-    kernel,
-    ld_nc_s32,
-    ld_relaxed_sys_s32,
-    ld_weak_s32,
-    st_relaxed_sys_s32,
-    st_weak_s32,
-    thread_idx,
-    wait_expired,
-)
+from nbep.lang import I32, In, InOut, kernel
 
 NEVER = 1 << 62
 ORDERED = state.REASONS[state.RACE]
@@ -75,16 +64,16 @@ def test_clocks_that_are_used_again_hide_no_race(monkeypatch):
 @kernel(max_threads=64)
 def hand_over(memory: InOut, inputs: In, kind: I32):
     """Thread 0 stores, and tells thread 40 by a relaxed store; kind 1: which loads that; 2: and as constant."""
-    if thread_idx() == 0:
-        st_weak_s32(memory, ld_weak_s32(inputs))
-        st_relaxed_sys_s32(memory + 64, 1)
-    elif thread_idx() == 40:
-        while ld_relaxed_sys_s32(memory + 64) == 0:
-            wait_expired(NEVER)
+    if ptx.thread_idx() == 0:
+        ptx.st_weak_s32(memory, ptx.ld_weak_s32(inputs))
+        ptx.st_relaxed_sys_s32(memory + 64, 1)
+    elif ptx.thread_idx() == 40:
+        while ptx.ld_relaxed_sys_s32(memory + 64) == 0:
+            ptx.wait_expired(NEVER)
         if kind == 1:
-            ld_weak_s32(memory)
+            ptx.ld_weak_s32(memory)
         elif kind == 2:
-            ld_nc_s32(memory)
+            ptx.ld_nc_s32(memory)
 
 
 def spawned(engine, kind, change=False):

@@ -7,45 +7,10 @@ import pytest
 from engine_runs import run
 from parts import both_parts
 
+from nbep.device import primitives as ptx
 from nbep.emulator.engine import MODELS
 from nbep.lab.check.scenario import accepted
-from nbep.lang import (
-    FULL_MASK,
-    I32,
-    InOut,
-    atom_add_acq_rel_gpu_s32,
-    bar_arrive,
-    bar_sync,
-    block_idx,
-    f32,
-    fence_mbarrier_init,
-    fence_proxy_async_global,
-    fence_proxy_async_shared,
-    kernel,
-    ld_acquire_gpu_s32,
-    ld_shared_s32,
-    ld_weak_s32,
-    match_any_s32,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
-    mbarrier_try_wait_parity,
-    shfl_down_s32,
-    shfl_idx_f32,
-    shfl_xor_s32,
-    st_release_gpu_s32,
-    st_shared_s32,
-    st_weak_s32,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    tma_load_1d,
-    tma_store_1d,
-    tma_store_commit,
-    tma_store_wait_all,
-    vote_any,
-    vote_ballot,
-    wait_expired,
-)
+from nbep.lang import FULL_MASK, I32, InOut, kernel
 from nbep.specimens.scenarios import SCENARIOS
 
 NEVER = 1 << 62
@@ -56,50 +21,52 @@ FLAG, TICKETS, SUMS, ROWS = 0, 64, 128, 8192
 @kernel(max_threads=THREADS)
 def meetings(memory: InOut, rounds: I32):
     """Blocks hand a flag on; their threads meet, shuffle, vote and copy in all ways that there are."""
-    thread, block = thread_idx(), block_idx()
+    thread, block = ptx.thread_idx(), ptx.block_idx()
     if thread == 0:
-        mbarrier_init(MBARRIER, 1)
-        fence_mbarrier_init()
-    syncthreads()
+        ptx.mbarrier_init(MBARRIER, 1)
+        ptx.fence_mbarrier_init()
+    ptx.syncthreads()
     for turn in range(rounds):
-        while ld_acquire_gpu_s32(memory + FLAG) < turn * BLOCKS + block:
-            if wait_expired(NEVER):
+        while ptx.ld_acquire_gpu_s32(memory + FLAG) < turn * BLOCKS + block:
+            if ptx.wait_expired(NEVER):
                 return
-        st_shared_s32(4 * thread, thread * thread + turn)
-        syncthreads()
-        value = ld_shared_s32(4 * ((thread + 7) % THREADS))
-        value += shfl_xor_s32(FULL_MASK, value, 5) - shfl_down_s32(FULL_MASK, value, 3)
-        value += vote_ballot(FULL_MASK, value % 3 == 0) % 1000 + match_any_s32(FULL_MASK, value % 4) % 77
-        if vote_any(FULL_MASK, shfl_idx_f32(FULL_MASK, f32(thread) * f32(0.5), turn) > f32(1.0)):
+        ptx.st_shared_s32(4 * thread, thread * thread + turn)
+        ptx.syncthreads()
+        value = ptx.ld_shared_s32(4 * ((thread + 7) % THREADS))
+        value += ptx.shfl_xor_s32(FULL_MASK, value, 5) - ptx.shfl_down_s32(FULL_MASK, value, 3)
+        value += ptx.vote_ballot(FULL_MASK, value % 3 == 0) % 1000 + ptx.match_any_s32(FULL_MASK, value % 4) % 77
+        if ptx.vote_any(FULL_MASK, ptx.shfl_idx_f32(FULL_MASK, ptx.f32(thread) * ptx.f32(0.5), turn) > ptx.f32(1.0)):
             value = -value
-        st_weak_s32(memory + SUMS + 4 * (thread + THREADS * block), value)
-        ticket = atom_add_acq_rel_gpu_s32(memory + TICKETS, 1)
-        st_weak_s32(memory + ROWS + 4 * ticket, thread)
-        syncwarp(FULL_MASK)
-        fence_proxy_async_global()
-        syncthreads()
+        ptx.st_weak_s32(memory + SUMS + 4 * (thread + THREADS * block), value)
+        ticket = ptx.atom_add_acq_rel_gpu_s32(memory + TICKETS, 1)
+        ptx.st_weak_s32(memory + ROWS + 4 * ticket, thread)
+        ptx.syncwarp(FULL_MASK)
+        ptx.fence_proxy_async_global()
+        ptx.syncthreads()
         if thread < 32:
-            bar_arrive(3, 64)
+            ptx.bar_arrive(3, 64)
         elif thread < 64:
-            bar_sync(3, 64)
+            ptx.bar_sync(3, 64)
         if thread == 0:
-            fence_proxy_async_global()
-            fence_proxy_async_shared()
-            mbarrier_arrive_expect_tx(MBARRIER, 256)
-            tma_load_1d(COPIED, memory + SUMS + 4 * THREADS * block, 256, MBARRIER)
-        while not mbarrier_try_wait_parity(MBARRIER, turn & 1):
-            if wait_expired(NEVER):
+            ptx.fence_proxy_async_global()
+            ptx.fence_proxy_async_shared()
+            ptx.mbarrier_arrive_expect_tx(MBARRIER, 256)
+            ptx.tma_load_1d(COPIED, memory + SUMS + 4 * THREADS * block, 256, MBARRIER)
+        while not ptx.mbarrier_try_wait_parity(MBARRIER, turn & 1):
+            if ptx.wait_expired(NEVER):
                 return
-        copied = ld_shared_s32(COPIED + 4 * (thread % 64))
-        st_weak_s32(memory + SUMS + 6144 + 4 * thread, copied + ld_weak_s32(memory + SUMS + 4 * (thread % 8)) * 0)
-        syncthreads()
+        copied = ptx.ld_shared_s32(COPIED + 4 * (thread % 64))
+        ptx.st_weak_s32(
+            memory + SUMS + 6144 + 4 * thread, copied + ptx.ld_weak_s32(memory + SUMS + 4 * (thread % 8)) * 0
+        )
+        ptx.syncthreads()
         if thread == 0:
-            fence_proxy_async_shared()
-            tma_store_1d(memory + SUMS + 4096 + 256 * block, COPIED, 256)
-            tma_store_commit()
-            tma_store_wait_all()
-            st_release_gpu_s32(memory + FLAG, turn * BLOCKS + block + 1)
-        syncthreads()
+            ptx.fence_proxy_async_shared()
+            ptx.tma_store_1d(memory + SUMS + 4096 + 256 * block, COPIED, 256)
+            ptx.tma_store_commit()
+            ptx.tma_store_wait_all()
+            ptx.st_release_gpu_s32(memory + FLAG, turn * BLOCKS + block + 1)
+        ptx.syncthreads()
 
 
 def own_kernel(comm):

@@ -10,72 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nbep.lang import (
-    I32,
-    In,
-    InOut,
-    atom_add_acq_rel_gpu_s32,
-    atom_add_acq_rel_sys_s32,
-    atom_add_relaxed_cta_shared_s32,
-    atom_add_relaxed_gpu_s32,
-    atom_add_relaxed_sys_s32,
-    atom_add_release_gpu_s32,
-    atom_add_release_sys_s32,
-    atom_cas_acq_rel_sys_s32,
-    atom_exch_acq_rel_sys_s32,
-    atom_exch_release_cta_shared_s32,
-    bar_arrive,
-    bar_sync,
-    block_dim,
-    block_idx,
-    device_function,
-    fence_acq_rel_cta,
-    fence_acq_rel_gpu,
-    fence_acq_rel_sys,
-    fence_proxy_async_global,
-    fence_proxy_async_shared,
-    kernel,
-    ld_acquire_cta_shared_s32,
-    ld_acquire_gpu_s32,
-    ld_acquire_sys_s32,
-    ld_acquire_sys_s64,
-    ld_na_v4,
-    ld_nc_s32,
-    ld_relaxed_cta_shared_s32,
-    ld_relaxed_gpu_s32,
-    ld_relaxed_sys_s32,
-    ld_shared_s32,
-    ld_shared_v4,
-    ld_volatile_s32,
-    ld_weak_s32,
-    ld_weak_s64,
-    ld_weak_u8,
-    mbarrier_arrive_expect_tx,
-    mbarrier_init,
-    mbarrier_try_wait_parity,
-    shfl_idx_s32,
-    st_na_v4,
-    st_relaxed_gpu_s32,
-    st_relaxed_sys_s32,
-    st_release_gpu_s32,
-    st_release_sys_s32,
-    st_release_sys_s64,
-    st_shared_s32,
-    st_shared_v4,
-    st_volatile_s32,
-    st_weak_s32,
-    st_weak_s64,
-    st_weak_u8,
-    syncthreads,
-    syncwarp,
-    thread_idx,
-    tma_load_1d,
-    tma_store_1d,
-    tma_store_commit,
-    tma_store_wait_all,
-    tma_store_wait_read_all,
-    wait_expired,
-)
+from nbep.device import primitives as ptx
+from nbep.lang import I32, In, InOut, device_function, kernel
 
 NEVER = 1 << 62
 MOST_THREADS = 64
@@ -97,159 +33,159 @@ SMEM, MBARRIERS, NUM_BYTES = 384, 256, 528
 @device_function
 def access_weakly(what, there, value):
     if what == ST:
-        st_weak_s32(there, value)
+        ptx.st_weak_s32(there, value)
     elif what == LD:
-        ld_weak_s32(there)
+        ptx.ld_weak_s32(there)
     elif what == ST_V4:
-        st_na_v4(there, (1, 2, 3, 4))
+        ptx.st_na_v4(there, (1, 2, 3, 4))
     elif what == LD_V4:
-        ld_na_v4(there)
+        ptx.ld_na_v4(there)
     elif what == ST_U8:
-        st_weak_u8(there, value)
+        ptx.st_weak_u8(there, value)
     elif what == LD_U8:
-        ld_weak_u8(there)
+        ptx.ld_weak_u8(there)
     elif what == ST_S64:
-        st_weak_s64(there, value)
+        ptx.st_weak_s64(there, value)
     elif what == LD_S64:
-        ld_weak_s64(there)
+        ptx.ld_weak_s64(there)
     elif what == LD_NC:
-        ld_nc_s32(there)
+        ptx.ld_nc_s32(there)
 
 
 @device_function
 def access_strongly(what, there, value):
     if what == ST_REL:
-        st_release_sys_s32(there, value)
+        ptx.st_release_sys_s32(there, value)
     elif what == ST_RLX:
-        st_relaxed_sys_s32(there, value)
+        ptx.st_relaxed_sys_s32(there, value)
     elif what == ST_REL_GPU:
-        st_release_gpu_s32(there, value)
+        ptx.st_release_gpu_s32(there, value)
     elif what == ST_RLX_GPU:
-        st_relaxed_gpu_s32(there, value)
+        ptx.st_relaxed_gpu_s32(there, value)
     elif what == ST_VOL:
-        st_volatile_s32(there, value)
+        ptx.st_volatile_s32(there, value)
     elif what == ST_REL_S64:
-        st_release_sys_s64(there, value)
+        ptx.st_release_sys_s64(there, value)
     elif what == LD_ACQ:
-        ld_acquire_sys_s32(there)
+        ptx.ld_acquire_sys_s32(there)
     elif what == LD_RLX:
-        ld_relaxed_sys_s32(there)
+        ptx.ld_relaxed_sys_s32(there)
     elif what == LD_ACQ_GPU:
-        ld_acquire_gpu_s32(there)
+        ptx.ld_acquire_gpu_s32(there)
     elif what == LD_RLX_GPU:
-        ld_relaxed_gpu_s32(there)
+        ptx.ld_relaxed_gpu_s32(there)
     elif what == LD_VOL:
-        ld_volatile_s32(there)
+        ptx.ld_volatile_s32(there)
     elif what == LD_ACQ_S64:
-        ld_acquire_sys_s64(there)
+        ptx.ld_acquire_sys_s64(there)
 
 
 @device_function
 def modify(what, there, value):
     if what == ADD_RLX:
-        atom_add_relaxed_sys_s32(there, value)
+        ptx.atom_add_relaxed_sys_s32(there, value)
     elif what == ADD_REL:
-        atom_add_release_sys_s32(there, value)
+        ptx.atom_add_release_sys_s32(there, value)
     elif what == ADD_ACQ_REL:
-        atom_add_acq_rel_sys_s32(there, value)
+        ptx.atom_add_acq_rel_sys_s32(there, value)
     elif what == ADD_RLX_GPU:
-        atom_add_relaxed_gpu_s32(there, value)
+        ptx.atom_add_relaxed_gpu_s32(there, value)
     elif what == ADD_REL_GPU:
-        atom_add_release_gpu_s32(there, value)
+        ptx.atom_add_release_gpu_s32(there, value)
     elif what == ADD_ACQ_REL_GPU:
-        atom_add_acq_rel_gpu_s32(there, value)
+        ptx.atom_add_acq_rel_gpu_s32(there, value)
     elif what == EXCH:
-        atom_exch_acq_rel_sys_s32(there, value)
+        ptx.atom_exch_acq_rel_sys_s32(there, value)
     elif what == CAS:
-        atom_cas_acq_rel_sys_s32(there, value - 1, value)
+        ptx.atom_cas_acq_rel_sys_s32(there, value - 1, value)
 
 
 @device_function
 def order(what, there, value):
     if what == FENCE_CTA:
-        fence_acq_rel_cta()
+        ptx.fence_acq_rel_cta()
     elif what == FENCE_GPU:
-        fence_acq_rel_gpu()
+        ptx.fence_acq_rel_gpu()
     elif what == FENCE_SYS:
-        fence_acq_rel_sys()
+        ptx.fence_acq_rel_sys()
     elif what == WAIT_ACQ:
-        while ld_acquire_sys_s32(there) < value:
-            wait_expired(NEVER)
+        while ptx.ld_acquire_sys_s32(there) < value:
+            ptx.wait_expired(NEVER)
     elif what == WAIT_RLX:
-        while ld_relaxed_sys_s32(there) < value:
-            wait_expired(NEVER)
+        while ptx.ld_relaxed_sys_s32(there) < value:
+            ptx.wait_expired(NEVER)
     elif what == WAIT_ACQ_GPU:
-        while ld_acquire_gpu_s32(there) < value:
-            wait_expired(NEVER)
+        while ptx.ld_acquire_gpu_s32(there) < value:
+            ptx.wait_expired(NEVER)
     elif what == BAR:
-        syncthreads()
+        ptx.syncthreads()
     elif what == WARP:
-        syncwarp(value & 0xFFFFFFFF)
+        ptx.syncwarp(value & 0xFFFFFFFF)
     elif what == SYNC_1:
-        bar_sync(1, 64)
+        ptx.bar_sync(1, 64)
     elif what == ARRIVE_1:
-        bar_arrive(1, 64)
+        ptx.bar_arrive(1, 64)
     elif what == SHFL:
-        shfl_idx_s32(value & 0xFFFFFFFF, 1, 0)
+        ptx.shfl_idx_s32(value & 0xFFFFFFFF, 1, 0)
 
 
 @device_function
 def access_shared(what, at, value):
     if what == S_ST:
-        st_shared_s32(at, value)
+        ptx.st_shared_s32(at, value)
     elif what == S_LD:
-        ld_shared_s32(at)
+        ptx.ld_shared_s32(at)
     elif what == S_ST_V4:
-        st_shared_v4(at, (1, 2, 3, 4))
+        ptx.st_shared_v4(at, (1, 2, 3, 4))
     elif what == S_LD_V4:
-        ld_shared_v4(at)
+        ptx.ld_shared_v4(at)
     elif what == S_RLX:
-        ld_relaxed_cta_shared_s32(at)
+        ptx.ld_relaxed_cta_shared_s32(at)
     elif what == S_ACQ:
-        ld_acquire_cta_shared_s32(at)
+        ptx.ld_acquire_cta_shared_s32(at)
     elif what == S_ADD:
-        atom_add_relaxed_cta_shared_s32(at, value)
+        ptx.atom_add_relaxed_cta_shared_s32(at, value)
     elif what == S_EXCH:
-        atom_exch_release_cta_shared_s32(at, value)
+        ptx.atom_exch_release_cta_shared_s32(at, value)
 
 
 @device_function
 def copy(what, there, value, more):
     if what == FENCE_SHARED:
-        fence_proxy_async_shared()
+        ptx.fence_proxy_async_shared()
     elif what == FENCE_GLOBAL:
-        fence_proxy_async_global()
+        ptx.fence_proxy_async_global()
     elif what == M_INIT:
-        mbarrier_init(MBARRIERS + 8 * more, 1)
+        ptx.mbarrier_init(MBARRIERS + 8 * more, 1)
     elif what == M_EXPECT:
-        mbarrier_arrive_expect_tx(MBARRIERS + 8 * more, 32)
+        ptx.mbarrier_arrive_expect_tx(MBARRIERS + 8 * more, 32)
     elif what == M_WAIT:
-        while not mbarrier_try_wait_parity(MBARRIERS + 8 * more, 0):
-            wait_expired(NEVER)
+        while not ptx.mbarrier_try_wait_parity(MBARRIERS + 8 * more, 0):
+            ptx.wait_expired(NEVER)
     elif what == B_LOAD:
-        tma_load_1d(value, there, 32, MBARRIERS + 8 * more)
+        ptx.tma_load_1d(value, there, 32, MBARRIERS + 8 * more)
     elif what == B_STORE:
-        tma_store_1d(there, value, 32)
+        ptx.tma_store_1d(there, value, 32)
     elif what == COMMIT:
-        tma_store_commit()
+        ptx.tma_store_commit()
     elif what == WAIT_READ:
-        tma_store_wait_read_all()
+        ptx.tma_store_wait_read_all()
     elif what == WAIT_ALL:
-        tma_store_wait_all()
+        ptx.tma_store_wait_all()
 
 
 @kernel(max_threads=MOST_THREADS)
 def interpret(memory: InOut, program: In, num_steps: I32):
     """program: for each thread its steps, each (what, where, value, besides)"""
-    thread = thread_idx()
-    for i in range(0, SMEM, 4 * block_dim()):
+    thread = ptx.thread_idx()
+    for i in range(0, SMEM, 4 * ptx.block_dim()):
         if i + 4 * thread < SMEM:
-            st_shared_s32(i + 4 * thread, 0)
-    syncthreads()
-    rows = program + 16 * num_steps * (thread + block_dim() * block_idx())
+            ptx.st_shared_s32(i + 4 * thread, 0)
+    ptx.syncthreads()
+    rows = program + 16 * num_steps * (thread + ptx.block_dim() * ptx.block_idx())
     for step in range(num_steps):
-        what, at = ld_nc_s32(rows + 16 * step), ld_nc_s32(rows + 16 * step + 4)
-        value, more = ld_nc_s32(rows + 16 * step + 8), ld_nc_s32(rows + 16 * step + 12)
+        what, at = ptx.ld_nc_s32(rows + 16 * step), ptx.ld_nc_s32(rows + 16 * step + 4)
+        value, more = ptx.ld_nc_s32(rows + 16 * step + 8), ptx.ld_nc_s32(rows + 16 * step + 12)
         there = memory + at
         if what < ST_REL:
             access_weakly(what, there, value)
