@@ -33,7 +33,7 @@ from nbep.device.protocols.waits import (
     wait_or_report,
 )
 from nbep.device.types import F32, I32, I64, In, InOut, Out, Sym
-from nbep.emulator.machine.source import polls, wait_loop
+from nbep.emulator.machine.source import wait_loop
 
 __all__ = [
     *_primitives,
@@ -91,7 +91,7 @@ def wait_at_least(cell, wanted, bounds, site=SOME_WAIT, peer=-1):
     return seen
 
 
-@polls
+@wait_loop
 @device_function
 def give_up(bounds, deadline, site=SOME_WAIT, peer=-1, expected=-1, seen=-1):
     """Whether a wait has timed out, which is reported then. The last call in every turn of a loop that polls.

@@ -46,7 +46,7 @@ def between_nodes(wrap: int) -> None:
     def main(comm: Any) -> list[Any]:
         buffer = intranode.make_buffer(comm, case, options)
         mode, symmetric = buffer._memory.internode, buffer._memory.rdma.symmetric
-        nodes, cells = case.num_nodes, mode.cells
+        nodes, cells = case.num_nodes, mode.rdma.cells
         size = MAX_CHANNELS * nodes
         start = wrap - 3
         for offset in (tail_offset(cells, nodes, 0, 0), head_offset(cells, nodes, 0, 0)):

@@ -44,7 +44,9 @@ def test_each_ring_of_a_combine_has_one_team_and_each_team_has_rings(num_nodes, 
 def test_blocks_have_warps_for_all_roles_and_stages_for_both_halves(num_nodes, num_places, most_warps):
     mode = InternodeMemory.__new__(InternodeMemory)
     mode.num_rdma_ranks, mode.num_nvl_ranks = num_nodes, num_places
-    for num_warps in range(mode.fewest_warps, max(most_warps, mode.fewest_warps) + 1):
+    mode.rdma = SimpleNamespace(runtime=SimpleNamespace(has_tma=True, max_smem_bytes=max_smem_bytes((9, 0))))
+    fewest, _ = mode.bounds_of_warps()
+    for num_warps in range(fewest, max(most_warps, fewest) + 1):
         assert (num_places - 1) * mode.num_nvl_receivers(num_warps) <= num_warps - 2  # a sender, and its coordinator
         num_senders = num_warps - 1 - mode.num_rdma_receivers(num_warps)
         assert 2 * num_senders <= num_warps  # each has two places for its stage

@@ -228,7 +228,7 @@ def test_calls_that_do_not_take_the_halves_in_turn():
 
 def test_an_expert_that_is_chosen_twice(monkeypatch):
     """As what a graph replays with other contents: on a GPU they are not checked."""
-    monkeypatch.setattr("nbep.host.low_latency.handle.choices", lambda *_: None)
+    monkeypatch.setattr("nbep.host.low_latency.dispatch.check_choices", lambda *_: None)
 
     def main(comm):
         num_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(1, 128, 2, 2)

@@ -192,4 +192,4 @@ def test_what_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
     assert any("of 400 blocks have left" in line and "wait for an SM" in line for line in lines)
     assert any(f"{script}:7: a[cuda.grid(1)] += k" in line for line in lines)
     nbep.numba_cuda.uninstall()
-    assert "numba.cuda" not in sys.modules or not hasattr(sys.modules["numba.cuda"], "implementation")
+    assert getattr(sys.modules.get("numba.cuda"), "implementation", "") != "nbep"

@@ -114,7 +114,7 @@ def _poll(group: Group, cell: Cell) -> str:
     if allocation.freed:
         return f"polls {allocation.cell(offset)}, which is freed"
     expected = group.expected.get((allocation, offset))
-    if group.report is not None and _is_vague(expected):
+    if group.report is not None and group.report.expected != group.report.seen and _is_vague(expected):
         expected, value = str(group.report.expected), group.report.seen
     wanted = "" if expected is None else f"expects {expected} and "
     alone = len(group.wait.cells) > 1 and _is_unwritten(cell)

@@ -286,8 +286,8 @@ POLLS = ("ld_acquire_", "ld_relaxed_", "ld_volatile_")  # what a wait polls with
 
 
 def is_loop(step: str) -> bool:
-    """Whether waits call this function to wait: what is left out is the wait, but for the one that kernels call."""
-    return step in wait_loops and step != "wait_at_least"
+    """Whether waits call this function to wait: what is left out is the wait, but for those that kernels call."""
+    return step in wait_loops and step not in ("give_up", "wait_at_least")
 
 
 def function_tree(function: FunctionType) -> ast.FunctionDef:
