@@ -14,8 +14,8 @@ from typing import Any
 
 from nbep.lab.trace.recorder import Recorder
 from nbep.lab.trace.view import Counter, LaunchView, View
+from nbep.specimens.views import ring_fills as fills
 from nbep.specimens.views.low_latency import WORKSPACE, Halves
-from nbep.specimens.views.ring_fills import ring_fills, slots_of_halves, slots_of_rings
 from nbep.specimens.views.rings import PAYLOAD, TOKENS, InternodeLaunch, RingLaunch, parse
 from nbep.specimens.views.story import all_stories
 
@@ -26,7 +26,7 @@ def _begin() -> Callable[[Any], LaunchView | None]:
 
 
 def _counters(trace: Recorder) -> Iterator[Counter]:
-    for ring in ring_fills(trace):
+    for ring in fills.ring_fills(trace):
         yield Counter(ring.rank, ring.title, "slots in use", ring.steps, ring.fill)
 
 
@@ -37,7 +37,7 @@ VIEW = View(
     (WORKSPACE, "internode workspace", "claim and layout workspace"),
     PAYLOAD,
     TOKENS,
-    lambda trace: [*slots_of_rings(trace), *slots_of_halves(trace)],
+    lambda trace: [*fills.slots_of_rings(trace), *fills.slots_of_halves(trace)],
     all_stories,
     _counters,
     {
