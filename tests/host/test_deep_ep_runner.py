@@ -6,6 +6,8 @@ from processes import run_python
 torch = pytest.importorskip("torch")
 import deep_ep_tests  # noqa: E402
 
+from nbep.conformance.cpu_as_cuda import _replaced, cpu_as_cuda  # noqa: E402
+
 BESIDE = """
 import torch
 import torch.distributed as dist
@@ -124,9 +126,8 @@ def test_a_test_that_is_not_there_is_named(tmp_path):
 
 
 def test_torch_is_as_before_behind_it():
-    before = [getattr(owner, name) for owner, name, _ in deep_ep_tests._replaced()]
-    with deep_ep_tests.cpu_as_cuda():
-        made = torch.ones(2, device="cuda:1").to("cuda").cuda()
-        assert made.device.type == "cpu"
+    before = [getattr(owner, name) for owner, name, _ in _replaced()]
+    with cpu_as_cuda():
+        assert torch.ones(2, device="cuda:1").to("cuda").cuda().device.type == "cpu"
         assert torch.cuda.get_device_properties("cuda").multi_processor_count == 132
-    assert [getattr(owner, name) for owner, name, _ in deep_ep_tests._replaced()] == before
+    assert [getattr(owner, name) for owner, name, _ in _replaced()] == before
