@@ -113,7 +113,7 @@ def part_of_the_gpus_first(comm):
             assert process_runtime(part).ordinal == comm.rank
         with pytest.MonkeyPatch.context() as fault:
             if comm.rank == 2:
-                fault.setattr(process, "_cuda_runtime", lambda *_: 1 // 0)
+                fault.setattr(process, "_own_ordinal", lambda *_: 1 // 0)
             with pytest.raises(RuntimeError, match=r"^rank 2: .*division"):
                 process_runtime(comm)
         for _ in range(2):
