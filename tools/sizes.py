@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS = "lines", "code", "files"
 # Of each kind, at most.
 BUDGETS = {
-    "nbep": (81_033, 50_115, 428),
-    "nbep/emulator": (20_214, 13_257, 84),  # 5,067 lines are the engine, beside the machine that Python runs
+    "nbep": (81_001, 50_084, 428),
+    "nbep/emulator": (20_182, 13_226, 84),  # 5,067 lines are the engine, beside the machine that Python runs
     "nbep/device": (18_785, 10_498, 128),
     "nbep/host": (16_830, 9_918, 86),
     "nbep/lab/check": (2_099, 1_342, 7),
@@ -26,7 +26,7 @@ BUDGETS = {
     "nbep/lab/numba_cuda": (8_094, 5_512, 30),
     "nbep/lab/trace": (1_920, 1_183, 9),
     "nbep/specimens/views": (1_588, 1_082, 7),
-    "tests": (64_797, 45_258, 438),
+    "tests": (64_797, 45_256, 438),
     "research": (1_425, 829, 11),
     "tools": (2_531, 1_643, 15),
 }

@@ -10,6 +10,7 @@ from .knowledge import (
     OF_COPY,
     drop,
     epochs,
+    free_list,
     join,
     joined,
     keep,
@@ -18,11 +19,9 @@ from .knowledge import (
     minds,
     new_epoch,
     owners,
-    pools,
     signal,
     slot_of,
     storing,
-    used,
 )
 from .notes import (
     LOADS,
@@ -48,6 +47,9 @@ from .signals import (
 )
 from .state import MOST_KNOWLEDGE, RACE, UNREAD
 from .words import compiled, get_s32
+
+take_bulk, give_bulk = free_list(BULKS, bulks, MOST_KNOWLEDGE)
+take_bulk_group, give_bulk_group = free_list(BULK_GROUPS, bulk_groups, MOST_KNOWLEDGE)
 
 
 @register_jitable
@@ -101,14 +103,8 @@ def hear_phase(i: int, where: int) -> None:
         slot = owners(epochs(bulks(bulk).load).owner).slot
         m.phase_told = tell(m.phase_told, slot, r.signals)
         m.told = tell(m.told, slot, r.signals)
-        free_bulk(bulk)
+        give_bulk(bulk)
     know(r.current, join(minds(r.current).known, m.phase_told))
-
-
-@register_jitable
-def free_bulk(bulk):
-    bulks(bulk).next = pools(BULKS).free
-    pools(BULKS).free = bulk
 
 
 @compiled
@@ -122,11 +118,7 @@ def note_copy(c: int, is_load: int) -> None:
     if not r.has_failed:
         check_copy(who, source, it.number, 0, 1 - is_load)
         check_copy(who, target, it.number, 1, is_load)
-    bulk = pools(BULKS).free
-    if bulk != 0:
-        pools(BULKS).free = bulks(bulk).next
-    else:
-        bulk = used(BULKS, MOST_KNOWLEDGE)
+    bulk = take_bulk()
     bulks(bulk).load = new_epoch(m.engine, m.lane | OF_COPY)
     bulks(bulk).store = new_epoch(m.engine, m.lane | OF_COPY)
     for i in range(0, it.number, 16):
@@ -162,11 +154,7 @@ def copy_is_there(c: int) -> None:
 
 @register_jitable
 def new_bulk_group(first):
-    g = pools(BULK_GROUPS).free
-    if g != 0:
-        pools(BULK_GROUPS).free = bulk_groups(g).next
-    else:
-        g = used(BULK_GROUPS, MOST_KNOWLEDGE)
+    g = take_bulk_group()
     bulk_groups(g).first, bulk_groups(g).next = first, 0
     return g
 
@@ -205,11 +193,10 @@ def waited(n: int, reads: int) -> None:
             take_over_load(who, bulk)
             epochs(bulks(bulk).store).same = storing(who)
             after = bulks(bulk).next
-            free_bulk(bulk)
+            give_bulk(bulk)
             bulk = after
         m.first = bulk_groups(g).next
-        bulk_groups(g).next = pools(BULK_GROUPS).free
-        pools(BULK_GROUPS).free = g
+        give_bulk_group(g)
         m.num_groups -= 1
     if m.first == 0:
         m.last = 0
@@ -268,7 +255,6 @@ def end_copies(number: int) -> None:
             e = epochs(bulks(bulk).store)
             e.owner, e.lane, e.number = owner, lane | OF_COPY, run(0).signals
             after = bulks(bulk).next
-            free_bulk(bulk)
+            give_bulk(bulk)
             bulk = after
-        bulk_groups(g).next = pools(BULK_GROUPS).free
-        pools(BULK_GROUPS).free = g
+        give_bulk_group(g)

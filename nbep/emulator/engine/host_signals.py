@@ -34,13 +34,11 @@ from .notes import (
     overwritten,
     remember_load,
     remember_store,
+    take_message,
     where_of,
 )
 from .races import conflict, knows_store
 from .schedule import run
-from .signals import (
-    new_message,
-)
 from .words import compiled, get_s32, put_s32
 
 READS, POLLS, LOOKS = range(3)
@@ -127,7 +125,7 @@ def host_store(who: int, notes: int, offset: int, number: int) -> int:
     for here in range(offset & ~15, offset + number, 16):
         a = remember_store(who, notes + here, part_of(here, offset, offset + number, reach), e)
         if reach != 0 and here <= offset:
-            i = new_message()
+            i = take_message()
             accesses(a).message = i
             x = knowledge(minds(who).known)
             messages(i).part3 = new_knowledge(copy_vector(x.stores), 0, copy_vector(x.loads), 0, 0)

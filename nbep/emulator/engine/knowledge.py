@@ -35,6 +35,29 @@ def used(pool, most):
     return p.used
 
 
+def free_list(pool, table, most):
+    """Functions that take a row of a table, which was used before or never, and give it back."""
+
+    @register_jitable
+    def take():
+        row = pools(pool).free
+        if row != 0:
+            pools(pool).free = table(row).next
+            return row
+        return used(pool, most)
+
+    @register_jitable
+    def give(row):
+        table(row).next = pools(pool).free
+        pools(pool).free = row
+
+    return take, give
+
+
+take_vector, give_vector = free_list(VECTORS, vectors, MOST_VECTORS)
+take_knowledge, give_knowledge = free_list(KNOWLEDGE, knowledge, MOST_KNOWLEDGE)
+
+
 # --- vectors -----------------------------------------------------------------------------------------------------
 
 
@@ -84,17 +107,12 @@ def drop_vector(v: int) -> None:
     if v != 0:
         vectors(v).uses -= 1
         if vectors(v).uses == 0:
-            vectors(v).next = pools(VECTORS).free
-            pools(VECTORS).free = v
+            give_vector(v)
 
 
 @compiled
 def copy_vector(v: int) -> int:
-    new = pools(VECTORS).free
-    if new != 0:
-        pools(VECTORS).free = vectors(new).next
-    else:
-        new = used(VECTORS, MOST_VECTORS)
+    new = take_vector()
     vectors(new).uses = 1
     copy_bytes(vector_at(new), vector_at(v), width())
     return new
@@ -133,11 +151,7 @@ def with_number(v: int, slot: int, number: int) -> int:
 @compiled
 def new_knowledge(stores: int, engine: int, loads: int, shared: int, read: int) -> int:
     """It takes over these uses of the vectors."""
-    k = pools(KNOWLEDGE).free
-    if k != 0:
-        pools(KNOWLEDGE).free = knowledge(k).next
-    else:
-        k = used(KNOWLEDGE, MOST_KNOWLEDGE)
+    k = take_knowledge()
     here = knowledge(k)
     here.stores, here.engine, here.loads, here.shared, here.read, here.uses = stores, engine, loads, shared, read, 1
     return k
@@ -161,8 +175,7 @@ def drop(k: int) -> None:
             drop_vector(here.loads)
             drop_vector(here.shared)
             drop_vector(here.read)
-            here.next = pools(KNOWLEDGE).free
-            pools(KNOWLEDGE).free = k
+            give_knowledge(k)
 
 
 @compiled

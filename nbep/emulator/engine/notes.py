@@ -22,6 +22,7 @@ from .knowledge import (
     STAMPS,
     drop,
     epochs,
+    free_list,
     knowledge,
     knows,
     minds,
@@ -37,6 +38,9 @@ from .words import compiled, get_s32, put_s32, rows
 
 accesses, observers, messages, overwritten = rows("accesses"), rows("observers"), rows("messages"), rows("overwritten")
 stamps = rows("stamps")
+take_access, give_access = free_list(ACCESSES, accesses, MOST_ACCESSES)  # also of strong loads: nobody observes those
+take_message, give_message = free_list(MESSAGES, messages, MOST_KNOWLEDGE)
+take_group, give_group = free_list(OVERWRITTEN, overwritten, MOST_KNOWLEDGE)
 
 LOADS, OVER, MORE_LOADS = 4, 8, 12  # where they are in notes; stores come first
 FEW_LOADS = 32
@@ -77,21 +81,10 @@ def is_left(old, new):
 
 @compiled
 def new_access(epoch: int, where: int, following: int) -> int:
-    a = pools(ACCESSES).free
-    if a != 0:
-        pools(ACCESSES).free = accesses(a).next
-    else:
-        a = used(ACCESSES, MOST_ACCESSES)
+    a = take_access()
     here = accesses(a)
     here.epoch, here.where, here.next = epoch, where, following
     return a
-
-
-@register_jitable
-def free_access(a):
-    """Also of a strong load: those nobody observes."""
-    accesses(a).next = pools(ACCESSES).free
-    pools(ACCESSES).free = a
 
 
 @compiled
@@ -112,8 +105,7 @@ def free_message(i: int) -> None:
         drop(m.after)
         m.part1 = m.part2 = m.part3 = m.own1 = m.own2 = m.own3 = 0
         m.heard1 = m.heard2 = m.heard3 = m.before = m.after = 0
-        m.next = pools(MESSAGES).free
-        pools(MESSAGES).free = i
+        give_message(i)
 
 
 @register_jitable
@@ -126,7 +118,7 @@ def drop_message(a):
 def drop_store(a):
     drop_message(a)
     if reach_of(accesses(a).where) == 0:
-        free_access(a)
+        give_access(a)
 
 
 @compiled
@@ -143,7 +135,7 @@ def forget_loads(first):
     a = first
     while a > 0:
         after = accesses(a).next
-        free_access(a)
+        give_access(a)
         a = after
 
 
@@ -153,8 +145,7 @@ def forget_overwritten(notes: int) -> None:
     while group != 0:
         forget_list(overwritten(group).first)
         after = overwritten(group).next
-        overwritten(group).next = pools(OVERWRITTEN).free
-        pools(OVERWRITTEN).free = group
+        give_group(group)
         group = after
     put_s32(notes + OVER, 0)
 
@@ -257,7 +248,7 @@ def look_through(who: int, first: int) -> int:
         is_old = here.number != 0 and here.number <= number_of(known, owners(here.owner).stream)
         if is_repeated(a) or (is_old and is_covered(who, a, accesses(first).where)):
             accesses(kept).next = after
-            free_access(a)
+            give_access(a)
         else:
             kept = a
             number += 1
@@ -300,7 +291,7 @@ def store_over(who: int, notes: int, where: int, epoch: int) -> int:
                 first = a
             last = a
         else:
-            free_access(a)
+            give_access(a)
         a = after
     if last != 0:
         accesses(last).next = 0
@@ -343,11 +334,7 @@ def overwrite(notes: int, a: int) -> None:
     while group != 0 and (overwritten(group).reach != reach or overwritten(group).at != at):
         group = overwritten(group).next
     if group == 0:
-        group = pools(OVERWRITTEN).free
-        if group != 0:
-            pools(OVERWRITTEN).free = overwritten(group).next
-        else:
-            group = used(OVERWRITTEN, MOST_KNOWLEDGE)
+        group = take_group()
         g = overwritten(group)
         g.reach, g.at, g.first, g.count, g.limit, g.where = reach, at, 0, 0, MANY_STORES, where
         g.next = get_s32(notes + OVER)
@@ -417,8 +404,7 @@ def take_overwritten(notes: int, where: int) -> None:
                 overwritten(before).next = following
             else:
                 put_s32(notes + OVER, following)
-            g.next = pools(OVERWRITTEN).free
-            pools(OVERWRITTEN).free = group
+            give_group(group)
         group = following
 
 

@@ -9,11 +9,11 @@ from numba.extending import register_jitable
 
 from .knowledge import (
     HEARD,
-    MESSAGES,
     distance,
     drop,
     drop_vector,
     epochs,
+    free_list,
     join,
     joined,
     keep,
@@ -27,12 +27,10 @@ from .knowledge import (
     new_knowledge,
     number_of,
     owners,
-    pools,
     said_by_others,
     signal,
     slot_of,
     storing,
-    used,
     vector_at,
     vectors,
     with_number,
@@ -47,6 +45,7 @@ from .notes import (
     reach_of,
     remember_load,
     remember_store,
+    take_message,
     where_of,
 )
 from .races import conflict, is_changed, knows_store, may_not_meet
@@ -58,6 +57,7 @@ segments, blocks, barriers, collectives = rows("segments"), rows("blocks"), rows
 mbarriers, copies, warps = rows("mbarriers"), rows("copies"), rows("warps")
 heard, bulks, bulk_groups = rows("heard"), rows("bulks"), rows("bulk_groups")
 values_at = address("values")
+take_heard_row, give_heard_row = free_list(HEARD, heard, MOST_KNOWLEDGE)
 
 # How memory is accessed: a bit or two for what `access` looks at, then the reach, 0 for a weak access, and the order
 CONSTANT, REACH, ACQUIRE, RELEASE = 2, 2, 16, 32
@@ -117,16 +117,6 @@ def note_atomic(notes: int, offset: int, size: int, how: int, has_written: int) 
 
 
 @register_jitable
-def new_message():
-    i = pools(MESSAGES).free
-    if i != 0:
-        pools(MESSAGES).free = messages(i).next
-    else:
-        i = used(MESSAGES, MOST_KNOWLEDGE)
-    return i
-
-
-@register_jitable
 def add_part(i, reach, k):
     """Let a message tell more; takes over the use."""
     m = messages(i)
@@ -149,7 +139,7 @@ def send(who: int, store: int, how: int, old: int, before: int, is_atomic: int) 
     reach = reach_of(accesses(store).where)
     number = signal(who, how & RELEASE)
     m = minds(who)
-    i = new_message()
+    i = take_message()
     message = messages(i)
     accesses(store).message = i
     if before != 0 and knows_itself(who, accesses(old).epoch):
@@ -263,11 +253,7 @@ def add_heard(who, notes, where, needed, k):
             it.known = joined(it.known, k)
             return
         h = it.next
-    h = pools(HEARD).free
-    if h != 0:
-        pools(HEARD).free = heard(h).next
-    else:
-        h = used(HEARD, MOST_KNOWLEDGE)
+    h = take_heard_row()
     it = heard(h)
     it.place, it.where, it.needed, it.known, it.next = notes, where & 0x7FF, needed, keep(k), minds(who).heard
     minds(who).heard = h
@@ -287,8 +273,7 @@ def take_heard(who: int, notes: int, where: int, reach: int) -> None:
                 heard(last).next = after
             else:
                 minds(who).heard = after
-            it.next = pools(HEARD).free
-            pools(HEARD).free = h
+            give_heard_row(h)
         else:
             last = h
         h = after
