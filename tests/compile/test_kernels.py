@@ -22,6 +22,7 @@ from nbep.device.layout.low_latency import shape_of
 from nbep.device.protocols.copies import UNROLL
 
 KERNELS = with_variants(load_kernels().values())
+MODULES = {name: spec.function.__module__ for name, spec in KERNELS.items()}
 KINDS = ("_u8", "_u16", "_s32", "_u32", "_s64", "_u64", "_f32", "_v2", "_v4")
 IBGDA = "-IbgdaNetwork"
 LEDGER_MODULES = ("nbep.device.kernels", "nbep.device.protocols", "nbep.device.network")
@@ -59,7 +60,7 @@ CONVERSIONS = ["per_token_cast_back", "per_token_cast_to_fp8"]
 
 def room_of(name: str) -> str:
     """What is compiled together for sm_90: each quarter of the thorough part (`--quarter`) has one room."""
-    if IBGDA in name or name == "software_nic":
+    if IBGDA in name or name == "software_nic" or name.endswith("mask_buffer"):
         return "sm_90, queue pairs"
     modes = {"internode": "sm_90, between nodes", "low_latency": "sm_90, low latency"}
     return next((room for mode, room in modes.items() if name.startswith(mode)), "sm_90, all others")
@@ -108,7 +109,7 @@ def mnemonic(primitive: str) -> str:
 def ledgers(name: str) -> str:
     """The docstrings of a kernel's module, and of the protocols and the network that it uses, also through others."""
     spec = KERNELS[name]
-    pending = [spec.function.__module__]
+    pending = [MODULES[name]]
     for kind in (spec.hints.get("network"), spec.hints.get("peers")):  # who has the versions for them
         pending += {each.versions[kind].__module__ for each in FUNCTIONS_BY_TYPE if kind in each.versions}
     if "DeduplicatedShape" in name:
@@ -143,8 +144,7 @@ def test_payload_moves_in_bulk_copies_or_16_byte_accesses(reports):
     if "dispatch" not in reports:
         pytest.skip("no dispatch in this part")
     has_engine = has_bulk_copies(parse_arch(reports["dispatch"]["arch"]))
-    is_bulk = [instruction.startswith("cp.async.bulk.") for instruction in reports["dispatch"]["ordered"]]
-    assert any(is_bulk) == has_engine
+    assert has_engine == any(each.startswith("cp.async.bulk.") for each in reports["dispatch"]["ordered"])
     for name in ("combine",) if has_engine else ("combine", "dispatch"):
         assert reports[name]["loads_16_bytes"] >= 8, name
         assert reports[name]["stores_16_bytes"] >= 7, name
@@ -167,23 +167,24 @@ def test_warps_have_as_many_loads_in_flight_as_their_code_says(reports):
 
 
 def test_ptx_holds_what_the_ledger_names(reports):
-    """Each access that a kernel's own ledger names is in its PTX, or the ledgers of its roles if they have files."""
+    """Each access that a kernel's own ledger names is in its PTX or in that of another kernel of the file."""
     for name, row in reports.items():
         nic = reports["software_nic"]["ptx"] if name.endswith(IBGDA) or name == "software_nic" else ""
-        ledger = own_ledger(name)
-        has_engine = has_bulk_copies(parse_arch(row["arch"]))  # else some of the cells that are for it are not there
-        ledger = "\n".join(line for line in ledger.splitlines() if is_of_card(line, has_engine))
-        check_words(name, set(LEDGER_WORD.findall(ledger)), row["ptx"] + nic)
+        has_engine = has_bulk_copies(parse_arch(row["arch"]))
+        ledger = "\n".join(line for line in own_ledger(name).splitlines() if is_of_card(line, has_engine))
+        others = [o for o in reports if MODULES[o] == MODULES[name] and KERNELS[o].name != KERNELS[name].name]
+        ptx = row["ptx"] + nic + "".join(reports[other]["ptx"] for other in others)
+        check_words(name, set(LEDGER_WORD.findall(ledger)), ptx)
 
 
 def is_of_card(line, has_engine):
-    """Whether a line of a ledger holds on a card with a copy engine, or without."""
+    """Whether a line of a ledger holds on a card with a copy engine, or without: some cells are only for one."""
     return "no copy engine" not in line if has_engine else "no copy engine" in line or "copy engine" not in line
 
 
 def own_ledger(name):
     """That of the kernel's module or, if it names no access, of the files that it names instead, or of its roles."""
-    module = importlib.import_module(KERNELS[name].function.__module__)
+    module = importlib.import_module(MODULES[name])
     if LEDGER_WORD.search(module.__doc__):
         return module.__doc__
     modules = {each.__module__ for each in vars(module).values() if callable(each)}
@@ -208,11 +209,11 @@ def check_words(name: str, words: set[str], ptx: str) -> None:
 
 @pytest.mark.parametrize("module", ["entry", "queue_pair", "completion", "transport"])
 def test_ptx_holds_what_the_ledgers_of_the_queue_pairs_name(reports, module):
-    words = set(LEDGER_WORD.findall(doc_of(f"nbep.device.network.ibgda.{module}")))
     names = [name for name in reports if name.startswith("low_latency_") and name.endswith(IBGDA)]
     if not names:
         pytest.skip("no kernels of the low-latency mode in this part")
     for name in names:
+        words = set(LEDGER_WORD.findall(doc_of(f"nbep.device.network.ibgda.{module}")))
         check_words(name, words, reports[name]["ptx"] + reports["software_nic"]["ptx"])
 
 
@@ -222,11 +223,10 @@ def test_ledger_names_every_ordered_access_of_the_ptx(reports):
         if spec.ptx:
             by_mnemonic.setdefault(mnemonic(primitive), set()).add(family(primitive).replace("_shared", ""))
     for name, row in reports.items():
-        text = ledgers(name)
         for instruction in row["ordered"]:
             if instruction.startswith(("ld.", "st.", "atom.")):
                 families = by_mnemonic[instruction]
-                assert any(word in text for word in families), f"{name}: {instruction} ({families}) is in no ledger"
+                assert any(word in ledgers(name) for word in families), (name, instruction, families)
 
 
 def test_dispatch_without_bulk_copies_asks_for_little_shared_memory():
