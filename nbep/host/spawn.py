@@ -18,6 +18,8 @@ from nbep.host.target.resolve import resolve_target
 
 ENGINES = "python", "compiled", "auto"
 COMPILED_STRATEGIES = "uniform", "starved", "late"
+LONG = 200_000  # primitive calls that Python has run, after which "auto" compiles what comes
+_run_by_python = 0
 
 
 def spawn(
@@ -52,8 +54,8 @@ def spawn(
         on_failure: is called with the first error, while all threads of the emulator still stand where they were
         engine: what runs kernels on the emulator. "python": Python, which explains what goes wrong. "compiled": machine
             code, many times as fast, for memory_model "sc" and "checked". "auto": the same where all of it is in the
-            cache, else Python. None: what the environment variable NBEP_ENGINE says, or "python". A seed gives one run
-            on all.
+            cache, or Python has run LONG calls in this process, else Python. None: what the environment variable
+            NBEP_ENGINE says, or "python". A seed gives one run on all.
             What goes wrong in compiled code is run again by Python from the beginning, fn included, to explain it.
 
     Raises:
@@ -96,13 +98,13 @@ def spawn(
     from nbep.device.engine import Code
     from nbep.device.terminal import progress
 
-    code = Code(only_kept=name == "auto", model=memory_model)
+    code = Code(only_kept=name == "auto" and _run_by_python < LONG, model=memory_model)
     try:
         return _run(fn, args, _compiled_world(memory_model)(num_ranks, seed, code=code, **options))
     except Stopped as stopped:
         reason = stopped
     except Exception as error:
-        if on_failure is None or type(error).__name__ == "CompileError":
+        if name == "compiled" if type(error).__name__ == "CompileError" else on_failure is None:
             raise
         reason = None  # a host's own error: on_failure looks at threads that Python runs
     with progress("running again with Python", None):
@@ -146,4 +148,8 @@ def _run(fn: Callable[..., Any], args: Sequence[Any], world: Any) -> list[Any]:
 
         return main
 
-    return world.run([main_of(rank) for rank in range(world.num_ranks)])
+    global _run_by_python
+    try:
+        return world.run([main_of(rank) for rank in range(world.num_ranks)])
+    finally:
+        _run_by_python += world.calls if type(world) is World else 0

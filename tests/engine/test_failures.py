@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 import nbep
+from nbep.device import engine
 from nbep.device import primitives as ptx
+from nbep.device.compile import CompileError
 from nbep.emulator.engine.switch import GUARD_BYTES, STACK_PITCH, Stacks
+from nbep.host import spawn as spawn_module
 from nbep.lab.trace import Trace
 from nbep.lang import FULL_MASK, I32, In, InOut, kernel
 
@@ -218,12 +221,20 @@ def test_the_environment_chooses_where_no_argument_does(monkeypatch):
         nbep.spawn(kind, 1, "emulator")
 
 
-def test_auto_waits_for_no_compiler(monkeypatch, tmp_path):
-    """With an empty cache it takes Python."""
-    from nbep.device import engine
+@pytest.mark.parametrize("num_calls", [0, spawn_module.LONG])
+def test_auto_compiles_once_python_has_run_long(monkeypatch, tmp_path, num_calls):
+    """With an empty cache it takes Python before that, and afterwards where Numba refuses a kernel."""
+    asked = []
+
+    def refuse(*_):
+        asked.append(1)
+        raise CompileError("refused")
 
     monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(engine, "_loaded", set())
-    monkeypatch.setattr(engine, "_compile_kernel", None)
+    monkeypatch.setattr(engine, "_machine", engine._machine.__wrapped__)
+    monkeypatch.setattr(engine, "_compile_machine", refuse)
+    monkeypatch.setattr(spawn_module, "_run_by_python", num_calls)
     assert error_of("nothing", "auto") is None
-    assert list(tmp_path.iterdir()) == []
+    assert spawn_module._run_by_python > num_calls
+    assert (len(asked), list(tmp_path.iterdir())) == (num_calls > 0, [])
