@@ -7,27 +7,30 @@ result; with several threads that of the last one.
 from typing import NamedTuple
 
 from nbep.emulator import DataRace, World
-from nbep.lang import device_function, wait_expired
+from nbep.lang import Bounds, device_function, give_up, start_wait
 
 CELLS = {"value": 0, "value_2": 4, "flag": 64, "flag_2": 68}
 SEEDS = range(50)
-NEVER = 1 << 62
+TIMEOUT_NS = 10**15
 
 
 class Cells(NamedTuple):
-    """Addresses, as one of the GPUs sees them."""
+    """Addresses, as one of the GPUs sees them; and how long its waits may take."""
 
     value: int
     value_2: int
     flag: int
     flag_2: int
+    bounds: Bounds
 
 
 @device_function
-def wait_for(load, cell):
-    """Poll a cell with this load until it is not 0. A kernel of yours gives its waits an end, by `wait_at_least`."""
+def wait_for(load, cell, bounds):
+    """Poll a cell with this load until it is not 0."""
+    deadline = start_wait(bounds)
     while load(cell) == 0:
-        wait_expired(NEVER)  # the emulator lets others run
+        if give_up(bounds, deadline):
+            return
 
 
 def results(send, receive, threads=1):
@@ -53,16 +56,18 @@ def run(send, receive, threads, memory_model, seed):
     memory = second.space.allocate(128, "memory", zero=True, describe=lambda offset: names.get(offset & ~3, "nothing"))
     received = []
 
-    def kernel(function, base):
-        cells = Cells(*(base + offset for offset in CELLS.values()))
+    def kernel(function, base, bounds):
+        cells = Cells(*(base + offset for offset in CELLS.values()), bounds)
         result = function(cells)
         if function is receive and result is not None:
             received.append(result)
 
     streams = []
     for rank, function, base in ((first, send, first.space.open(memory.handle)), (second, receive, memory)):
+        report = rank.space.allocate(64, "report", zero=True).address
+        bounds = Bounds(TIMEOUT_NS, report, report + 16)
         streams.append(rank.create_stream("stream"))
-        streams[-1].launch(kernel, (function, base.address), 1, threads, 0, function.__name__)
+        streams[-1].launch(kernel, (function, base.address, bounds), 1, threads, 0, function.__name__)
     for stream in streams:
         stream.synchronize()
     return received[-1]

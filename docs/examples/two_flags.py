@@ -7,29 +7,18 @@ python docs/examples/two_flags.py history     the same, and all stores are remem
 import sys
 
 import nbep
-from nbep.lang import (
-    Peers,
-    buffer_of,
-    kernel,
-    ld_acquire_sys_s32,
-    st_release_sys_s32,
-    syncthreads,
-    thread_idx,
-    wait_expired,
-)
+from nbep.lang import Bounds, Peers, buffer_of, kernel, st_release_sys_s32, syncthreads, thread_idx, wait_at_least
 
 
 @kernel(max_threads=64)
-def flags(peers: Peers):
+def flags(peers: Peers, bounds: Bounds):
     flag = buffer_of(peers, 1)
     if thread_idx() == 0 and peers.rank == 0:
         st_release_sys_s32(flag, 1)
         st_release_sys_s32(flag, 2)
-        while ld_acquire_sys_s32(flag) != 3:
-            wait_expired(1 << 62)
+        wait_at_least(flag, 3, bounds)
     elif thread_idx() == 0:
-        while ld_acquire_sys_s32(flag) != 2:
-            wait_expired(1 << 62)
+        wait_at_least(flag, 2, bounds)
         breakpoint()
         st_release_sys_s32(flag, 3)
     syncthreads()
@@ -37,7 +26,7 @@ def flags(peers: Peers):
 
 def main(comm):
     memory = nbep.SharedMemory.create(comm, 128, cells={"flag": 0})
-    memory.runtime.launch(memory.comm_stream, flags, 1, 64, 0, memory.peers)
+    memory.runtime.launch(memory.comm_stream, flags, 1, 64, 0, memory.peers, memory.bounds)
     memory.wait()
 
 

@@ -172,7 +172,7 @@ def test_loops_that_poll_without_telling_the_scheduler_end_too(launch, monkeypat
 
     with pytest.raises(DeadlockError, match=r"nothing changes any more: 32 threads in 1 group") as caught:
         launch(poll, np.zeros(4, np.int32), block=32)
-    assert "in a loop that does not call wait_expired\n    polls `arg0` of rank 0: byte 0" in str(caught.value)
+    assert "in a loop that does not call give_up\n    polls `arg0` of rank 0: byte 0" in str(caught.value)
 
 
 def poll_each_in_its_way(cells):

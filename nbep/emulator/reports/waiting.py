@@ -112,7 +112,7 @@ def waiting_groups(world: Run, here: tuple[Thread | None, FrameType | None] | No
                     key = id(thread.waits_for)
                     if thread in running and here is None:  # it runs and runs while nothing changes
                         lines = [line for cell in thread.polled.values() for line in _cell(*cell)]
-                        body = ("waits in a loop that does not call wait_expired", *lines) if lines else ("runs",)
+                        body = ("waits in a loop that does not call give_up", *lines) if lines else ("runs",)
                         wait = Wait(body, cells=list(thread.polled.values()))
                     elif thread in running:
                         runs = "runs" if thread.gr_frame is not None else "has not started"

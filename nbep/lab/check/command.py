@@ -45,7 +45,8 @@ from nbep.lab.check.scenario import Scenario, ScenarioError, load_module, load_s
 NOTHING_FOUND, FOUND, INTERRUPTED = 0, 1, 130
 SEEDS, FAULT_SEEDS = 200, 12  # by default
 NOT_COMPARED = """\
-No result was compared: only races, hangs and faults were looked for. To compare results, add this to the file:
+No result was compared: only races, hangs and forbidden accesses were looked for.
+To compare results, add this to the file:
   """
 TO_COMPARE = NOT_COMPARED + "def check(results): assert results[1] == ...  # results: what main has returned, by rank"
 TO_COMPARE_IN_SCRIPT = NOT_COMPARED + "assert (array.copy_to_host() == ...).all()"
