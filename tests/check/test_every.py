@@ -197,7 +197,7 @@ def test_a_loop_that_counts_its_turns_is_named_and_one_that_only_looks_is_a_wait
     out = capsys.readouterr().out
     assert "A schedule does not end: rank 1, kernel `one_flag`, block 0, " in out
     assert "counts.py:13 (one_flag)" in out
-    assert "`wait_expired(deadline)`" in out
+    assert "`give_up(bounds, deadline)`" in out
     assert main(["counts.py", "--all", "--json", *weak]) == NOT_ALL
     assert json.loads(capsys.readouterr().out)["endless"] in out
     assert main(["looks.py", "--all", *weak]) == NOTHING_FOUND

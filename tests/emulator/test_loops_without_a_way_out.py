@@ -265,7 +265,7 @@ def test_a_loop_that_does_more_than_look_is_named_and_what_to_write(loop, explor
     most = MANY_LOOKS if explore is run_all else MANY_WEAK_LOOKS
     assert f"has looked {most:,} times at one cell while no thread has stored, at " in words
     assert "test_loops_without_a_way_out.py" in words
-    assert "`wait_expired(deadline)`" in words
+    assert "`give_up(bounds, deadline)`" in words
 
 
 @pytest.mark.parametrize("tree", [Tree(), Tree(is_weak=True)], ids=["all", "weak"])
