@@ -70,7 +70,7 @@ def test_waits_and_locks_have_the_outcomes_and_races_of_all_graphs(seeds):
     assert check("turns", seeds) == len(seeds)
 
 
-@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 4)], long=chunks(4, 2000)))
+@pytest.mark.parametrize("seeds", both_parts([range(2)], thorough=[range(2, 6)], long=chunks(6, 2000)))
 @pytest.mark.parametrize("shape", OF_ORACLE)
 def test_programs_of_the_oracle_have_the_outcomes_and_races_of_all_graphs(shape, seeds):
     assert check(shape, seeds) > len(seeds) // 3
