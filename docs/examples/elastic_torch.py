@@ -101,7 +101,7 @@ def main(group, device="cpu"):
     grad_x, _ = backward(buffer, x, handle, backward_of_experts)
     copies = sum((topk_idx // share == other).any(1, keepdim=True) for other in range(num_ranks))
     assert torch.equal(grad_x, x * copies)
-    if device == "cuda":
+    if torch.device(device).type == "cuda":
         graph, replayed_x = capture(*arguments)
         x *= 2
         graph.replay()
