@@ -2,7 +2,7 @@
 
 import re
 import sys
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from io import StringIO
 from pathlib import Path
 
@@ -32,11 +32,18 @@ STEP = re.compile(r"^\| (.+) \| (\d+) \|$", re.MULTILINE)
 ROWS = np.arange(320).reshape(10, 32)
 
 
-def verdict(number, function, old, new):
-    """What the check says of a puzzle's solution in which something is replaced."""
+@contextmanager
+def replaced(number, function, old, new):
+    """A puzzle, with a solution in which something is replaced."""
     path = next(path for path in command.files() if path.name.startswith(f"{number:02}_"))
     puzzle, solution = command.load(path), command.solution_of(path)
     with puzzle.filled(solution), redirect_stdout(StringIO()), edit(solution[function], old, new):
+        yield puzzle
+
+
+def verdict(*mistake):
+    """What the check says of it."""
+    with replaced(*mistake) as puzzle:
         return check.check(puzzle)
 
 
@@ -46,7 +53,7 @@ def received(seed, **options):
 
 
 def test_every_part_says_what_you_can_do_afterwards_and_has_three_questions_with_folded_answers():
-    assert len(PARTS) == 9
+    assert len(PARTS) == 10
     for number, part in enumerate(PARTS):
         assert part.startswith(f"Part {number}: ")
         assert "**After this part you can**" in part
@@ -70,29 +77,15 @@ def test_minutes_are_those_that_the_notebooks_say():
             assert steps[path.stem] == int(said[1]), path.stem
 
 
-def test_the_pages_of_the_modes_are_on_the_route():
-    assert {"journey.md", "direct.md", "low_latency.md", "rdma.md", "internode.md"} <= set(
-        re.findall(r"\]\((\w+\.md)", ROUTE)
-    )
-
-
 def test_part_0_late_stores_hide_from_sc_and_not_from_checked():
-    path = command.files()[0]
-    puzzle, solution = command.load(path), command.solution_of(path)
-    with (
-        puzzle.filled(solution),
-        redirect_stdout(StringIO()),
-        edit(solution["send"], "st_release_sys_s32", "st_relaxed_sys_s32"),
-    ):
+    with replaced(1, "send", "st_release_sys_s32", "st_relaxed_sys_s32") as puzzle:
         assert all(check.attempt(puzzle, seed, "sc") is None for seed in range(100))
         assert check.attempt(puzzle, 0, "checked").kind == "race"
     assert verdict(1, "receive", "ld_acquire_sys_s32", "ld_relaxed_sys_s32").kind == "race"
 
 
 def test_part_1_one_lane_a_chain_and_a_barrier_that_is_used_again():
-    path = command.files()[1]
-    puzzle, solution = command.load(path), command.solution_of(path)
-    with puzzle.filled(solution), redirect_stdout(StringIO()), edit(solution["send"], "syncwarp(FULL_MASK)", "pass"):
+    with replaced(2, "send", "syncwarp(FULL_MASK)", "pass") as puzzle:
         found = [check.attempt(puzzle, seed, "sc") for seed in range(20)]
     assert "wrong result" in {each.kind for each in found if each is not None}
     assert verdict(3, "pass_on", "ld_acquire_sys_s32", "ld_relaxed_sys_s32").kind == "race"
@@ -124,7 +117,17 @@ def test_part_3_six_rows_and_a_lane_that_reads_the_row_four_later():
         assert set((rows - ROWS)[rows != ROWS]) == {ring.NUM_SLOTS * ring.LANES}
 
 
-def test_part_4_scales_and_bytes():
+def test_part_4_rows_by_rank_and_a_token_with_two_experts_on_one_rank():
+    def rows(comm):
+        x, topk_idx = np.full((1, 16), 1 + comm.rank, np.float32), np.array([[2, 3]])
+        buffer = nbep.ElasticBuffer(comm, num_max_tokens_per_rank=1, hidden=16, num_topk=2)
+        both = [buffer.dispatch(x, topk_idx, num_experts=4, do_expand=each)[0] for each in (False, True)]
+        return [list(recv_x[:, 0]) for recv_x in both]
+
+    assert nbep.spawn(rows, 2, "emulator") == [[[], []], [[1, 2], [1, 2, 1, 2]]]
+
+
+def test_part_5_scales_and_bytes():
     plain, power = fp8_scales(np.float32(0.5), 0), fp8_scales(np.float32(0.5), 1)
     assert plain[0] == 896
     assert round(float(plain[1]), 6) == 0.001116
@@ -133,7 +136,7 @@ def test_part_4_scales_and_bytes():
     assert (2 * 7168, 7168 + 4 * 7168 // 128, 7168 + 7168 // 128) == (14336, 7392, 7224)
 
 
-def test_part_5_counts_that_are_complete_and_a_credit_that_is_not_awaited():
+def test_part_6_counts_that_are_complete_and_a_credit_that_is_not_awaited():
     tag, rest = arrivals.TAG, arrivals.completion(2)
     assert tag == 16384
     assert 2 * tag + rest == -3
@@ -143,13 +146,13 @@ def test_part_5_counts_that_are_complete_and_a_credit_that_is_not_awaited():
     assert not verdict(15, "send_call", "wait_at_least(credit, n - 1, bounds)", "pass").solved
 
 
-def test_part_6_once_over_the_network_and_a_turn_that_is_not_awaited():
+def test_part_7_once_over_the_network_and_a_turn_that_is_not_awaited():
     layout = get_dispatch_layout(np.array([[4, 5, 7]]), num_experts=8, num_ranks=8)
     assert list(count_tokens_per_rdma_rank(layout, num_nvl_peers=4)) == [0, 1]
     assert not verdict(18, "post", "ld_acquire_gpu_s32(ready) != ticket", "False").solved
 
 
-def test_part_7_arrays_are_addresses_and_a_peer_that_does_not_come():
+def test_part_8_arrays_are_addresses_and_a_peer_that_does_not_come():
     def alone(comm):
         if comm.rank == 0:
             return ring.main(comm)

@@ -70,10 +70,11 @@ def test_every_record_is_linked_from_the_page_of_records():
     assert linked >= {f"../records/{path.name}" for path in (ROOT / "records").glob("*.md")}
 
 
-def test_the_route_of_the_course_has_every_notebook_and_every_puzzle():
+def test_the_route_of_the_course_has_every_notebook_every_puzzle_and_the_page_of_each_mode():
     route = (ROOT / "docs" / "course.md").read_text().partition("\n## The route")[2].partition("\n## ")[0]
     notebooks = {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
     assert set(re.findall(r"notebooks/(\w+\.ipynb)", route)) == notebooks
+    assert set(re.findall(r"\]\((\w+)\.md", route)) >= {"journey", "direct", "low_latency", "rdma", "internode"}
     found = set()
     for words in re.findall(r"puzzles? ([\d, toand]+)", route):
         for first, last in re.findall(r"(\d+)(?: to (\d+))?", words):

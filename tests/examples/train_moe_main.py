@@ -5,10 +5,13 @@ torchrun --standalone --nproc-per-node 2 tests/examples/train_moe_main.py FOLDER
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 sys.path.append(str(Path(__file__).parents[2] / "examples" / "train_moe"))
+sys.path.append(str(Path(__file__).parents[2] / "docs" / "examples"))
 
 import decode
+import elastic_torch
 import torch
 import torch.distributed
 import train
@@ -85,16 +88,11 @@ class RoundedMoE(MoE):
         x = x.float()  # here the gradients of the shares are added up, before they are rounded again
         total, share = torch.zeros_like(x), EXPERTS // self.num_shares
         for first in range(0, EXPERTS, share):
-            part = OneShare(self.up[first : first + share], self.down[first : first + share])
+            part = SimpleNamespace(up=self.up[first : first + share], down=self.down[first : first + share])
             is_here = (topk_idx >= first) & (topk_idx < first + share)
             idx_here = torch.where(is_here, topk_idx - first, -1)
             total = total + MoE.own_experts(part, x.bfloat16(), idx_here, topk_weights)
         return total.bfloat16()
-
-
-class OneShare:
-    def __init__(self, up, down):
-        self.up, self.down = up, down
 
 
 def losses_and_gradients_are_those_of_the_model_in_one_process(group, device):
@@ -139,6 +137,7 @@ def main():
     folder = Path(sys.argv[1])
     group, device = start()
     rank = group.rank()
+    elastic_torch.main(group, device)
     for check in CHECKS:
         check(group, device)
         print(f"rank {rank}: {check.__name__}", flush=True)
