@@ -1,4 +1,4 @@
-"""A layer of experts with torch and DeepEP's ElasticBuffer: forward, FP8, expanded, backward, in a CUDA graph.
+"""A layer of experts with torch and DeepEP's ElasticBuffer: forward, FP8, expanded, overlap, backward, CUDA graph.
 
 python docs/examples/elastic_torch.py                            two ranks on the emulator, in this process
 torchrun --nproc-per-node 2 docs/examples/elastic_torch.py       a process for each rank; with GPUs a GPU each
@@ -57,6 +57,16 @@ def backward(buffer, grad_combined_x, handle, backward_of_experts):
     return grad_x, grad_weights
 
 
+def forward_overlapped(buffer, x, topk_idx, weights, matrices, shared_expert):
+    recv_x, idx, recv_weights, handle, event = buffer.dispatch(
+        x, topk_idx, weights, num_experts=NUM_EXPERTS, async_with_compute_stream=True
+    )
+    shared = shared_expert(x)  # your own kernels, while tokens travel
+    event.current_stream_wait()
+    y = own_experts(recv_x, idx, recv_weights, matrices)
+    return buffer.combine(y, handle)[0] + shared
+
+
 def step(buffer, x, topk_idx, weights, matrices):
     recv_x, idx, recv_weights, handle, _ = buffer.dispatch(
         x, topk_idx, weights, num_experts=NUM_EXPERTS, do_cpu_sync=False
@@ -93,6 +103,7 @@ def main(group, device="cpu"):
     assert torch.equal(combined_x, expected)
     assert torch.equal(forward_fp8(*arguments), expected)
     assert torch.equal(forward_expanded(*arguments), expected)
+    assert torch.equal(forward_overlapped(*arguments, lambda x: 4 * x), expected + 4 * x)
     assert torch.equal(step(*arguments), expected)
 
     def backward_of_experts(grad_y):
