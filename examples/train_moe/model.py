@@ -34,7 +34,7 @@ class MoE(nn.Module):
         return topk_idx, topk_weights / topk_weights.sum(-1, keepdim=True), probabilities
 
     def forward(self, x):
-        """x [num_tokens, HIDDEN]. self.balance is this rank's part of the loss of all ranks."""
+        """x [num_tokens, HIDDEN], as what it returns. self.balance: this rank's part of the loss for uneven experts."""
         topk_idx, topk_weights, probabilities = self.route(x)
         self.balance = self.balance_loss(topk_idx, probabilities)
         if self.parallel is None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import nbep
 from nbep.conformance import conforms
 
-os.environ.setdefault("LOCAL_WORLD_SIZE", "2")  # which the client reads
+os.environ.setdefault("LOCAL_WORLD_SIZE", "2")  # which expert_parallel.py reads
 nbep.Buffer.set_num_sms(2)  # few blocks, fast runs
 
 
 def expert_parallel(rank):
-    client = rank.load(Path(__file__).parent, {"expert_parallel"})["expert_parallel"]
-    layer = rank.once("layer", lambda: client.ExpertParallel(rank.group, num_experts=4, hidden=128))
+    module = rank.load(Path(__file__).parent, {"expert_parallel"})["expert_parallel"]
+    layer = rank.once("layer", lambda: module.ExpertParallel(rank.group, num_experts=4, hidden=128))
     case, x, weights = rank.case, rank.leaf(rank.case.x), rank.leaf(rank.case.topk_weights)
     rows, idx, recv_weights, handle = layer.dispatch(x, case.topk_idx, weights)
     y = layer.combine(case.experts(rows, case.of_local(idx), recv_weights), handle)

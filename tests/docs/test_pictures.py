@@ -43,7 +43,7 @@ def test_figures_beside_deepep_are_those_of_the_tables():
     [
         ("performance", "## What a call costs the CPU", "## What a call costs the CPU", 9),
         ("direct", "### What it costs, and which way to take", "## Without rings, in detail", 7),
-        ("elastic", "## How fast it is", "### Rows that the ranks share", 3),
+        ("performance", "## ElasticBuffer", "### Rows that the ranks share", 3),
     ],
 )
 def test_figures_of_a_page_are_in_one_row_of_the_measurements(page, heading, record, rows):
