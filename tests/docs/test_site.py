@@ -58,23 +58,6 @@ def test_the_api_reference_has_every_public_name_once():
     assert Counter(names) == Counter(nbep.__all__)
 
 
-def test_the_page_of_elastic_has_every_argument_with_its_default():
-    table = (DOCS / "elastic.md").read_text().partition("| of | argument | default |")[2].partition("\n\n")[0]
-    listed, of = {}, ""
-    for row in table.splitlines()[2:]:
-        name, arguments, defaults = (cell.strip() for cell in row.split("|")[1:4])
-        of, names = name.strip("`") or of, re.findall(r"`(\w+)`", arguments)
-        values = re.split(", ", defaults) * (len(names) if ", " not in defaults else 1)
-        listed.setdefault(of, {}).update(zip(names, values, strict=True))
-    both = listed.pop("both")
-    called = {"ElasticBuffer": nbep.ElasticBuffer.__init__}
-    called |= {name: getattr(nbep.ElasticBuffer, name) for name in ("dispatch", "combine")}
-    for name, function in called.items():
-        parameters = list(inspect.signature(function).parameters.values())[1:]
-        there = {p.name: "" if p.default is p.empty else str(p.default) for p in parameters}
-        assert {**listed[name], **(both if name in ("dispatch", "combine") else {})} == there
-
-
 def test_the_command_line_page_has_every_command():
     commands = re.findall(r"^<!-- options: (\S+) -->$", (DOCS / "command_line.md").read_text(), re.MULTILINE)
     groups = next(action.choices for action in cli._parser()._actions if action.dest == "command")
