@@ -65,7 +65,7 @@ class ElasticBuffer(ElasticVerbs):
         num_cpu_bytes: only 0: it is for Engram
         num_max_tokens_per_rank: the most tokens of a rank in a call, unless the call says another number
         hidden, num_topk: values of a token, choices of a token; 0 choices: room for 32
-        use_fp8_dispatch: the buffer need have room only for FP8 in dispatch
+        use_fp8_dispatch: dispatch sends FP8 only, which needs less room
         deterministic: changes nothing: the order of rows never depends on timing
         allow_hybrid_mode: between nodes a dispatch sends a row once to each node that it goes to, and the ranks there
             share it; False: once to each rank. In combine a node adds up what its ranks have of a token, and sends one

@@ -62,11 +62,11 @@ class ElasticVerbs(OnMemory):
             num_max_tokens_per_rank: the most tokens of any rank; if it is not given that of the handle, or the buffer's
             expert_alignment: the rows of an expert count as a multiple of it, default 1
             num_sms: blocks at most; 0: the handle's, or else get_theoretical_num_sms
-            num_qps: not looked at
-            previous_event, previous_event_before_epilogue: the kernels come behind both; behind the current stream
-                too, unless the first is given
-            async_with_compute_stream: return at once; the outputs are there after event.current_stream_wait()
-            allocate_on_comm_stream: the outputs belong to the comm stream
+            num_qps: ignored; at most num_allocated_qps
+            previous_event, previous_event_before_epilogue: the kernels start after both, and after the current stream
+                unless the first is given
+            async_with_compute_stream: do not wait for the rows; they are there after event.current_stream_wait()
+            allocate_on_comm_stream: the outputs are memory of the comm stream, on which a buffer's kernels run
             handle: of an earlier dispatch: send along the same routes, without counting. A rewritten one is refused
                 with do_expand
             do_handle_copy: the handle keeps a copy of topk_idx; False: topk_idx itself, which must stay as it is
