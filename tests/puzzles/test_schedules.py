@@ -118,7 +118,7 @@ def test_a_loop_of_ones_own_is_a_wait_or_the_check_says_what_to_write(loop, word
         verdict = check.check(puzzle, runs=1)
     said = " ".join(verdict.words.split())
     assert words in said
-    assert ("end each turn with `give_up(bounds, deadline)`" in said) == ("does not end" in words)
+    assert ("end each iteration with `give_up(bounds, deadline)`" in said) == ("does not end" in words)
 
 
 @pytest.mark.parametrize("seeds", both_parts([None], [2000]))
