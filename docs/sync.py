@@ -16,6 +16,8 @@ A comment line before a fenced block says where its text comes from:
     <!-- primitives: loads,stores -->                                  the primitives of these modules, one a line
     <!-- options: bench/soak -->                                       the arguments of `nbep bench soak`
 
+What an output has behind `(Pdb)` is typed when its bash block is executed.
+
 A comment that begins with the word `holds` is Python that the site hides: it asserts what the text says of a run. There
 `output` is what the last run block printed.
 
@@ -39,6 +41,7 @@ import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from unittest import mock
 
@@ -198,15 +201,19 @@ def run_python(code: str, namespace: dict) -> str:
     return printed.getvalue()
 
 
-def run_bash(code: str) -> str:
-    """Run commands with this interpreter's scripts first in the path.
+def run_bash(code: str, typed: list[str]) -> str:
+    """Run commands with this interpreter's scripts first in the path. typed: to each prompt of pdb, and shown behind it
 
     Raises: CalledProcessError if one fails
     """
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     environment = {**os.environ, "PATH": path, "PYTHONPATH": str(package_parent()), "MPLBACKEND": "Agg"}
     command = ["bash", "-euo", "pipefail", "-c", code]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True, text=True).stdout
+    read = "\n".join(typed) if typed else None
+    options: dict = {"cwd": ROOT, "env": environment, "check": True, "capture_output": True, "text": True}
+    first, *answers = subprocess.run(command, input=read, **options).stdout.split("(Pdb) ")
+    lines = [*typed, *[""] * len(answers)]
+    return first + "".join(f"(Pdb) {line}\n{answer}" for line, answer in zip(lines, answers, strict=False))
 
 
 def digest_of(text: str, folder: Path) -> str:
@@ -232,7 +239,7 @@ def up_to_date(text: str, still: bool = False) -> str:
     """The page as it should be. Executes its run blocks; `still`: leaves them and their outputs as they are."""
     namespace: dict = {"__name__": "__docs__"}
     parts, end, printed = [], 0, ""
-    for block in blocks(text):
+    for block, after in zip_longest(found := blocks(text), found[1:]):
         body = block.body
         if block.kind == "source":
             assert block.argument, "a source block needs path::symbol"
@@ -252,7 +259,7 @@ def up_to_date(text: str, still: bool = False) -> str:
         elif block.language == "python":
             printed = run_python(body, namespace)
         else:
-            printed = run_bash(body)
+            printed = run_bash(body, re.findall(r"^\(Pdb\) (.+)", after.body if after else "", re.MULTILINE))
         parts += [text[end : block.span[0]], body]
         end = block.span[1]
     return "".join([*parts, text[end:]])

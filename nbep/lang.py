@@ -94,7 +94,7 @@ def wait_at_least(cell, wanted, bounds, site=SOME_WAIT, peer=-1):
 @wait_loop
 @device_function
 def give_up(bounds, deadline, site=SOME_WAIT, peer=-1, expected=-1, seen=-1):
-    """Whether a wait has timed out, which is reported then. The last call in every turn of a loop that polls.
+    """Whether a wait has timed out, which is reported then. The last call in every iteration of a loop that polls.
 
     deadline = start_wait(bounds)
     while ld_acquire_sys_s32(cell) == 0:

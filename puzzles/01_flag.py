@@ -10,8 +10,8 @@ A weak store promises nothing. A release makes what its thread has written befor
 that it writes. docs/primitives.md lists all loads and stores; docs/memory_orders.md says what an order promises.
 
 A wait is a loop that looks at a cell again and again. bounds says how long a wait may take: start_wait(bounds) is when
-it ends, and give_up(bounds, deadline), the last call of each turn, says whether that is now. Then the check says who
-has waited for what. wait_at_least(cell, wanted, bounds) of later puzzles is such a loop, with an acquire.
+it ends, and give_up(bounds, deadline), the last call of each iteration, says whether that is now. Then the check says
+who has waited for what. wait_at_least(cell, wanted, bounds) of later puzzles is such a loop, with an acquire.
 """
 
 import numpy as np

@@ -48,12 +48,10 @@ GENERAL = re.compile(
 # Sentences that look like it, and speak of the code, of hardware or of what a reader does next.
 OF_NO_RUN = (
     "Before it, a rank comes through the barrier of call",
-    "`--sms 8` is another number",
     "The check runs your kernel under some seeds",
     "Here rank 0 raises the flag with a relaxed store",
     "This finds a mistake that only one order shows",
-    "The list behind it says where",
-    "Two buffers whose calls are on two streams",
+    "The list after it says where",
     "What is wrong shows early",  # of the tests that it names
     "The order of both sums is fixed",
     "Rows of one source come in any order",

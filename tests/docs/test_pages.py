@@ -107,3 +107,10 @@ def test_what_the_text_says_of_a_run_is_executed_out_of_sight():
     with pytest.raises(AssertionError):
         sync.up_to_date(said.format("'4\\n'"))
     assert sync.digest_of(said.format("'3\\n'"), ROOT) != sync.digest_of(said.format("'4\\n'"), ROOT)
+
+
+def test_what_an_output_has_behind_prompts_is_typed():
+    program = "<!-- run -->\n```bash\npython -c 'breakpoint(); n = 4'\n```\n\n<!-- output -->\n```text\n{}```\n"
+    shown = sync.up_to_date(program.format("(Pdb) p 3 + 4\n(Pdb) c\n"))
+    assert "\n(Pdb) p 3 + 4\n7\n(Pdb) c\n```\n" in shown
+    assert sync.up_to_date(shown) == shown

@@ -106,7 +106,7 @@ NEWCOMERS = {
         ["cache = cuda.shared.array(64, np.float32)", "cache[i] = a[i]", "cuda.syncthreads()", "s = 32", "while s > 0:",
          "    if i < s:", "        cache[i] += cache[i + s]", "    s //= 2", "if i == 0: out[0] = cache[0]"],
         ["cuda.syncthreads() is missing between these two accesses", "<- stored by thread", "<- loaded by thread",
-         "  write cuda.syncthreads() after line 11, at the end of each turn of the loop"],
+         "  write cuda.syncthreads() after line 11, at the end of each iteration of the loop"],
     ),
     "a histogram of two lines": (
         ["b = i % 8", "count = out[b]", "out[b] = count + 1"],

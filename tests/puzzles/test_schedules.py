@@ -70,7 +70,7 @@ def test_a_puzzle_with_too_many_schedules_says_so():
 def test_the_page_says_how_many_puzzles_are_run_in_all_schedules():
     left_out = [number for number, file in FILES.items() if command.load(file).has_too_many_schedules]
     assert left_out == [17]
-    page = (FILES[17].parents[1] / "docs" / "every_schedule.md").read_text()
+    page = (FILES[17].parents[1] / "docs" / "every_schedule_inside.md").read_text()
     assert f"{len(FILES) - len(left_out)} of {len(FILES)} in all their schedules" in page
     assert f"in {check.RUNS} runs at most" in page
 
@@ -118,7 +118,7 @@ def test_a_loop_of_ones_own_is_a_wait_or_the_check_says_what_to_write(loop, word
         verdict = check.check(puzzle, runs=1)
     said = " ".join(verdict.words.split())
     assert words in said
-    assert ("end each turn with `give_up(bounds, deadline)`" in said) == ("does not end" in words)
+    assert ("end each iteration with `give_up(bounds, deadline)`" in said) == ("does not end" in words)
 
 
 @pytest.mark.parametrize("seeds", both_parts([None], [2000]))

@@ -100,7 +100,7 @@ def deadline_after(timeout_ns):
     "s64",
 )
 def wait_expired(deadline_ns):
-    """Whether the deadline has passed; the last call in every turn of a polling loop.
+    """Whether the deadline has passed; the last call in every iteration of a polling loop.
 
     The emulator parks the thread here until a cell that it polled since the last call changes.
     """

@@ -121,8 +121,9 @@ class Loop:
             raise Endless(
                 f"{thread.describe()}, has looked {most:,} times at one cell while no thread has stored, at "
                 f"{describe_site(site_of(sys._getframe(1)))}.\n"
-                f"A `while` that does nothing but look at cells is a wait. This one does more in each turn: it counts, "
-                f"or it meets others. For a wait, end each turn with `give_up(bounds, deadline)`: docs/own_kernels.md"
+                f"A `while` that does nothing but look at cells is a wait. This one does more in each iteration: it "
+                f"counts, or it meets others. For a wait, end each iteration with `give_up(bounds, deadline)`: "
+                f"docs/own_kernels.md"
             )
 
 

@@ -323,7 +323,9 @@ def parser_of_check() -> argparse.ArgumentParser:
     )
     parser.add_argument("--jobs", type=positive, default=default_jobs(), metavar="N", help="processes (one a CPU)")
     parser.add_argument("--no-shrink", action="store_true", help="show the first run that fails, not the smallest")
-    parser.add_argument("--pdb", action="store_true", help="with --seed: stop in the debugger at the step that fails")
+    parser.add_argument(
+        "--pdb", action="store_true", help="with --seed or --schedule: stop in the debugger at the step that fails"
+    )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="with --seed: write it as .html or Perfetto's .json")
     parser.add_argument("--fault", action="append", default=[], metavar="NAME", help="break a step; may be repeated")
     parser.add_argument("--list-faults", action="store_true", help="list the faults of SCENARIO's kernels, or of all")

@@ -34,11 +34,11 @@ TRIED = 20  # runs with smaller parameters at most, for each of them
 SMALLER_S = 60.0  # for those of one choice of parameters
 SWITCH_RUNS = 60  # runs at most in which a thread gives way less often
 COVERS = """\
-Each order of relaxed, volatile, acquire, release and atomic accesses was tried that can make a difference, and each
-moment at which copies, hosts and kernels can go on. What this assumes: docs/every_schedule.md"""
+Every order that can make a difference was tried: of relaxed, volatile, acquire, release and atomic accesses, and of the
+moments at which copies, hosts and kernels go on. What this assumes: docs/every_schedule.md"""
 COVERS_WEAK = """\
-Each order of accesses to memory was tried that can make a difference, with late stores and early loads, and each moment
-at which copies, hosts and kernels can go on. What this assumes: docs/every_schedule.md#weak-memory"""
+Every order that can make a difference was tried: of accesses to memory, with late stores and early loads, and of the
+moments at which copies, hosts and kernels go on. What this assumes: docs/every_schedule.md#weak-memory"""
 
 
 def check_all(

@@ -235,7 +235,7 @@ def hang(world: Any, limit: str = "") -> errors.DeadlockError:
     kernels = ", ".join(sorted({kernel_name(one.name, one.number) for one in world.launches})) or "no kernel"
     head = f"{limit or 'deadlock: nothing goes on any more in '}{kernels}"
     if any(are_looping) and not limit:
-        head = f"endless loop: each turn is as the one before, and nothing changes any more, in {kernels}"
+        head = f"endless loop: each iteration is as the one before, and nothing changes any more, in {kernels}"
         are_all = all(are_looping) and all(len(one.blocks) == one.grid for one in world.launches)
         lines.append(f"  {NOBODY if are_all else WAITING}")
     return errors.DeadlockError("\n".join([head, *lines]))
@@ -303,7 +303,7 @@ def _looked_at(world: Any, threads: Sequence[Any], writers: list[Any]) -> list[s
             if verb in ("load", "atomic"):
                 seen.setdefault(at[:2], (verb, at))
     if not seen:
-        return ["nothing ends this loop: it looks at no memory, and its variables decide the same in each turn"]
+        return ["nothing ends this loop: it looks at no memory, and its variables decide the same in each iteration"]
     with quiet(world):
         wanted = {} if parked else _wanted(world, threads)
     lines = []

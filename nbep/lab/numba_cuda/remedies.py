@@ -120,7 +120,7 @@ def barrier(first_one: Site | None, there: str) -> str | None:
     if loop is None or any(isinstance(one, (ast.Continue, ast.Break, ast.Return)) for one in ast.walk(loop)):
         return None
     end = loop.body[-1]
-    where = f"after line {end.end_lineno}, at the end of each turn of the loop"
+    where = f"after line {end.end_lineno}, at the end of each iteration of the loop"
     return f"write cuda.syncthreads() {where}{_level(end)}"
 
 
