@@ -78,7 +78,7 @@ def own_kernel(comm):
 
 
 @pytest.mark.parametrize("memory_model", MODELS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", both_parts([0, 1], range(2, 6)))
 def test_a_kernel_of_the_users(seed, memory_model):
     one, other = (run(own_kernel, 1, engine, seed, memory_model=memory_model) for engine in ("compiled", "python"))
     assert one == other
@@ -88,7 +88,7 @@ def test_a_kernel_of_the_users(seed, memory_model):
 @pytest.mark.parametrize("strategy", ["starved", "late"])
 def test_strategies_choose_the_same(strategy, memory_model):
     options = {"strategy": strategy, "memory_model": memory_model}
-    for seed in range(8 if memory_model == "sc" else 4):
+    for seed in range(3):
         one, other = (run(own_kernel, 1, engine, seed, **options) for engine in ("compiled", "python"))
         assert one == other
 
