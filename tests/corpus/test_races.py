@@ -15,7 +15,7 @@ ENTRIES = [*flags.ENTRIES, *blocks.ENTRIES, *rings.ENTRIES, *kernels.ENTRIES, *n
 
 
 @pytest.mark.parametrize(
-    "race", both_parts([(e,) for e in ENTRIES[::12]], thorough=[(e,) for i, e in enumerate(ENTRIES) if i % 12])
+    "race", both_parts([(e,) for e in ENTRIES[::18]], thorough=[(e,) for i, e in enumerate(ENTRIES) if i % 18])
 )
 def test_the_report_finds_the_cause(race):
     check_race(race)

@@ -33,7 +33,7 @@ def test_a_race_that_needs_two_late_stores_is_found():
     assert races_of(SB).by_ptx
 
 
-@pytest.mark.parametrize("program", **named(PROGRAMS))
+@pytest.mark.parametrize("program", named(PROGRAMS))
 def test_races_are_those_of_ptx_but_for_relaxed_heads(program):
     is_head = program.shape == "MP, load first" and "wait.relaxed" in program.threads[-1]
     assert found_race(late_races.of(program), 1000) == (allowed(program).has_race and not is_head)

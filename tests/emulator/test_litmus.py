@@ -30,7 +30,7 @@ def is_not_shown(program: Program) -> bool:
 
 
 @pytest.mark.parametrize("seeds", both_parts([range(40)], thorough=[], long=[range(40, 150)]))
-@pytest.mark.parametrize("program", **named(PROGRAMS))
+@pytest.mark.parametrize("program", named(PROGRAMS))
 def test_delayed_shows_only_what_ptx_allows_and_the_weak_outcome_where_it_can(program, seeds):
     verdict = allowed(program)
     is_shown = False
@@ -43,7 +43,7 @@ def test_delayed_shows_only_what_ptx_allows_and_the_weak_outcome_where_it_can(pr
     assert is_shown == (verdict.allows(program) and not is_not_shown(program))
 
 
-@pytest.mark.parametrize("program", **named(PROGRAMS))
+@pytest.mark.parametrize("program", named(PROGRAMS))
 def test_checked_finds_the_races_of_ptx_but_for_relaxed_heads(program):
     """A load is over before its thread stores: see docs/memory_orders.md. PTX itself does not promise that."""
     is_head = program.shape == "MP, load first" and "wait.relaxed" in program.threads[-1]

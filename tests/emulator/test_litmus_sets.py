@@ -37,7 +37,7 @@ def not_shown(program: Program) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("program", **named(PROGRAMS))
+@pytest.mark.parametrize("program", named(PROGRAMS))
 def test_the_set_of_outcomes_is_that_of_ptx_less_what_is_named(program):
     _, found = all_outcomes(program)
     assert {words_of(one) for one in allowed(program).outcomes - found} == not_shown(program)

@@ -203,13 +203,13 @@ PROJECT = HEAD + (
 
 @pytest.mark.parametrize("workers", both_parts(["0"], thorough=["2"]))
 def test_a_test_suite_runs_under_the_seeds_and_limits_of_its_pyproject(tmp_path, workers):
-    (tmp_path / "pyproject.toml").write_text("[tool.nbep]\nseeds = 3\nmax_calls = 20000\n")
+    (tmp_path / "pyproject.toml").write_text("[tool.nbep]\nseeds = 3\nmax_calls = 2000\n")
     (tmp_path / "test_it.py").write_text(PROJECT)
     status, text = called(tmp_path, "pytest", "--nbep-cuda", "-n", workers, "-p", "no:cacheprovider")
     assert status == 1
     assert "2 failed, 1 passed" in text
     assert re.search(r"E +test_it\.py:11: a\[1\] \+= 1    <- stored by.*\nE +test_it\.py:11: .*\n", text), text
-    assert "limit: after 20,000 calls" in text or "endless loop" in text
+    assert "limit: after 2,000 calls" in text or "endless loop" in text
     assert "numba_cuda/dispatcher.py" not in text
     launches = 3 + 1 + 1  # what fails is not run again
     assert f"nbep: {launches} launches of 3 kernels, memory model checked, 3 seeds\n" in text

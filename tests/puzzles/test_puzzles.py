@@ -61,7 +61,7 @@ WRONG_SOLUTIONS = {
     for number, entries in table_of(f"wrong_solutions/{path.stem}", "WRONG").items()
 }
 WRONG = [
-    pytest.param(path, *case[1:], id=f"{path.stem}: {case[0]}", marks=() if i < 5 else pytest.mark.thorough)
+    pytest.param(path, *case[1:], id=f"{path.stem}: {case[0]}", marks=() if i < 2 else pytest.mark.thorough)
     for path in FILES
     for i, case in enumerate(WRONG_SOLUTIONS[int(path.name[:2])])
 ]

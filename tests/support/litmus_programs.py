@@ -2,12 +2,16 @@
 
 import random
 
+import pytest
+
 from nbep.lab.litmus import Program
 from nbep.lab.litmus.programs import PLACES
 
 
 def named(programs):
-    return {"argvalues": programs, "ids": [program.name for program in programs]}
+    """One of three for the short part."""
+    marks = [() if i % 3 == 0 else pytest.mark.thorough for i in range(len(programs))]
+    return [pytest.param(program, id=program.name, marks=mark) for program, mark in zip(programs, marks, strict=True)]
 
 
 def random_program(seed: int) -> Program:
