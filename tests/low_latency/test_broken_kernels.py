@@ -1,7 +1,4 @@
-"""Low-latency kernels broken on purpose are caught: every step that keeps order, in the run named in records/faults.md.
-
-The steps of queue pairs and of the software NIC are broken by tests/network/test_broken_steps.py, too.
-"""
+"""Low-latency kernels broken on purpose where that is no step by its name are caught; see tests/check/test_table.py."""
 
 import ast
 from collections.abc import Sequence
@@ -9,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 from parts import both_parts, dear
-from table import faults_of_mode, in_parts, is_found, runs_of
 
 from nbep.device.kernels.low_latency import coordinator
 from nbep.lab.check import Run, broken, edited, perform
-from nbep.specimens.scenarios.low_latency import ONCE, SMALL, USUAL
+from nbep.specimens.scenarios.low_latency import ONCE, USUAL
 
 pytestmark = [pytest.mark.emulator_only("the kernels are broken in Python"), pytest.mark.long]
 
@@ -27,50 +23,6 @@ def is_caught(memory_model: str, base: Run, seeds: Sequence[int] = range(6)) -> 
 
 def name_of(run: Run) -> str:
     return "-".join([run.scenario, *(f"{name}={value}" for name, value in run.parameters)])
-
-
-def is_quick(run: Run) -> bool:
-    """For the short part."""
-    values = run.values
-    is_small = values.get("hidden") == SMALL["hidden"]
-    return is_small and values["tma"] == 1 and not (values["ranks"] > 2 and values["nic"])
-
-
-RUNS = runs_of("low_latency")
-QUICK = [run for run in RUNS if is_quick(run)][:1]
-
-
-@dear
-@pytest.mark.parametrize(
-    ("base", "memory_model"),
-    [
-        pytest.param(
-            base,
-            memory_model,
-            id=f"{name_of(base)}-{memory_model}",
-            marks=() if memory_model == "checked" and base in QUICK else pytest.mark.thorough,
-        )
-        for base in RUNS
-        for memory_model in ("checked", "sc", "delayed")
-    ],
-)
-def test_unbroken_kernels_are_not_caught(base, memory_model):
-    assert perform(replace(base, seed=1, memory_model=memory_model)) is None
-
-
-@pytest.mark.parametrize("fault", in_parts(faults_of_mode("low_latency"), 2))
-def test_a_step_that_is_broken_is_caught(fault):
-    assert is_found(fault)
-
-
-def test_a_count_that_is_not_acquired_goes_wrong_if_loads_may_be_early():
-    fault = "arrivals.wait_arrival: acquire of network-amo"
-    runs = [
-        replace(base, seed=seed, memory_model="delayed", faults=(fault,))
-        for seed in range(4)
-        for base in runs_of("low_latency")[:2]
-    ]
-    assert any(perform(run) is not None for run in runs)
 
 
 def credit_before_zeros(function: ast.FunctionDef) -> None:
