@@ -2,9 +2,8 @@
 
 import re
 
-import numpy as np
 import pytest
-from litmus import MBARRIER, SEEDS, pass_message, races, store_in_bulk, wait_for
+from litmus import SEEDS, pass_message, races, wait_for
 
 from nbep.device.primitives import fault_reported
 from nbep.emulator import DataRace, World, current_thread
@@ -59,46 +58,10 @@ def test_a_release_speaks_for_those_that_its_thread_has_met(meet, block, is_enou
     assert found == 0 if is_enough else found > 0
 
 
-@pytest.mark.parametrize(("waits", "fences"), [(True, True), (False, True), (True, False)])
-def test_bulk_copies_need_waits_and_the_proxys_fence(waits, fences):
-    """A row goes by bulk copies from the writer to the ring, and from there to the reader's shared memory."""
-
-    def write(t, ring):
-        store_in_bulk(t, ring)
-        t.bulk_commit_group()
-        t.bulk_wait_group_read(0)
-        if waits:
-            t.bulk_wait_group(0)
-        t.store(ring + TAIL, "s32", 1, "release", "sys")
-        t.bulk_wait_group(0)
-
-    def read_bulk(t, ring):
-        t.mbarrier_init(MBARRIER, 1)
-        wait_for(ring + TAIL)
-        if fences:
-            t.fence_proxy_async_global()
-        t.bulk_load(0, ring, 32, MBARRIER)
-        t.mbarrier_arrive_expect_tx(MBARRIER, 32)
-        while not t.mbarrier_try_wait(MBARRIER, 0):
-            pass
-        t.load_shared(28, "s32", "weak")
-
-    found = races(write, read_bulk, ranks=2)
-    assert found == 0 if waits and fences else found > 0
-
-
-def take_payload(head_first=False):
-    """A reader that moves the head, with a relaxed store, when it has taken the payload, or before."""
-
-    def read(t, ring):
-        wait_for(ring + TAIL)
-        if head_first:
-            t.store(ring + HEAD, "s32", 1, "relaxed", "sys")
-        load_payload(t, ring)
-        if not head_first:
-            t.store(ring + HEAD, "s32", 1, "relaxed", "sys")
-
-    return read
+def take_payload(t, ring):
+    """A reader that moves the head, with a relaxed store, when it has taken the payload."""
+    read(t, ring)
+    t.store(ring + HEAD, "s32", 1, "relaxed", "sys")
 
 
 def store_twice(wait):
@@ -125,13 +88,6 @@ def lane_0_waits_and(meet):
 
 
 @pytest.mark.parametrize(
-    "wait", [lambda t, head: wait_for(head, "relaxed"), lane_0_waits_and(lambda t: t.syncwarp(0xFFFFFFFF))]
-)
-def test_a_relaxed_head_says_that_a_load_is_over(wait):
-    assert races(store_twice(wait), take_payload(), ranks=2, block=32) == 0
-
-
-@pytest.mark.parametrize(
     "meet", [lambda t: t.vote("all", 0xFFFFFFFF, True), lambda t: t.shfl("idx", 0xFFFFFFFF, 0, 0)], ids=["vote", "shfl"]
 )
 def test_a_vote_or_a_shuffle_does_not_say_that_a_load_is_over(meet):
@@ -145,77 +101,7 @@ def test_a_vote_or_a_shuffle_does_not_say_that_a_load_is_over(meet):
             t.store(ring + PAYLOAD, "s32", 1, "weak", "cta")
 
     assert races(load_and_meet, lambda t, ring: None, ranks=1, block=32) == len(SEEDS)
-    assert races(store_twice(lane_0_waits_and(meet)), take_payload(), ranks=2, block=32) == len(SEEDS)
-
-
-def test_a_store_over_a_load_whose_end_is_not_signalled_is_found():
-    def wait_for_nothing(t, head):
-        for _ in range(200):
-            t.globaltimer()
-
-    assert races(store_twice(wait_for_nothing), take_payload(), ranks=2) > 0
-    assert races(store_twice(lambda t, head: wait_for(head, "relaxed")), take_payload(head_first=True), ranks=2) > 0
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_bulk_load_is_over_when_its_mbarrier_has_been_waited_for(waits):
-    def read_bulk(t, ring):
-        t.mbarrier_init(MBARRIER, 1)
-        wait_for(ring + TAIL)
-        t.fence_proxy_async_global()
-        t.bulk_load(0, ring, 32, MBARRIER)
-        t.mbarrier_arrive_expect_tx(MBARRIER, 32)
-        while waits and not t.mbarrier_try_wait(MBARRIER, 0):
-            pass
-        t.store(ring + HEAD, "s32", 1, "relaxed", "sys")
-
-    writer = store_twice(lambda t, head: wait_for(head, "relaxed"))
-    assert races(writer, read_bulk, ranks=2) == (0 if waits else len(SEEDS))
-
-
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_stage_is_free_when_the_bulk_store_has_read_it(launch, waits):
-    def store_two(y):
-        t = current_thread()
-        for i in range(2):
-            for k in range(8):
-                t.store_shared(4 * k, "s32", i, "weak")
-            t.fence_proxy_async()
-            t.bulk_store(y + 32 * i, 0, 32)
-            t.bulk_commit_group()
-            if waits:
-                t.bulk_wait_group_read(0)
-        t.bulk_wait_group(0)
-
-    y = np.zeros(16, np.int32)
-    if waits:
-        launch(store_two, y, smem_bytes=64, memory_model="checked")
-        np.testing.assert_array_equal(y, np.arange(16) // 8)
-    else:
-        with pytest.raises(
-            DataRace,
-            match=r"not been waited for: a wait_group.read is missing\n(.|\n)*  weak store to 4 bytes that a bulk copy",
-        ):
-            launch(store_two, y, smem_bytes=64, memory_model="checked")
-
-
-def test_bytes_that_come_by_bulk_are_not_there_before_the_mbarrier(launch):
-    def impatient(x):
-        t = current_thread()
-        t.store_shared(0, "s32", 1, "weak")
-        t.fence_proxy_async()
-        t.mbarrier_init(MBARRIER, 1)
-        t.bulk_load(0, x, 256, MBARRIER)
-        t.mbarrier_arrive_expect_tx(MBARRIER, 256)
-        for _ in range(40):
-            t.load_shared(0, "s32", "weak")
-
-    def run_all():
-        for seed in SEEDS:
-            launch(impatient, np.zeros(64, np.int32), smem_bytes=264, seed=seed, memory_model="checked")
-
-    with pytest.raises(DataRace, match="by a bulk copy of"):
-        run_all()
+    assert races(store_twice(lane_0_waits_and(meet)), take_payload, ranks=2, block=32) == len(SEEDS)
 
 
 def test_the_report_names_both_threads_both_lines_and_the_cell_that_was_polled():
