@@ -4,7 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nbep.emulator import Misaligned, World, current_thread
+from nbep.emulator import World, current_thread
 
 
 def on_device(kernel, nbytes=64):
@@ -108,28 +108,6 @@ def test_atomics_return_the_old_value(op, old, operand, new):
     assert results == [((old, old), (new, new))]
 
 
-def test_compare_and_swap():
-    def kernel(t, a):
-        first = t.atomic("cas", a, "s64", 7, "acq_rel", "sys", 0)
-        second = t.atomic("cas", a, "s64", 8, "acq_rel", "sys", 0)
-        return first, second, t.load(a, "s64", "weak", "gpu")
-
-    assert on_device(kernel)[1] == (0, 7, 7)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_concurrent_atomics_lose_nothing(launch, seed):
-    count, turns = np.zeros(1, np.int64), []
-
-    def kernel(count):
-        for _ in range(3):
-            turns.append(current_thread().atomic("add", count, "s64", 1, "relaxed", "gpu"))
-
-    launch(kernel, count, grid=3, block=40, seed=seed)
-    assert count[0] == 360
-    assert sorted(turns) == list(range(360))
-
-
 def copy_2d(src, dst, rows, cols, src_strides, dst_strides):
     """Byte by byte, with the strides of both sides."""
     t = current_thread()
@@ -174,17 +152,6 @@ def test_empty_arrays_have_addresses():
     space = World(1).ranks[0].space
     for shape in [(0,), (0, 7), (7, 0)]:
         assert space.map_array(np.empty(shape, np.float32), "empty", True).address > 0
-
-
-def test_misaligned_view_of_an_aligned_array_is_found_out(launch):
-    x = np.zeros(64, np.int32)
-
-    def load_v4(x):
-        return current_thread().load(x, "v4", "nc", "gpu")
-
-    launch(load_v4, x[4:])
-    with pytest.raises(Misaligned):
-        launch(load_v4, x[1:])
 
 
 def test_mapping_the_same_array_twice_is_one_mapping_until_both_are_undone():

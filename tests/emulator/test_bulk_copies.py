@@ -13,27 +13,6 @@ FLAG = 32  # behind a row of 32 bytes
 MBARRIER = 256  # behind the stage
 
 
-def test_bulk_load_is_there_when_its_mbarrier_phase_ends(launch):
-    x, y = np.arange(64, dtype=np.int32), np.zeros(64, np.int32)
-
-    def copy(x, y):
-        t = current_thread()
-        if t.thread_idx == 0:
-            t.mbarrier_init(MBARRIER, 1)
-            t.bulk_load(0, x, 256, MBARRIER)
-            t.mbarrier_arrive_expect_tx(MBARRIER, 256)
-        t.barrier(0, t.block_dim)
-        while not t.mbarrier_try_wait(MBARRIER, 0):
-            pass
-        for i in range(t.thread_idx, 64, t.block_dim):
-            t.store(y + 4 * i, "s32", t.load_shared(4 * i, "s32", "weak"), "weak", "gpu")
-
-    for seed in SEEDS:
-        y[:] = 0
-        launch(copy, x, y, block=32, smem_bytes=264, seed=seed)
-        np.testing.assert_array_equal(x, y)
-
-
 def test_reading_before_the_mbarrier_sees_old_bytes_under_some_seed(launch):
     x, seen = np.full(64, 7, np.int32), np.zeros(1, np.int32)
 
@@ -52,28 +31,6 @@ def test_reading_before_the_mbarrier_sees_old_bytes_under_some_seed(launch):
         launch(impatient, x, seen, smem_bytes=264, seed=seed)
         results.add(int(seen[0]))
     assert results == {1, 7}
-
-
-def test_mbarrier_phases_alternate(launch):
-    x, y = np.arange(8 * 4, dtype=np.int32), np.zeros(8 * 4, np.int32)
-
-    def stream_through(x, y):
-        t = current_thread()
-        t.mbarrier_init(MBARRIER, 1)
-        for i in range(8):
-            t.bulk_wait_group_read(0)
-            t.bulk_load(0, x + 16 * i, 16, MBARRIER)
-            t.mbarrier_arrive_expect_tx(MBARRIER, 16)
-            while not t.mbarrier_try_wait(MBARRIER, i & 1):
-                pass
-            t.bulk_store(y + 16 * i, 0, 16)
-            t.bulk_commit_group()
-        t.bulk_wait_group(0)
-
-    for seed in SEEDS:
-        y[:] = 0
-        launch(stream_through, x, y, smem_bytes=264, seed=seed)
-        np.testing.assert_array_equal(x, y)
 
 
 def test_stage_overwritten_before_the_store_has_read_it_is_seen(launch):

@@ -24,30 +24,6 @@ def per_thread(launch, kernel, block=32, seed=0):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_shuffles_read_the_lane_they_name(launch, seed):
-    lanes = np.arange(32)
-
-    def shuffle(mode, argument):
-        return per_thread(launch, lambda t: t.shfl(mode, FULL_MASK, 100 + t.lane, argument), seed=seed)
-
-    np.testing.assert_array_equal(shuffle("idx", 35), np.full(32, 103))
-    np.testing.assert_array_equal(shuffle("xor", 5), 100 + (lanes ^ 5))
-    np.testing.assert_array_equal(shuffle("up", 3), 100 + np.where(lanes >= 3, lanes - 3, lanes))
-    np.testing.assert_array_equal(shuffle("down", 3), 100 + np.where(lanes < 29, lanes + 3, lanes))
-    each = per_thread(launch, lambda t: t.shfl("idx", FULL_MASK, t.lane, 31 - t.lane), seed=seed)
-    np.testing.assert_array_equal(each, 31 - lanes)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_votes_and_matches(launch, seed):
-    assert per_thread(launch, lambda t: t.vote("any", FULL_MASK, t.lane == 9), seed=seed) == [True] * 32
-    assert per_thread(launch, lambda t: t.vote("all", FULL_MASK, t.lane != 9), seed=seed) == [False] * 32
-    assert per_thread(launch, lambda t: t.vote("ballot", FULL_MASK, t.lane % 4 == 0), seed=seed) == [0x11111111] * 32
-    masks = per_thread(launch, lambda t: t.match_any(FULL_MASK, t.lane & 1), seed=seed)
-    assert masks == [0x55555555, 0xAAAAAAAA] * 16
-
-
-@pytest.mark.parametrize("seed", SEEDS)
 def test_warps_and_parts_of_warps_are_independent(launch, seed):
     def halves(t):
         mask = 0xFFFF if t.lane < 16 else 0xFFFF0000
@@ -61,17 +37,6 @@ def test_warps_and_parts_of_warps_are_independent(launch, seed):
         return halves(t)
 
     assert per_thread(launch, on_one_line_each, block=64, seed=seed) == expected
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_syncwarp_orders_shared_memory(launch, seed):
-    def exchange():
-        t = current_thread()
-        t.store_shared(4 * t.lane, "s32", t.lane, "weak")
-        t.syncwarp(FULL_MASK)
-        assert t.load_shared(4 * (31 - t.lane), "s32", "weak") == 31 - t.lane
-
-    launch(exchange, block=32, smem_bytes=128, seed=seed)
 
 
 def test_lanes_at_different_collectives_are_named(launch):
@@ -159,26 +124,6 @@ def test_lane_waiting_elsewhere_is_found_by_the_deadlock_report(launch):
     assert "warp 0, lane 1-31" in str(caught.value)
     assert "waits at syncwarp with mask 0xffffffff" in str(caught.value)
     assert "missing: warp 0, lane 0, which are at" in str(caught.value)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_named_barriers_count_their_threads(launch, seed):
-    """Warp 0 produces and only arrives; warps 1 and 2 wait; warp 3 takes no part."""
-    order = []
-
-    def kernel():
-        t = current_thread()
-        if t.warp == 0:
-            order.append("produced")
-            t.barrier_arrive(3, 96)
-        elif t.warp < 3:
-            t.barrier(3, 96)
-            order.append("consumed")
-        t.barrier(0, 128)
-        order.append("end")
-
-    launch(kernel, block=128, seed=seed)
-    assert order == ["produced"] * 32 + ["consumed"] * 64 + ["end"] * 128
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -9,7 +9,6 @@ import pytest
 from nbep.device.network.ibgda.completion import syndrome_at
 from nbep.emulator import (
     EmulatorError,
-    Misaligned,
     NonCoherent,
     OutOfBounds,
     ReadOnly,
@@ -98,15 +97,6 @@ def test_fault_in_a_cell_that_the_owner_can_name():
         run(world, lambda tail: load(tail + 12), tails.address)
 
 
-def test_last_bytes_of_an_allocation_are_inside():
-    world = World(1)
-    small = world.ranks[0].space.allocate(18, "small", zero=True)
-    run(world, lambda a: (load(a + 12), load(a + 16, "u16"), load(a, "v4")), small.address)
-    for offset, kind in [(16, "s32"), (16, "v4"), (16, "v2"), (18, "u8"), (16, "s64")]:
-        with pytest.raises(OutOfBounds):
-            run(world_with(small), load, small.address + offset, kind)
-
-
 def world_with(allocation):
     """A new world (a failed one is spent) whose rank 0 has the allocation at the same address."""
     world = World(1)
@@ -166,16 +156,6 @@ def test_address_that_is_no_integer():
         run(World(1), load, None)
 
 
-@pytest.mark.parametrize(("kind", "offset"), [("v4", 8), ("v2", 4), ("s64", 4), ("s32", 2), ("f32", 1), ("u16", 1)])
-@pytest.mark.parametrize("storing", [False, True])
-def test_misaligned_access(kind, offset, storing):
-    world = World(1)
-    x = world.ranks[0].space.allocate(64, "x", zero=True)
-    value = {"v4": (1, 2, 3, 4), "v2": (1, 2), "f32": np.float32(1)}.get(kind, 1)
-    with pytest.raises(Misaligned, match=rf"\({kind}\) .*not a multiple of"):
-        run(world, lambda a: store(a + offset, value, kind) if storing else load(a + offset, kind), x.address)
-
-
 def test_read_of_a_byte_without_a_store():
     world = World(1)
     x = world.ranks[0].space.allocate(64, "x")
@@ -202,14 +182,6 @@ def test_read_of_fresh_memory_by_any_kind_and_by_atomics(kind):
 def test_read_of_fresh_shared_memory():
     with pytest.raises(Uninitialized, match="`shared memory`: byte 8"):
         run(World(1), lambda: current_thread().load_shared(8, "s32", "weak"), smem_bytes=64)
-
-
-def test_shared_memory_has_bounds():
-    for offset in (64, -4):
-        with pytest.raises(OutOfBounds, match="the allocation has 64 bytes"):
-            run(World(1), lambda o: current_thread().store_shared(o, "s32", 1, "weak"), offset, smem_bytes=64)
-    with pytest.raises(OutOfBounds):
-        run(World(1), lambda: current_thread().load_shared(0, "s32", "weak"))
 
 
 def test_bytes_the_host_may_write_count_as_written():

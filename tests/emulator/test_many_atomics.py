@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbep.emulator import DataRace, World, current_thread
+from nbep.emulator import World, current_thread
 from nbep.emulator.models import races, signals
 
 
@@ -47,32 +47,3 @@ def test_twice_as_many_atomics_are_twice_the_work(kernel, monkeypatch):
     few, many = (work_of(num_blocks, kernel, monkeypatch) for num_blocks in (8, 16))
     assert few >= 32 * 8
     assert many < 3 * few
-
-
-def test_a_weak_load_among_many_atomics_is_a_race():
-    def kernel(cell):
-        thread = current_thread()
-        if thread.thread_idx == 31:
-            thread.load(cell, "s32", "weak", "gpu")
-        thread.atomic("add", cell, "s32", 1, "relaxed", "gpu")
-
-    world = World(1, 0, memory_model="checked")
-    cell = world.ranks[0].space.allocate(4, "cell", zero=True).address
-    stream = world.ranks[0].create_stream("s")
-    stream.launch(kernel, (cell,), 16, 32, 0, "kernel")
-    with pytest.raises(DataRace, match="cell"):
-        stream.synchronize()
-
-
-def test_an_atomic_of_other_bytes_than_those_before_is_a_race():
-    def kernel(cell):
-        thread = current_thread()
-        wide = thread.block_idx == 3
-        thread.atomic("add", cell, "s64" if wide else "s32", 1, "relaxed", "gpu")
-
-    world = World(1, 0, memory_model="checked")
-    cell = world.ranks[0].space.allocate(8, "cell", zero=True).address
-    stream = world.ranks[0].create_stream("s")
-    stream.launch(kernel, (cell,), 8, 32, 0, "kernel")
-    with pytest.raises(DataRace, match="cell"):
-        stream.synchronize()

@@ -116,38 +116,6 @@ def test_a_bulk_load_may_be_early_too():
     assert {found_in_bulk("relaxed", seed) for seed in SEEDS} == {0, 1}
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_thread_and_block_see_their_own_stores(launch, seed):
-    y = np.zeros(64, np.int32)
-
-    def kernel(y):
-        t = current_thread()
-        mine, other = y + 4 * t.thread_idx, y + 4 * (t.thread_idx ^ 33)
-        t.store(mine, "s32", t.thread_idx, "weak", "cta")
-        assert t.load(mine, "s32", "weak", "cta") == t.thread_idx
-        t.store(mine, "s32", -t.thread_idx, "weak", "cta")
-        t.barrier(0, 64)
-        assert t.load(other, "s32", "weak", "cta") == -(t.thread_idx ^ 33)
-        assert t.load(y + 16 * (t.thread_idx // 4), "v4", "weak", "cta")[t.thread_idx % 4] == -t.thread_idx % 2**32
-
-    launch(kernel, y, block=64, memory_model="delayed", seed=seed)
-    np.testing.assert_array_equal(y, -np.arange(64))
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_atomic_comes_after_the_threads_own_stores_to_the_cell(launch, seed):
-    x = np.zeros(4, np.int32)
-
-    def kernel(x):
-        t = current_thread()
-        t.store(x, "s32", 5, "relaxed", "sys")
-        assert t.atomic("add", x, "s32", 1, "relaxed", "sys") == 5
-        assert t.load(x, "s32", "relaxed", "sys") == 6
-
-    launch(kernel, x, memory_model="delayed", seed=seed)
-    assert x[0] == 6
-
-
 @pytest.mark.parametrize("model", ["delayed", "checked"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_bytes_that_came_since_the_kernel_began_may_not_be_read_as_constant(ranks, model):

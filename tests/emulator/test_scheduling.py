@@ -1,84 +1,9 @@
 """The seed decides who runs when, and nothing else does."""
 
-import gc
-
 import numpy as np
 import pytest
 
 from nbep.emulator import EmulatorError, Trap, World, current_thread
-
-
-class Recorder:
-    """A tracer that keeps every access."""
-
-    def __init__(self):
-        self.events = []
-
-    def on_load(self, thread, allocation, offset, kind, value, order, scope):
-        self.events.append(("load", thread.rank, thread.block_idx, thread.thread_idx, allocation.name, offset, value))
-
-    def on_store(self, thread, allocation, offset, kind, value, order, scope):
-        self.events.append(("store", thread.rank, thread.block_idx, thread.thread_idx, allocation.name, offset, value))
-
-    def on_park(self, thread, cells):
-        self.events.append(("park", thread.rank, thread.thread_idx))
-
-    def on_wake(self, thread):
-        self.events.append(("wake", thread.rank, thread.thread_idx))
-
-
-def token_ring(world):
-    """Ranks pass a growing number around; all threads of each rank's blocks take part through shared memory."""
-    cells = {}
-
-    def kernel(rank, mine, theirs, num_ranks):
-        t = current_thread()
-        for turn in range(3):
-            if t.thread_idx == 0 and t.block_idx == 0:
-                while t.load(mine, "s32", "acquire", "sys") < turn + (rank > 0):
-                    t.spin(10**12)
-                t.store(theirs, "s32", turn + 1, "release", "sys")
-            t.store_shared(4 * t.thread_idx, "s32", turn, "weak")
-            t.barrier(0, t.block_dim)
-            t.load_shared(4 * (t.block_dim - 1 - t.thread_idx), "s32", "weak")
-
-    def host(rank):
-        context = world.ranks[rank]
-        cells[rank] = context.space.allocate(16, f"cell {rank}", zero=True)
-        world.host_wait(lambda: len(cells) == world.num_ranks, "cells")
-        theirs = context.space.open(cells[(rank + 1) % world.num_ranks].handle)
-        stream = context.create_stream("main")
-        stream.launch(kernel, (rank, cells[rank].address, theirs.address, world.num_ranks), 2, 32, 128)
-        stream.synchronize()
-
-    world.run([lambda rank=rank: host(rank) for rank in range(world.num_ranks)])
-    return [int(cells[rank].array(np.int32)[0]) for rank in range(world.num_ranks)]
-
-
-def trace(seed, **options):
-    recorder = Recorder()
-    assert token_ring(World(3, seed, tracer=recorder, **options)) == [3, 3, 3]
-    return recorder.events
-
-
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
-@pytest.mark.parametrize("seed", range(3))
-def test_same_seed_replays_the_same_run(seed, memory_model):
-    first = trace(seed, memory_model=memory_model)
-    gc.collect()
-    assert trace(seed, memory_model=memory_model) == first
-
-
-def test_other_seeds_are_other_interleavings():
-    assert len({tuple(trace(seed)) for seed in range(12)}) == 12
-
-
-def test_tracing_changes_nothing():
-    plain, seen = World(3, 5), World(3, 5, tracer=Recorder())
-    token_ring(plain)
-    token_ring(seen)
-    assert plain.counters == seen.counters
-    assert plain.counters["parks"] > 0
 
 
 def test_threads_of_all_blocks_and_ranks_interleave_at_every_primitive():
@@ -169,18 +94,6 @@ def test_a_failed_world_is_spent():
         stream.synchronize()
     with pytest.raises(EmulatorError, match="has ended with an error"):
         stream.synchronize()
-
-
-def test_thread_knows_who_it_is(launch):
-    seen = []
-
-    def kernel():
-        t = current_thread()
-        seen.append((t.rank, t.block_idx, t.thread_idx, t.warp, t.lane, t.grid_dim, t.block_dim))
-
-    launch(kernel, grid=2, block=48)
-    expected = [(0, b, i, i // 32, i % 32, 2, 48) for b in range(2) for i in range(48)]
-    assert sorted(seen) == expected
 
 
 def test_bad_arguments_are_refused():

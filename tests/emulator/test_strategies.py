@@ -6,7 +6,6 @@ import pytest
 
 from nbep.emulator import World, current_thread
 
-STRATEGIES = ["uniform", "few_preemptions", "few_preemptions:2:50", "starved", "late"]
 NUM_STORES = 20
 
 
@@ -46,12 +45,6 @@ def order_of_stores(strategy, seed, *, num_ranks=2, grid=2, block=64, **options)
 def changes(stores):
     """How often another one goes on than the one before."""
     return sum(a != b for a, b in pairwise(stores))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_seed_replays_its_run(strategy):
-    assert order_of_stores(strategy, 5) == order_of_stores(strategy, 5)
-    assert len({tuple(order_of_stores(strategy, seed)) for seed in range(1, 6)}) > 1
 
 
 @pytest.mark.parametrize("seed", range(8))
