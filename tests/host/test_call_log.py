@@ -95,22 +95,6 @@ def test_ranks_that_use_handles_of_equal_shape_in_another_order_raise(verb, chec
         spawn(main, 2)
 
 
-@pytest.mark.emulator_only(WAITING)
-def test_ranks_that_call_different_verbs_raise(inputs):
-    def main(comm):
-        buffer = nbep.Buffer(comm, num_nvl_bytes=1 << 17)
-        arguments = inputs(buffer)
-        recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
-        if comm.rank == 0:
-            buffer.dispatch(**arguments)
-        else:
-            buffer.combine(recv_x, handle)
-
-    found = r"(dispatch on rank 0, combine on rank 1|combine on rank 1, dispatch on rank 0)"
-    with pytest.raises(ValueError, match=f"^buffer: got {found} as the buffer's collective call 2; must be the same"):
-        spawn(main, 2)
-
-
 def test_what_only_concerns_a_rank_itself_may_differ(inputs, on_two_ranks):
     def main(buffer):
         first = buffer.rank == 0
@@ -171,18 +155,6 @@ def test_a_call_that_is_refused_does_not_count():
     log.add(0, "dispatch", TWO_CHOICES)
     log.add(0, "combine", {})
     assert log._calls == {}
-
-
-def test_many_calls_leave_nothing_behind(inputs, on_two_ranks):
-    def main(buffer):
-        arguments = inputs(buffer)
-        for _ in range(3):
-            recv_x, _, _, _, handle, _ = buffer.dispatch(**arguments)
-            buffer.combine(recv_x, handle)
-        buffer.group.barrier()
-        return len(buffer._memory._call_log._calls)
-
-    assert on_two_ranks(main) == [0, 0]
 
 
 @pytest.mark.emulator_only("the failure is arranged")

@@ -154,31 +154,6 @@ def test_a_copy_of_a_handle_launches_with_its_own_arrays(gpu):
         gpu.check("low_latency_combine-DeduplicatedShape", inputs__recv_src_info=each.arrays._words)
 
 
-def test_a_tensor_that_is_no_plain_memory_is_refused_after_its_like_was_prepared(gpu):
-    def no_pointer(self):
-        raise RuntimeError("Cannot access data pointer of Tensor")
-
-    freed, sparse = gpu.tensor("bfloat16", NUM_TOKENS, HIDDEN), gpu.tensor("bfloat16", NUM_TOKENS, HIDDEN)
-    freed.address = 0
-    negative = gpu.tensor("bfloat16", NUM_TOKENS, HIDDEN)
-    negative.is_neg = lambda: True
-    flaws = {freed: "without memory", sparse: 'of which torch says "?.Cannot access data pointer'}
-    flaws[negative] = "with torch's negative or conjugate bit set"
-    sparse.data_ptr = no_pointer.__get__(sparse)
-    handle = fake_gpu.handle_of(gpu.torch, gpu.buffer, NUM_TOKENS, 4)
-    for call in (
-        lambda x: gpu.buffer.low_latency_dispatch(x, gpu.topk_idx, NUM_TOKENS, NUM_EXPERTS),
-        lambda x: gpu.buffer.low_latency_combine(gpu.rows, gpu.topk_idx, gpu.weights, gpu.dispatch()[2], out=x),
-        lambda x: gpu.buffer.dispatch(x, handle),
-        lambda x: gpu.buffer.combine(gpu.tensor("bfloat16", 3 * NUM_TOKENS, HIDDEN), handle, None, (None, x)),
-    ):
-        call(gpu.x)
-        for x, flaw in flaws.items():
-            with pytest.raises(ValueError, match=rf"(x|out|bias_1): got Tensor {flaw}"):
-                call(x)
-        call(gpu.x)
-
-
 def test_a_handle_whose_hook_was_not_called_is_refused_after_others_were_prepared(gpu):
     gpu.combine(gpu.dispatch()[2])
     handle, _, hook = gpu.dispatch(return_recv_hook=True)[2:]

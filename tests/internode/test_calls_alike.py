@@ -141,34 +141,3 @@ def test_a_peer_that_does_not_come_is_a_time_out_where_no_call_differs():
                 call()
 
     run(case, Options(), main)
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("verb", ["combine", "dispatch"])
-def test_handles_of_equal_shape_that_one_rank_uses_in_another_order_are_refused(verb):
-    case, odd = make_node_case(1, num_tokens=4), 3
-
-    def main(comm, buffer):
-        first, second = (dispatch(buffer, case, Options(), comm.rank) for _ in range(2))
-        handle = second.handle if comm.rank == odd else first.handle
-        x = dispatch_input(case, Options(), comm.rank) if verb == "dispatch" else np.zeros_like(first.recv_x)
-        with refused(comm, odd, "handle", ("that of dispatch 1", "that of dispatch 2"), verb):
-            getattr(buffer, verb)(x, handle=handle, config=CONFIG)
-            buffer._memory.wait()
-
-    run(case, Options(), main, "checked")
-
-
-@pytest.mark.thorough
-def test_all_raise_if_one_rank_combines_while_the_others_dispatch():
-    case, odd = make_node_case(1, num_tokens=4), 0
-
-    def main(comm, buffer):
-        outcome = dispatch(buffer, case, Options(), comm.rank)
-        with refused(comm, odd, "buffer", ("dispatch", "combine"), "call"):
-            if comm.rank == odd:
-                buffer.combine(np.zeros_like(outcome.recv_x), outcome.handle, config=CONFIG)
-            else:
-                dispatch(buffer, case, Options(), comm.rank)
-
-    run(case, Options(), main)
