@@ -9,11 +9,7 @@ from calls import SlowRank, check_calls, check_steps, make_calls, make_steps
 from parts import both_parts
 from target import MEMORY_MODELS
 
-import nbep
-from nbep.lab.check import broken
-
 KERNELS = "nbep.device.kernels.intranode"
-NOTIFY = ["notify_dispatch", "cached_notify.cached_notify_dispatch"]
 
 
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
@@ -55,21 +51,3 @@ def test_hosts_that_run_ahead_of_a_slow_rank_get_the_references_bits(num_ranks, 
     for seed in seeds:
         slow.rank, slow.reads = seed % num_ranks, (0, 5, 50)[seed % 3]
         check_steps(seed, *make_steps(seed, make_calls(seed, num_ranks)), memory_model=memory_model)
-
-
-@pytest.mark.emulator_only("a wrong kernel may hang a GPU")
-@pytest.mark.parametrize("kernel", [*NOTIFY, "cached_notify.cached_notify_combine"])
-def test_a_notify_kernel_without_its_barrier_is_caught(kernel):
-    errors = AssertionError, nbep.EmulatorError
-    with broken(f"intranode.{kernel}: meet_block"), pytest.raises(errors):  # noqa: PT012
-        for seed in range(8, 16):  # those before show cached_notify_combine's fault late
-            check_calls(seed, make_calls(seed, 2), memory_model="checked")
-
-
-@pytest.mark.emulator_only("a wrong kernel may hang a GPU")
-@pytest.mark.parametrize("kernel", NOTIFY)
-def test_without_rings_too_a_notify_kernel_without_its_barrier_is_caught(kernel):
-    errors = AssertionError, nbep.EmulatorError
-    with broken(f"intranode.{kernel}: meet_block"), pytest.raises(errors):  # noqa: PT012
-        for seed in range(12):
-            check_calls(seed, make_calls(seed, 2, zero_copy=True), memory_model="checked")
