@@ -17,7 +17,7 @@ from elastic import (
     run,
     time_outs,
 )
-from parts import both_parts, crossed
+from parts import both_parts, crossed, dear
 from target import MEMORY_MODELS, spawn
 
 import nbep
@@ -49,7 +49,7 @@ class RowsThatCross(Crossings):
 
 @pytest.mark.parametrize(
     ("form", "transport"),
-    crossed([("expanded", "direct"), ("hybrid", "ibgda")], FORMS, TRANSPORTS),
+    crossed([("hybrid", "ibgda")], FORMS, TRANSPORTS),
 )
 @pytest.mark.parametrize("num_nodes", both_parts([2], thorough=[4]))
 def test_tokens_arrive_in_order_and_return(form, transport, num_nodes):
@@ -93,6 +93,7 @@ def test_any_number_of_tokens_including_none(form, transport, num_tokens):
     run(case, replace(FORMS[form], transport=transport, do_cpu_sync=False))
 
 
+@dear
 @transport
 @pytest.mark.parametrize("with_weights", both_parts([True], thorough=[False]))
 @pytest.mark.parametrize("form", both_parts(["hybrid, expanded"], thorough=["compact", "expanded", "hybrid"]))
@@ -122,6 +123,7 @@ def test_a_token_that_names_an_expert_twice_has_two_rows_there(transport):
     run(case, replace(FORMS["one reduction"], transport=transport))
 
 
+@dear
 @transport
 @pytest.mark.parametrize("memory_model", MEMORY_MODELS)
 @pytest.mark.parametrize(

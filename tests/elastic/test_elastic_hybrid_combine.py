@@ -19,7 +19,7 @@ from elastic import (
     run,
     time_outs,
 )
-from parts import both_parts, crossed
+from parts import both_parts, crossed, dear
 from target import MEMORY_MODELS, spawn
 
 from nbep.lab.check import Run, perform
@@ -53,7 +53,7 @@ class SumsThatCross(Crossings):
 @pytest.mark.parametrize(
     ("form", "transport", "way"),
     crossed(
-        [("compact", "ibgda", WAYS[0]), ("expanded", "direct", WAYS[2])],
+        [("compact", "ibgda", WAYS[0])],
         *(FORMS, TRANSPORTS, WAYS),
     ),
 )
@@ -90,6 +90,7 @@ def test_wherever_tokens_go_the_sums_are_those_of_plain_loops(num_nodes, num_ran
     run(case, replace(FORMS[form], num_nodes=num_nodes, transport=transport))
 
 
+@dear
 @pytest.mark.parametrize(
     ("form", "num_topk", "with_weights"),
     crossed([("expanded", 32, True)], FORMS, (1, 2, 4, 32), (False, True)),

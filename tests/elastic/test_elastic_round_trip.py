@@ -126,7 +126,7 @@ def test_biases_come_first(form, num_biases):
 @pytest.mark.parametrize(("form", "with_weights"), crossed([("one reduction", True)], FORMS, (False, True)))
 def test_weights_of_each_choice_come_from_its_experts_rank(form, with_weights):
     options = replace(FORMS[form], with_weights=with_weights, own_weights=True, is_cached=True)
-    run(make_case(10, num_ranks=4, num_tokens=5, num_topk=3), options)
+    run(make_case(10, num_ranks=3, num_tokens=4, num_topk=3), options)
 
 
 @one_form

@@ -39,8 +39,8 @@ def test_the_first_lines_name_the_cause(exhibit, seed):
 @pytest.mark.parametrize(
     ("exhibit", "seeds"),
     both_parts(
-        [(exhibit, range(2)) for exhibit in EXHIBITS if exhibit.name != "vllm_43547"],
-        thorough=[(exhibit, range(2, 12) if exhibit.name != "vllm_43547" else range(2)) for exhibit in EXHIBITS],
+        [(exhibit, range(1)) for exhibit in EXHIBITS if exhibit.name != "vllm_43547"],
+        thorough=[(exhibit, range(1, 12) if exhibit.name != "vllm_43547" else range(2)) for exhibit in EXHIBITS],
     ),
 )
 def test_the_repaired_form_is_clean(exhibit, seeds, tmp_path):
