@@ -78,31 +78,6 @@ def test_two_weak_stores_by_two_views_race(views_of, second_first):
             program("uniform", seed)
 
 
-@pytest.mark.parametrize(
-    ("src", "dst"),
-    [(slice(4, None), slice(4, 8)), (slice(0, None), slice(4, None)), (slice(4, 6), slice(0, 8)), (slice(4), slice(4))],
-)
-@pytest.mark.parametrize(("is_weak", "memory_model"), [(False, "checked"), (True, "delayed")])
-def test_a_load_by_one_view_meets_a_store_by_another_in_each_order(src, dst, is_weak, memory_model):
-    at = max(src.start or 0, dst.start or 0)
-
-    def program(strategy, seed=0):
-        seen, a = [], np.zeros(64, np.int32)
-
-        def load_and_store(t, source, target):
-            if t.block_idx == 0:
-                seen.append(int(t.load(source + 4 * (at - (src.start or 0)), "s32", "acquire", "gpu")))
-            else:
-                t.store(target + 4 * (at - (dst.start or 0)), "s32", 1, "release", "gpu")
-
-        run((a[src], a[dst]), load_and_store, 2, strategy, seed, memory_model)
-        assert a[at] == 1
-        return seen[0]
-
-    assert run_all(program, is_weak=is_weak)[1] == {0, 1}
-    assert {program("uniform", seed) for seed in range(40)} == {0, 1}
-
-
 @pytest.mark.parametrize("seconds", [slice(64, None), slice(64, 65), slice(10, None)])
 @pytest.mark.parametrize("memory_model", ["delayed", "checked"])
 def test_what_is_released_by_one_view_is_acquired_by_another(seconds, memory_model):
@@ -158,23 +133,6 @@ def test_what_is_taken_for_constant_must_not_change_by_another_view(memory_model
             program(seed)
 
 
-@pytest.mark.parametrize("writable", [(True, True), (False, True)])
-@pytest.mark.parametrize(("is_weak", "memory_model"), [(False, "checked"), (True, "delayed")])
-def test_a_weak_load_races_with_a_store_by_another_view(writable, is_weak, memory_model):
-    def load_and_store(t, source, target):
-        if t.block_idx == 0:
-            t.load(source + 16, "s32", "weak", "gpu")
-        else:
-            t.store(target, "s32", 1, "weak", "gpu")
-
-    def program(strategy):
-        a = np.zeros(64, np.int32)
-        run((a, a[4:]), load_and_store, 2, strategy, 0, memory_model, writable)
-
-    with pytest.raises(DataRace):
-        run_all(program, is_weak=is_weak, finds_races=True)
-
-
 @kernel(max_threads=1)
 def load_cell(out: Out, src: Out):
     st_weak_s32(out, ld_acquire_gpu_s32(src))
@@ -197,24 +155,6 @@ def test_two_kernels_meet_by_parameters_of_other_names(src, dst):
         return int(out[0])
 
     assert {results[0] for _, results in all_of(main, 1)} == {0, 1}
-
-
-def test_launches_race_by_views_of_one_array():
-    for first, second in ((slice(8), slice(4, None)), (slice(4, None), slice(0, 5))):
-        a = np.zeros(64, np.int32)
-        world = World(1, memory_model="checked")
-        context = world.ranks[0]
-
-        def host(context=context, a=a, slices=(first, second)):
-            for name, there in zip(("one", "other"), slices, strict=True):
-                mapping = context.space.map_array(a[there], name, True)
-                at = mapping.address + 4 * (4 - (there.start or 0))
-                stream = context.create_stream(name)
-                launch = stream.launch(lambda at: current_thread().store(at, "s32", 1, "weak", "gpu"), (at,), 1, 1)
-                launch.callbacks.append(lambda mapping=mapping: context.space.unmap(mapping))
-
-        with pytest.raises(DataRace):
-            world.run([host])
 
 
 @pytest.mark.parametrize("memory_model", MODELS)
