@@ -29,7 +29,7 @@ class LowLatencyExperts:
         self.own_experts = slice(group.rank() * share, (group.rank() + 1) * share)
         self.num_experts, self.max_tokens = num_experts, max_tokens
         num_rdma_bytes = nbep.Buffer.get_low_latency_rdma_size_hint(max_tokens, hidden, group.size(), num_experts)
-        nodes = {"num_nvl_peers": int(os.environ["LOCAL_WORLD_SIZE"])}  # a host is a node
+        nodes = {"num_nvl_peers": int(os.environ.get("LOCAL_WORLD_SIZE", group.size()))}  # a host is a node
         self.buffer = nbep.Buffer(group, num_rdma_bytes=num_rdma_bytes, low_latency_mode=True, **nodes)
 
     def dispatch(self, x, topk_idx):

@@ -38,7 +38,8 @@ class Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad_recv_x, _grad_recv_topk_idx, grad_recv_topk_weights, _grad_handle):
-        # Where the expert is another rank's, the index is -1 and the weight that came is 0, whatever it was here.
+        # The weight of another rank's expert arrives as 0 with index -1. Its gradient must be 0, too: the rank that has
+        # the expert sends the true one.
         (recv_topk_idx,) = ctx.saved_tensors
         grad_recv_topk_weights = grad_recv_topk_weights.masked_fill(recv_topk_idx < 0, 0)
         grad_x, grad_topk_weights, _ = ctx.buffer.combine(
@@ -71,7 +72,7 @@ class ExpertParallel:
         self.group, self.num_experts = group, num_experts
         share = num_experts // group.size()
         self.own_experts = slice(group.rank() * share, (group.rank() + 1) * share)
-        nodes = {"num_nvl_peers": int(os.environ["LOCAL_WORLD_SIZE"])}  # a host is a node
+        nodes = {"num_nvl_peers": int(os.environ.get("LOCAL_WORLD_SIZE", group.size()))}  # a host is a node
         configs = nbep.Buffer.get_dispatch_config(group.size()), nbep.Buffer.get_combine_config(group.size())
         sizes = 2 * hidden, group.size()
         num_nvl_bytes = max(config.get_nvl_buffer_size_hint(*sizes, **nodes) for config in configs)
