@@ -43,7 +43,7 @@ class Code:
     def machine(self) -> Any:
         if self.only_kept and not _is_kept(f"machine-{self.model}"):
             raise Stopped("the machine is not in the cache")
-        return _machine(self.model)
+        return machine(self.model)
 
     def entry(self, function: Callable) -> int:
         """Where a kernel begins.
@@ -63,7 +63,8 @@ class Code:
 
 
 @once
-def _machine(model: str) -> Any:
+def machine(model: str) -> Any:
+    """The machine of a memory model."""
     from nbep.emulator.engine.build import Library
 
     return Library(*_object_of(f"machine-{model}", f"the emulator, {model}", lambda: _compile_machine(model)), model)
@@ -71,11 +72,15 @@ def _machine(model: str) -> Any:
 
 @once
 def _entry(spec: KernelSpec, name: str, model: str) -> int:
+    return load(name, spec.label, lambda symbol: _compile_kernel(spec, symbol, model), model)
+
+
+def load(name: str, what: str, make: Callable[[str], tuple[bytes, list[str]]], model: str) -> int:
+    """The address of a compiled function, kept in the cache. make: its object, and the symbol in it"""
     from nbep.emulator.engine.build import Library
 
-    _machine(model)
-    code, symbols = _object_of(name, spec.label, lambda: _compile_kernel(spec, f"nbep_kernel_{name}", model))
-    library = Library(code, symbols, model)
+    machine(model)
+    library = Library(*_object_of(name, what, lambda: make(f"nbep_kernel_{name}")), model)
     (address,) = library.addresses.values()
     return address
 
@@ -166,9 +171,14 @@ def source_key() -> str:
 
 def code_key(spec: KernelSpec) -> str:
     """A digest of the code of a kernel and of all that it calls, as it is in this process: some of it may be edited."""
-    digest = hashlib.sha256(repr((spec.params, [repr(hint) for hint in spec.hints.values()])).encode())
+    return digest_of([spec.base or spec.function], (spec.params, [repr(hint) for hint in spec.hints.values()]))
+
+
+def digest_of(functions: list[Any], more: Any) -> str:
+    """A digest of functions, of all that they call, and of what `repr` says of something more."""
+    digest = hashlib.sha256(repr(more).encode())
     seen: set[int] = set()
-    open_ones: list[Any] = [spec.base or spec.function]
+    open_ones = functions
     while open_ones:
         one = open_ones.pop()
         if id(one) in seen:

@@ -86,14 +86,9 @@ def spawn(
         "strategy": strategy,
         "num_sms": None if num_sms is None else integer("num_sms", num_sms, 1),
     }
-    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
-    if name not in ENGINES:
-        raise ValueError(f"{'NBEP_ENGINE' if engine is None else 'engine'}: got {name!r}; must be {', '.join(ENGINES)}")
-    why_not = None if name == "python" else _why_not_compiled(memory_model, strategy, tracer)
     world = World(num_ranks, seed, tracer=tracer, on_failure=on_failure, **options)
-    if name == "compiled" and why_not is not None:
-        raise ValueError(f"engine: got 'compiled'; {why_not}; 'auto' takes Python then")
-    if name == "python" or why_not is not None:
+    name = engine_for(engine, memory_model, strategy, tracer)
+    if name == "python":
         return _run(fn, args, world)
     from nbep.device.engine import Code
     from nbep.device.terminal import progress
@@ -112,6 +107,20 @@ def spawn(
     if reason is not None and reason.must_fail:
         raise EngineError(f"compiled kernels, seed {seed}: {reason}; run by Python, the same seed fails nowhere")
     return results
+
+
+def engine_for(engine: str | None, memory_model: str, strategy: Any, tracer: Any) -> str:
+    """The name of the engine that runs kernels: "python" where "auto" finds that others cannot.
+
+    Raises: ValueError for a name that there is not, and for "compiled" where that cannot be
+    """
+    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
+    if name not in ENGINES:
+        raise ValueError(f"{'NBEP_ENGINE' if engine is None else 'engine'}: got {name!r}; must be {', '.join(ENGINES)}")
+    why_not = None if name == "python" else _why_not_compiled(memory_model, strategy, tracer)
+    if name == "compiled" and why_not is not None:
+        raise ValueError(f"engine: got 'compiled'; {why_not}; 'auto' takes Python then")
+    return "python" if why_not is not None else name
 
 
 def _compiled_world(memory_model: str) -> Any:

@@ -139,13 +139,13 @@ def test_an_overflow_of_a_stack_names_the_thread(monkeypatch):
     """One thread has hardly any of its stack left when it begins."""
     whole = Stacks.prepare
 
-    def prepare(self, thread, entry):
-        pointer = whole(self, thread, entry)
-        if thread % 32 != 5:
-            return pointer
+    def prepare(self, first, count, entry):
+        pointers = whole(self, first, count, entry)
+        thread = (first + 26) // 32 * 32 + 5
         size, low = 64, self.begin + thread * STACK_PITCH + GUARD_BYTES + 16
-        ctypes.memmove(low, pointer, size)
-        return low
+        ctypes.memmove(low, int(pointers[thread - first]), size)
+        pointers[thread - first] = low
+        return pointers
 
     monkeypatch.setattr(Stacks, "prepare", prepare)
     name, text, _ = error_of("nothing", "compiled")
@@ -232,7 +232,7 @@ def test_auto_compiles_once_python_has_run_long(monkeypatch, tmp_path, num_calls
 
     monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(engine, "_loaded", set())
-    monkeypatch.setattr(engine, "_machine", engine._machine.__wrapped__)
+    monkeypatch.setattr(engine, "machine", engine.machine.__wrapped__)
     monkeypatch.setattr(engine, "_compile_machine", refuse)
     monkeypatch.setattr(spawn_module, "_run_by_python", num_calls)
     assert error_of("nothing", "auto") is None

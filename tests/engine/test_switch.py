@@ -69,7 +69,7 @@ def test_a_thread_goes_on_where_it_has_given_way(ping_pong):
     stacks.open(4)
     entry = ctypes.CFUNCTYPE(ctypes.c_int64)(ping_pong.get_function_address("where_other"))()
     run = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(ping_pong.get_function_address("run"))
-    assert run(stacks.prepare(3, entry), 1000) == 1000
+    assert run(int(stacks.prepare(3, 1, entry)[0]), 1000) == 1000
     assert ctypes.c_double.from_address(ping_pong.get_global_value_address("sum")).value == 1000.5
 
 

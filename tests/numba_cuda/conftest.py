@@ -26,10 +26,12 @@ def cuda() -> Any:
     return cuda
 
 
-@pytest.fixture(params=["sc", "checked", "delayed"])
+@pytest.fixture(params=["sc", "checked", "delayed", "sc auto", "checked auto"])
 def memory_model(request: Any) -> Iterator[str]:
-    with nbep.numba_cuda.options(memory_model=request.param):
-        yield request.param
+    """A memory model; "auto": kernels are compiled where they can be."""
+    model, _, engine = request.param.partition(" ")
+    with nbep.numba_cuda.options(memory_model=model, engine=engine or "python"):
+        yield model
 
 
 @pytest.fixture

@@ -204,10 +204,10 @@ class Emitter:
         return self.collect(meeting.MATCH, mask, value, 0)
 
     def barrier(self, number, expected, predicate=True):
-        return self.machine("meet", number, expected, True, predicate)
+        return self.machine("meet", number, expected, True, predicate, 0)
 
     def barrier_arrive(self, number, expected):
-        self.machine("meet", number, expected, False, True)
+        self.machine("meet", number, expected, False, True, 0)
 
     def stop(self, reason):
         self.machine("fault", reason, 0)

@@ -21,7 +21,20 @@ from .state import (
     UNMAPPED,
     UNWRITTEN,
 )
-from .words import compiled, declared, get_s32, get_s64, get_u8, is_checked, put_s32, put_s64, put_u8, rows
+from .words import (
+    compiled,
+    declared,
+    get_s16,
+    get_s32,
+    get_s64,
+    get_u8,
+    is_checked,
+    put_s16,
+    put_s32,
+    put_s64,
+    put_u8,
+    rows,
+)
 
 segments = rows("segments")
 blocks = rows("blocks")
@@ -60,6 +73,8 @@ def is_written(shadow, size):
         return get_s32(shadow) == 0x01010101
     if size == 1:
         return get_u8(shadow) == 1
+    if size == 2:
+        return get_s16(shadow) == 0x0101
     return get_s64(shadow) == WRITTEN and (size == 8 or get_s64(shadow + 8) == WRITTEN)
 
 
@@ -69,6 +84,8 @@ def mark_written(shadow, size):
         put_s32(shadow, 0x01010101)
     elif size == 1:
         put_u8(shadow, 1)
+    elif size == 2:
+        put_s16(shadow, 0x0101)
     else:
         put_s64(shadow, WRITTEN)
         if size == 16:
@@ -81,6 +98,8 @@ def write(place, size, low, high):
         put_s32(place, low)
     elif size == 1:
         put_u8(place, low)
+    elif size == 2:
+        put_s16(place, low)
     else:
         put_s64(place, low)
         if size == 16:
@@ -110,11 +129,21 @@ def is_constant(constant: int, offset: int, number: int) -> int:
     return 0
 
 
+@register_jitable
+def look(t, address):
+    """For `turn`: this thread has looked at an address."""
+    t.looks = 1
+    if t.looked != address:
+        t.looked = address
+        t.spins = 0
+
+
 @compiled
 def load(address: int, size: int, how: int) -> int:
     """Where a global load finds its bytes."""
     step()
     t = threads(run(0).current)
+    look(t, address)
     s = segment_of(address, t)
     segment = segments(s)
     offset = address & 0xFFFFFFFF
@@ -172,23 +201,22 @@ def changed_by(op, old, operand, compare):
 
 
 @register_jitable
-def modify(op, place, size, operand, compare, key, segment):
-    """The read, the arithmetic and the write of an atomic; the value before."""
-    old = value_at(place, size)
-    write(place, size, changed_by(op, old, operand, compare), 0)
+def note_changed(place, size, old, key, segment):
+    """An atomic has been; old: what was there."""
     if value_at(place, size) == old:
         note_polled(key, place, size, segment, old, 0)  # a failed compare-and-swap is a poll
     else:
         run(0).has_changed = 1
         notify(key, size)
-    return old
 
 
 @compiled
-def atomic(op: int, address: int, size: int, operand: int, compare: int, how: int) -> int:
+def begin_atomic(address: int, size: int, how: int) -> int:
+    """Where an atomic finds its bytes. Who called this reads and writes them, and calls `end_atomic`."""
     step()
-    s = segment_of(address, threads(run(0).current))
-    segment = segments(s)
+    t = threads(run(0).current)
+    look(t, address)
+    segment = segments(segment_of(address, t))
     if segment.on_host and (how >> REACH) & 3 == 3:
         fault(HOST_ATOMIC, address)
     offset = address & 0xFFFFFFFF
@@ -196,9 +224,25 @@ def atomic(op: int, address: int, size: int, operand: int, compare: int, how: in
     if segment.shadow != 0 and not is_written(segment.shadow + offset, size):
         fault(UNWRITTEN, address)
     check_store(address, offset, size, segment)
-    old = modify(op, segment.memory + offset, size, operand, compare, segment.group << 32 | offset, s)
+    return segment.memory + offset
+
+
+@compiled
+def end_atomic(address: int, size: int, old: int, has_written: int, how: int) -> None:
+    s = segment_of(address, threads(run(0).current))
+    segment = segments(s)
+    offset = address & 0xFFFFFFFF
+    note_changed(segment.memory + offset, size, old, segment.group << 32 | offset, s)
     if is_checked():
-        note_atomic(segment.races, offset, size, how, op != COMPARE or old == compare)
+        note_atomic(segment.races, offset, size, how, has_written)
+
+
+@compiled
+def atomic(op: int, address: int, size: int, operand: int, compare: int, how: int) -> int:
+    place = begin_atomic(address, size, how)
+    old = value_at(place, size)
+    write(place, size, changed_by(op, old, operand, compare), 0)
+    end_atomic(address, size, old, op != COMPARE or old == compare, how)
     return old
 
 
@@ -231,6 +275,7 @@ def load_shared(address: int, size: int, how: int) -> int:
     """Where a load finds its bytes of the block's shared memory."""
     step()
     t = threads(run(0).current)
+    look(t, address)
     check_shared(address, size, t)
     if not is_written(t.side + address, size):
         fault(UNWRITTEN, address)
@@ -257,15 +302,30 @@ def store_shared(address: int, size: int, low: int, high: int, how: int) -> None
 
 
 @compiled
-def atomic_shared(op: int, address: int, size: int, operand: int, compare: int, how: int) -> int:
+def begin_shared_atomic(address: int, size: int) -> int:
     step()
     t = threads(run(0).current)
+    look(t, address)
     check_shared(address, size, t)
     if not is_written(t.side + address, size):
         fault(UNWRITTEN, address)
-    old = modify(op, t.shared + address, size, operand, compare, shared_key(t, address), 0)
+    return t.shared + address
+
+
+@compiled
+def end_shared_atomic(address: int, size: int, old: int, has_written: int, how: int) -> None:
+    t = threads(run(0).current)
+    note_changed(t.shared + address, size, old, shared_key(t, address), 0)
     if is_checked():
-        note_atomic(blocks(t.block).races, address, size, how, op != COMPARE or old == compare)
+        note_atomic(blocks(t.block).races, address, size, how, has_written)
+
+
+@compiled
+def atomic_shared(op: int, address: int, size: int, operand: int, compare: int, how: int) -> int:
+    place = begin_shared_atomic(address, size)
+    old = value_at(place, size)
+    write(place, size, changed_by(op, old, operand, compare), 0)
+    end_shared_atomic(address, size, old, op != COMPARE or old == compare, how)
     return old
 
 

@@ -93,6 +93,7 @@ def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]], model: 
     flags.error_model = "numpy"
     with global_compiler_lock, plain_libraries(target.codegen()), warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.NumbaWarning)
+        warnings.filterwarnings("error", "Detected uninitialized variable")  # where Numba is asked to look for them
         typing.refresh()
         target.refresh()
         library = target.codegen().create_library("nbep")

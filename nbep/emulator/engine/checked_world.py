@@ -159,6 +159,8 @@ class CheckedWorld(CompiledWorld):
         self._dead: list[int] = []
         self._num_owners = 0
         self._retired: deque[int] = deque()  # clocks of launches that are over
+        self._left: deque[tuple[int, int]] = deque()  # clocks, with their owners, of blocks that have left
+        self.is_strict = False  # clocks are used again: what was done under them before may look unordered
         self._num_live = 0
         super().__init__(num_ranks, seed, **options)
         self.tables.run["num_clocks"] = 1
@@ -191,10 +193,16 @@ class CheckedWorld(CompiledWorld):
         return number
 
     def new_clock(self) -> int:
-        """One that is free; one of a launch that is over, once there are many of those."""
+        """One that is free; one of a launch that is over, once there are many of those; else one of a block that is."""
         new = int(self.tables.run["num_clocks"])
         if self._retired and (len(self._retired) > 2 * self._num_live + 64 or new >= MOST_CLOCKS):
+            self.is_strict = True
             return self._retired.popleft()
+        while new >= MOST_CLOCKS and self._left:
+            clock, owner = self._left.popleft()
+            if self.tables.clocks[clock] == owner:
+                self.is_strict = True
+                return clock
         if new >= MOST_CLOCKS:
             self._give_up("more warps run at once than the engine has clocks")
         self.tables.run["num_clocks"] = new + 1
@@ -243,17 +251,22 @@ class CheckedWorld(CompiledWorld):
         minds["lane"] = np.arange(count) % WARP_SIZE
         minds["known"] = known
         tables.knowledge["uses"][known] += count
+        has_copies = padded and not launch.by_ptx
         for i in range(block.num_warps):
             lanes = minds[i * WARP_SIZE : (i + 1) * WARP_SIZE]
-            for name in ("owner", "engine")[: 2 if padded else 1]:
-                launch.clocks.append(self.new_clock())
+            for name in ("owner", "engine")[: 2 if has_copies else 1]:
+                clock = self.new_clock()
+                owner = self.new_owner(clock, stream, launch.rank, number)
                 self._num_live += 1
-                lanes[name] = self.new_owner(launch.clocks[-1], stream, launch.rank, number)
+                lanes[name] = owner
+                launch.clocks.append((clock, owner))
+                block.clocks.append((clock, owner))
 
     def take_back(self, block: CompiledBlock) -> None:
         if self._blocks.get(block.number) is block:
             padded = -(-block.launch.smem_bytes // ROUND) * ROUND
             self.call("forget", block.memory + 3 * padded, padded)
+            self._left += block.clocks
         super().take_back(block)
 
     def _launch_done(self, launch: Any) -> None:
@@ -265,7 +278,7 @@ class CheckedWorld(CompiledWorld):
         self.call("drop", int(here["learned"]))
         self.call("drop", int(here["known"]))
         self._num_live -= len(launch.clocks)
-        self._retired += launch.clocks
+        self._retired += [clock for clock, owner in launch.clocks if self.tables.clocks[clock] == owner]
         super()._launch_done(launch)
 
     # --- memory -------------------------------------------------------------------------------------------------

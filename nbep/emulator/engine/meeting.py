@@ -19,7 +19,7 @@ from .words import address, compiled, get_s64, is_checked, put_s64, rows
 warps, collectives, blocks, barriers = rows("warps"), rows("collectives"), rows("blocks"), rows("barriers")
 values_at = address("values")
 
-SHFL_IDX, SHFL_XOR, SHFL_UP, SHFL_DOWN, ANY, ALL, BALLOT, MATCH, SYNC = range(9)
+SHFL_IDX, SHFL_XOR, SHFL_UP, SHFL_DOWN, ANY, ALL, BALLOT, SYNC, SAME, MATCH, MATCH_ALL = range(11)
 NOT_BROUGHT = -1
 
 
@@ -45,13 +45,15 @@ def find_collective(warp, mask, name, site, t):
             free = c
     here = collectives(found)
     if found < begin + w.end:
-        if here.name != name or here.site != site:
+        if here.name != name or (here.site != site and not blocks(t.block).by_ptx):
             fault(DIVERGED, mask)
         return found
-    if mask <= 0 or mask >> w.num_lanes or not (mask >> t.lane) & 1 or mask & w.exited:
+    if mask <= 0 or mask >> w.num_lanes or not (mask >> t.lane) & 1:
+        fault(DIVERGED, mask)
+    if mask & w.exited and not blocks(t.block).by_ptx:
         fault(DIVERGED, mask)
     here = collectives(free)
-    here.mask = here.missing = mask
+    here.mask, here.missing = mask, mask & ~w.exited
     here.name, here.site, here.first, here.last = name, site, 0, 0
     here.brought = NOT_BROUGHT
     w.num_pending += 1
@@ -73,7 +75,7 @@ def check_others(warp, found, lane):
 @register_jitable
 def work_out(c, here, w):
     """The results of all lanes of a full collective."""
-    name, mask, values = here.name, here.mask, values_at(c * 32)
+    name, mask, values = here.name, here.mask & ~w.exited, values_at(c * 32)
     ballot = 0
     for i in range(32):
         if (mask >> i) & 1 and get_s64(values + 8 * i) != 0:
@@ -91,12 +93,14 @@ def work_out(c, here, w):
                 t.result = ballot == mask
             elif name == BALLOT:
                 t.result = ballot
-            elif name == MATCH:
+            elif name == SAME:
+                t.result = ballot == 0 or ballot == mask
+            elif name >= MATCH:
                 same = 0
                 for j in range(32):
                     if (mask >> j) & 1 and get_s64(values + 8 * j) == get_s64(values + 8 * i):
                         same |= 1 << j
-                t.result = same
+                t.result = same if name == MATCH or same == mask else 0
 
 
 @compiled
@@ -125,6 +129,21 @@ def is_missed(thread: int) -> int:
             here.brought |= 1 << t.lane
             return 1
     return 0
+
+
+@compiled
+def conclude(c: int, warp: int) -> None:
+    """All lanes are there for which a collective waits."""
+    here, w = collectives(c), warps(warp)
+    work_out(c, here, w)
+    if is_checked() and here.name == SYNC:
+        conclude_warp(c, warp)
+    release(here.first)
+    here.mask = 0
+    w.num_pending -= 1
+    begin = warp * NUM_COLLECTIVES
+    while w.end > 0 and collectives(begin + w.end - 1).mask == 0:
+        w.end -= 1
 
 
 @compiled
@@ -162,15 +181,7 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
             bring(c, t.warp)
         park()
     else:
-        work_out(c, here, w)
-        if is_checked() and name == SYNC:
-            conclude_warp(c, t.warp)
-        release(here.first)
-        here.mask = 0
-        w.num_pending -= 1
-        begin = t.warp * NUM_COLLECTIVES
-        while w.end > 0 and collectives(begin + w.end - 1).mask == 0:
-            w.end -= 1
+        conclude(c, t.warp)
     if t.lost:
         fault(DIVERGED, mask)
     return t.result
@@ -186,11 +197,53 @@ def release(first):
         thread = after
 
 
+@register_jitable
+def absent(block, here):
+    """How many threads have left for which a barrier does not wait."""
+    return block.num_threads - block.live if block.by_ptx and here.expected == block.num_threads else 0
+
+
 @compiled
-def meet(number: int, expected: int, waits: int, predicate: int) -> int:
-    """Come to a barrier; if this thread waits, whether the predicates of all hold."""
+def fill(block: int, number: int, last: int) -> None:
+    """Let those go on who wait at a barrier, and tell them how many predicates hold. last: who fills it, if it waits"""
+    here = barriers(block * NUM_BARRIERS + number)
+    result = here.holds | (here.arrived - here.holds) << 32
+    here.arrived = 0
+    blocks(block).phase += 1
+    waiting = here.first
+    while waiting != 0:
+        threads(waiting).result = result
+        waiting = threads(waiting).next
+    if last != 0:
+        threads(last).result = result
+    if here.passed:
+        for i in range(blocks(block).num_threads):
+            threads(blocks(block).first + i).passed &= ~(1 << number)
+    if is_checked():
+        conclude_barrier(block * NUM_BARRIERS + number, last)
+    release(here.first)
+
+
+@register_jitable
+def check_site(t, site):
+    """Lanes of a warp come to the same barrier of a kernel."""
+    w, phase = warps(t.warp), blocks(t.block).phase + 1
+    if w.phase != phase:
+        w.phase, w.site = phase, site
+    elif w.site != site:
+        fault(DIVERGED, site)
+
+
+@compiled
+def meet(number: int, expected: int, waits: int, predicate: int, site: int) -> int:
+    """Come to a barrier; if this thread waits, whether the predicates of all hold.
+
+    waits: 2 for how many hold, and << 32 how many do not; site: of the call, 0 if all may come to different ones
+    """
     thread = run(0).current
     t = threads(thread)
+    if site != 0:
+        check_site(t, site)
     if waits:
         t.empty_spins = 0
     if is_checked():
@@ -204,50 +257,47 @@ def meet(number: int, expected: int, waits: int, predicate: int) -> int:
         if expected != t.block_dim and not (expected < t.block_dim and expected % 32 == 0):
             fault(NEVER_FULL, number)
         here.expected = expected
-        here.first = here.last = here.waiting = here.passed = 0
-        here.holds = 1
+        here.first = here.last = here.waiting = here.passed = here.holds = 0
     elif here.expected != expected or (t.passed >> number) & 1:
         fault(DIVERGED, number)
     here.arrived += 1
-    here.holds &= predicate
+    here.holds += predicate
     if is_checked():
         come_to_barrier(t.block * NUM_BARRIERS + number)
-    if here.arrived == expected:
-        here.arrived = 0
-        waiting = here.first
-        while waiting != 0:
-            threads(waiting).result = here.holds
-            waiting = threads(waiting).next
-        if here.passed:
-            for i in range(block.num_threads):
-                threads(block.first + i).passed &= ~(1 << number)
-        if is_checked():
-            conclude_barrier(t.block * NUM_BARRIERS + number, thread if waits else 0)
-        release(here.first)
-        return here.holds
+    if here.arrived + absent(block, here) == expected:
+        fill(t.block, number, thread if waits else 0)
+    else:
+        wait_at(t, number, waits)
+    return t.result if waits == 2 else t.result >> 32 == 0
+
+
+@register_jitable
+def wait_at(t, number, waits):
+    """Wait for those who have not come; or go on, if this thread does not wait."""
+    here = barriers(t.block * NUM_BARRIERS + number)
     if waits:
         t.next = 0
         if here.last != 0:
-            threads(here.last).next = thread
+            threads(here.last).next = run(0).current
         else:
-            here.first = thread
-        here.last = thread
+            here.first = run(0).current
+        here.last = run(0).current
         here.waiting += 1
     else:
         t.passed |= 1 << number
         here.passed += 1
-    if block.live < block.num_threads:
+    if blocks(t.block).live < blocks(t.block).num_threads:
         check_barrier(t.block, number)
     if waits:
         park()
-    return t.result
 
 
 @register_jitable
 def check_barrier(block, number):
     """Stop the run when the threads still alive cannot fill a barrier."""
     here = barriers(block * NUM_BARRIERS + number)
-    if here.arrived + blocks(block).live - here.waiting < here.expected:
+    b = blocks(block)
+    if here.arrived + b.live - here.waiting < here.expected - absent(b, here):
         fault(NEVER_FULL, number)
 
 
@@ -264,13 +314,22 @@ def leave() -> None:
     r.has_changed = 1
     block, w = blocks(t.block), warps(t.warp)
     block.live -= 1
-    for c in range(t.warp * NUM_COLLECTIVES, t.warp * NUM_COLLECTIVES + w.end):
-        if collectives(c).mask != 0 and (collectives(c).missing >> t.lane) & 1:
-            fault(DIVERGED, collectives(c).mask)
     w.exited |= 1 << t.lane
+    for c in range(t.warp * NUM_COLLECTIVES, t.warp * NUM_COLLECTIVES + w.end):
+        here = collectives(c)
+        if here.mask != 0 and (here.missing >> t.lane) & 1:
+            if not block.by_ptx:
+                fault(DIVERGED, here.mask)
+            here.missing ^= 1 << t.lane
+            if here.missing == 0:
+                conclude(c, t.warp)
     for number in range(NUM_BARRIERS):
-        if barriers(t.block * NUM_BARRIERS + number).arrived != 0:
-            check_barrier(t.block, number)
+        barrier = barriers(t.block * NUM_BARRIERS + number)
+        if barrier.arrived != 0:
+            if block.live != 0 and barrier.arrived + absent(block, barrier) == barrier.expected:
+                fill(t.block, number, 0)
+            else:
+                check_barrier(t.block, number)
     if block.live == 0:
         r.event = BLOCK_LEFT
         r.event_arg = t.block

@@ -170,6 +170,16 @@ def step():
 
 
 @compiled
+def turn() -> None:
+    """A loop of a plain kernel begins another turn. Those that look at one address again and again may never end."""
+    t = threads(run(0).current)
+    t.spins = t.spins + 1 if t.looks else 0
+    t.looks = 0
+    run(0).turns += 1
+    step()
+
+
+@compiled
 def proceed(begins: int) -> int:
     """The hub: run until Python has something to do, an event. begins: a batch of steps, whose quanta are drawn"""
     r = run(0)

@@ -368,7 +368,7 @@ def conclude_warp(c: int, warp: int) -> None:
             if (here.mask >> i) & 1:
                 warp_known = max(warp_known, minds(w.first + i).warp_known)
         for j in range(32):
-            number = get_s64(values_at(c * 32 + j)) if (here.mask >> j) & 1 else 0
+            number = get_s64(values_at(c * 32 + j)) if (here.mask & ~w.exited) >> j & 1 else 0
             for i in range(32):
                 if (here.mask >> i) & 1 and minds(w.first + i).has_lanes:
                     number = max(number, get_s32(lanes_known_at((w.first + i) * 32 + j)))

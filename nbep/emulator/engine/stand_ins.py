@@ -82,6 +82,13 @@ class Operations:
     def take(self, number: int) -> Callable[[], object]:
         return self._calls.pop(number)
 
+    def calls(self) -> list[Callable[[], object]]:
+        return [self._calls[int(number)] for number in self._tables.operations[: len(self)]]
+
+    def extend(self, operations: Iterable[Callable[[], object]]) -> None:
+        for operation in operations:
+            self.append(operation)
+
     def clear(self) -> None:
         self._calls.clear()
         self._tables.run["num_operations"] = 0

@@ -97,24 +97,27 @@ TABLES: dict[str, Table] = {
         "calls left granted skipped parks steps sequence fault fault_address "
         "generator_at free_cell num_cells free_group num_groups free_mbarrier num_mbarriers free_copy num_copies "
         "stacks old_action signals "
-        "current stage event event_arg tick_at tick_left num_runnable num_slow num_operations "
+        "current stage event event_arg tick_at tick_left num_runnable num_slow num_operations turns "
         "num_polling has_changed fault_thread has_failed num_clocks",
         floats="operation_rate willing",
     ),
     "threads": _records(
         MOST_THREADS,
-        "pointer deadline fault_deadline sequence segments space shared shared_bytes side result",
+        "pointer deadline fault_deadline sequence segments space shared shared_bytes side result looked spins",
         "rank block warp thread_idx block_idx grid_dim block_dim lane launch next "
         "exited polling may_time_out num_time_outs expired waited_once has_looked_again has_news empty_spins "
         "fenced is_slow lost passed first_polled last_polled first_watched last_watched "
-        "open_group first_group last_group num_groups wanted wanted_reads",
+        "open_group first_group last_group num_groups wanted wanted_reads looks",
     ),
-    "warps": _records(MOST_WARPS, "exited", "num_lanes first num_pending end"),
+    # site: of the barrier to which its lanes come in their phase
+    "warps": _records(MOST_WARPS, "exited site", "num_lanes first num_pending end phase"),
     # missing: lanes; first, last: who waits, in the order of arrival; brought: lanes, -1 before a lane with news
     "collectives": _records(MOST_WARPS * NUM_COLLECTIVES, "mask missing brought site", "name first last told"),
     "values": Table(np.dtype("i8"), MOST_WARPS * NUM_COLLECTIVES * 32),  # that lanes pass
     "blocks": _records(
-        MOST_WARPS, "shared side races", "launch live num_threads first proxy_fences copies mbarriers group"
+        MOST_WARPS,
+        "shared side races phase",
+        "launch live num_threads first proxy_fences copies mbarriers group by_ptx",
     ),
     "barriers": _records(MOST_WARPS * NUM_BARRIERS, "", "expected arrived first last holds passed waiting told latest"),
     "launches": _records(MOST_LAUNCHES, "arguments entry", "live copies is_done known learned left"),

@@ -95,15 +95,19 @@ class Stacks:
             self._num_open = i + 1
         return True
 
-    def prepare(self, thread: int, entry: int) -> int:
-        """The stack pointer of a thread that begins with a function of no arguments, which never returns."""
+    def prepare(self, first: int, count: int, entry: int) -> Any:
+        """The stack pointers of threads that begin with a function of no arguments, which never returns."""
+        import numpy as np
+
         size, at = SAVED_BYTES[machine()]
+        threads = np.arange(first, first + count)
         # Threads begin at different places of a page, so that their frames do not share the lines of a cache.
-        top = (self.begin + (thread + 1) * STACK_PITCH - 64 - (thread & 15) * 192) & ~15
-        pointer = top - size
-        ctypes.memset(pointer, 0, size)
-        ctypes.c_int64.from_address(pointer + at).value = entry
-        return pointer
+        pointers = ((self.begin + (threads + 1) * STACK_PITCH - 64 - (threads & 15) * 192) & ~15) - size
+        all_words: Any = (ctypes.c_int64 * (len(self._memory) // 8)).from_address(self.begin)
+        words, where = np.frombuffer(all_words, np.int64), (pointers - self.begin) // 8
+        words[where[:, None] + np.arange(size // 8)] = 0
+        words[where + at // 8] = entry
+        return pointers
 
 
 # --- overflows ---------------------------------------------------------------------------------------------------

@@ -87,8 +87,8 @@ def _putter(width: int) -> Any:
     return put
 
 
-get_u8, get_s32, get_s64 = _getter(8, False), _getter(32, True), _getter(64, True)
-put_u8, put_s32, put_s64 = _putter(8), _putter(32), _putter(64)
+get_u8, get_s16, get_s32, get_s64 = _getter(8, False), _getter(16, True), _getter(32, True), _getter(64, True)
+put_u8, put_s16, put_s32, put_s64 = map(_putter, (8, 16, 32, 64))
 
 
 @emitting(types.int64, types.int64)

@@ -32,7 +32,7 @@ COPY_ENGINE = (9, 0)  # the compute capability for which kernels are compiled
 
 
 free_stacks: list[Stacks] = []  # of runs that are over
-_one_thread = threading.RLock()  # compiled functions find the tables of one run; inside of it there may be another one
+one_thread = threading.RLock()  # compiled functions find the tables of one run; inside of it there may be another one
 
 
 class Code(Protocol):
@@ -82,6 +82,7 @@ class CompiledBlock:
     def __init__(self, world: CompiledWorld, number: int, num_warps: int, memory: int, launch: Any):
         self.world, self.number, self.num_warps, self.memory, self.launch = world, number, num_warps, memory, launch
         self.threads: list[Any] = []
+        self.clocks: list[tuple[int, int]] = []  # of its warps; see `checked_world`
 
     def release(self) -> None:
         """Its launch is done."""
@@ -226,6 +227,9 @@ class CompiledWorld(World):
         tables = self.tables
         number = self._launch_row(launch)
         num_warps = -(-launch.block // WARP_SIZE)
+        if not self._blocks:
+            self._free_warps.clear()
+            self._next_warp = 1
         free = self._free_warps.setdefault(num_warps, [])
         if free:
             warp = free.pop()
@@ -258,15 +262,15 @@ class CompiledWorld(World):
         here = tables.blocks[warp]
         here["shared"], here["side"], here["launch"], here["live"] = memory, memory + padded, number, count
         here["num_threads"], here["first"], here["proxy_fences"], here["copies"] = count, first, 0, 0
-        here["mbarriers"], here["group"] = 0, OF_BLOCKS + warp
+        here["mbarriers"], here["group"], here["by_ptx"] = 0, OF_BLOCKS + warp, launch.by_ptx
         tables.barriers["arrived"][warp * state.NUM_BARRIERS : (warp + 1) * state.NUM_BARRIERS] = 0
         for i in range(num_warps):
             lanes = min(WARP_SIZE, count - i * WARP_SIZE)
-            tables.warps[warp + i] = (0, lanes, first + i * WARP_SIZE, 0, 0)
+            tables.warps[warp + i] = (0, 0, lanes, first + i * WARP_SIZE, 0, 0, 0)
             begin = i * WARP_SIZE
             rows["is_slow"][begin : begin + lanes] = self.strategy.reluctance(rank, index) != 0
         entry = self._machine.addresses["nbep_live"]
-        rows["pointer"] = [self.stacks.prepare(first + i, entry) for i in range(count)]
+        rows["pointer"] = self.stacks.prepare(first, count, entry)
         waiting = int(tables.run["num_runnable"])
         tables.runnable[waiting : waiting + count] = np.arange(first, first + count)
         tables.run["num_runnable"] = waiting + count
@@ -309,14 +313,18 @@ class CompiledWorld(World):
     # --- the loop -----------------------------------------------------------------------------------------------
 
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
-        if not _one_thread.acquire(blocking=False):
+        if not one_thread.acquire(blocking=False):
             raise Stopped("another thread of this process runs compiled kernels")
         try:
             return super().run(functions)
         finally:
-            _one_thread.release()
-            free_stacks.append(self.stacks)
-            self.tables.end()
+            one_thread.release()
+            self.end()
+
+    def end(self) -> None:
+        """The run is over: others may have its stacks."""
+        free_stacks.append(self.stacks)
+        self.tables.end()
 
     def _number_of(self, host: Host) -> int:
         number = self._host_numbers.get(host)

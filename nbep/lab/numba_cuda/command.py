@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nbep.emulator import EmulatorError
+from nbep.host.spawn import ENGINES, engine_for
 
 
 def parser_of_run() -> argparse.ArgumentParser:
@@ -22,6 +23,9 @@ def parser_of_run() -> argparse.ArgumentParser:
     parser.add_argument("--num-sms", type=int, metavar="N", help="blocks that run at once (as many as an H100 holds)")
     parser.add_argument(
         "--max-calls", type=int, metavar="N", help="loads, stores, barriers until it ends with a report"
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, help="what runs kernels: Python, machine code, or what can (python)"
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is passed")
@@ -41,8 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     from . import script, session
     from .code import KernelTypeError
 
+    given = {name: getattr(options, name) for name in session.OPTIONS if hasattr(options, name)}
     try:
-        given = {name: getattr(options, name) for name in ("seed", "memory_model", "strategy", "num_sms", "max_calls")}
+        engine_for(options.engine, options.memory_model, options.strategy, None)
+    except ValueError as error:
+        parser.error(str(error))
+    try:
         with session.options(**given), script.shown():
             script.run(options.script, options.arguments)
     except (EmulatorError, KernelTypeError) as error:

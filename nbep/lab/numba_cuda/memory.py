@@ -65,6 +65,7 @@ class Memory:
 
     def _of_host(self, begin: int, end: int, access: Callable[[Any], Any]) -> None:
         if self.session is not None and self.session is current(create=False) and end > begin:
+            self.session.is_mixed = bool(self.session.unseen)
             with self.session.guarded():
                 access(self.session.world.cpu)
 

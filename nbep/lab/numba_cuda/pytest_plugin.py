@@ -15,7 +15,7 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 MODELS = ("checked", "sc", "delayed")
-DEFAULTS: dict[str, Any] = {"memory_model": "checked", "seeds": 1, "num_sms": None, "max_calls": None}
+DEFAULTS: dict[str, Any] = {"memory_model": "checked", "seeds": 1, "num_sms": None, "max_calls": None, "engine": None}
 OPTIONS = pytest.StashKey[dict[str, Any]]()
 SEED = pytest.StashKey[int]()
 LAUNCHES: Counter[str] = Counter()  # of each kernel, in xdist's workers

@@ -18,9 +18,11 @@ from functools import cache
 from typing import Any, ClassVar
 
 from nbep.emulator import World
+from nbep.emulator.engine import EngineError
 from nbep.emulator.machine import stream as machine
 from nbep.emulator.machine.errors import EmulatorError, Uninitialized
 from nbep.emulator.schedule.scheduler import Stuck
+from nbep.host.spawn import engine_for
 
 from . import children
 from .code import KernelTypeError
@@ -30,7 +32,7 @@ from .reports import describe, show_source, tell_writer, words_of
 MANY_CALLS = 1 << 12  # primitive calls between two looks for loops that never end
 OPTIONS: dict[str, Any] = {
     "seed": 0, "memory_model": "sc", "strategy": "uniform", "num_sms": None, "tracer": None, "on_failure": None,
-    "max_calls": None,
+    "max_calls": None, "engine": None,
 }  # fmt: skip
 
 
@@ -87,8 +89,9 @@ class Session:
     """One emulated GPU, until a kernel fails on it or the options change."""
 
     def __init__(self) -> None:
-        options = {name: value for name, value in OPTIONS.items() if name != "seed"}
+        options = {name: value for name, value in OPTIONS.items() if name not in ("seed", "engine")}
         self.options = dict(OPTIONS)
+        self.engine = engine_for(*(OPTIONS[name] for name in ("engine", "memory_model", "strategy", "tracer")))
         self.world = CudaWorld(OPTIONS["seed"], **options)
         self.rank = self.world.ranks[0]
         self.space = self.rank.space
@@ -97,6 +100,8 @@ class Session:
         self.dirty: dict[Any, bool] = {}  # streams in which something was queued since the default one waited for them
         self.behind: set[Any] = set()  # streams that wait for the latest of the default one
         self.default = self.new_stream("default stream")
+        self.unseen: set[Any] = set()  # streams that have got work since the host has waited for all of theirs
+        self.is_mixed = False  # whether the host has done something else meanwhile than to queue and to wait
         self.users: set[int] = set()  # threads of the host that have launched or waited
         self.runner = 0  # the one on which kernels have run last
 
@@ -116,6 +121,7 @@ class Session:
             stream.wait(self.default.record())
             self.behind.add(stream)
         self.dirty[stream] = True
+        self.unseen.add(stream)
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -153,9 +159,26 @@ class Session:
             self._finish(self.streams if stream is None else [stream])
 
     def _finish(self, streams: list[machine.Stream]) -> None:
-        for one in streams:
+        stopped, is_done = None, False
+        if self.may_rehearse(streams):
+            from .rehearsal import rehearse
+
+            stopped = rehearse(self, streams)
+            is_done = stopped is None
+        for one in [] if is_done else streams:
             if one.is_busy or self.world.memory_model != "sc":
                 one.synchronize()
+        self.unseen.difference_update(streams)
+        self.is_mixed = bool(self.unseen) and self.is_mixed
+        if stopped is not None and stopped.must_fail:
+            message = f"compiled kernels, seed {self.world.seed}: {stopped}; run by Python, the same seed fails nowhere"
+            raise EngineError(message)
+
+    def may_rehearse(self, streams: list[machine.Stream]) -> bool:
+        """Whether all that is not over is in queues of these streams, compiled."""
+        queued = [item for one in streams for what, item, _ in one.queue if what == "launch"]
+        is_all = self.unseen <= set(streams) and not self.is_mixed and not self.world.launches
+        return bool(queued) and is_all and all(one.function.entry is not None for one in queued)
 
 
 launched: dict[str, int] = {}  # how often, of each kernel by module and name
@@ -267,7 +290,9 @@ def options(**given: Any) -> Iterator[None]:
 
     Args:
         given: seed, memory_model ("sc", "checked" or "delayed"), strategy, num_sms, tracer, on_failure: see `World`;
-            max_calls: of primitives (loads, stores, barriers), after which a run ends with a report
+            max_calls: of primitives (loads, stores, barriers), after which a run ends with a report;
+            engine: "python", "compiled" or "auto", see `nbep.spawn`; None: what NBEP_ENGINE says. "auto" compiles what
+            it can, and is as good as "python" where that is nothing
 
     Raises:
         TypeError: for others
@@ -425,6 +450,7 @@ class Event:
         if self._event is None or self._session is not current():
             return
         with self._session.running():
+            self._session.is_mixed = True
             self._session.world.host_wait(lambda: self._event.done, "an event")
             self._event.tell_host()
         if self._stream is not None and self._stream.copies:

@@ -114,6 +114,8 @@ class Known:
     def __str__(self) -> str:
         return "none" if self.value is None else repr(self.value)
 
+    __repr__ = __str__
+
 
 class Unknown:
     """The type of what a call returns that has not returned yet: a recursive one."""
