@@ -339,7 +339,9 @@ class BufferedThread(KnowingThread):
     def _lift(self, stores: dict[PendingStore, None], level: int, target: dict[PendingStore, None]) -> None:
         perform(stores)
         moment = self.next_moment()
-        for store in stores:
+        for store in list(stores):
+            if store.done:  # who polls has let an atomic arrive, and this one before it
+                continue
             store.level = level
             store.version.seen[level] = store.version.seen[level] or moment
             target[store] = None
