@@ -33,7 +33,7 @@ PACKAGES = "numba", "llvmlite", "numpy"
 class Code:
     """The machine and kernels as they are needed; see `nbep.emulator.engine.world`.
 
-    only_kept: what is not in the cache is not compiled, and stops the run; model: of memory, "sc" or "checked"
+    only_kept: what is not in the cache is not compiled, and stops the run; model: of memory
     """
 
     def __init__(self, only_kept: bool = False, model: str = "sc"):
@@ -106,8 +106,9 @@ def prefill(spec: KernelSpec, model: str = "sc") -> float:
     return time.process_time() - start
 
 
-# Modules of the machine that are compiled for no other model.
-ONLY_CHECKED = "knowledge", "notes", "races", "signals", "copy_signals", "host_signals"
+# Modules of the machine that are compiled for one model alone.
+ONLY = dict.fromkeys(("knowledge", "notes", "races", "signals", "copy_signals", "host_signals"), "checked")
+ONLY |= {"pending": "delayed", "delayed": "delayed"}
 
 
 def _compile_machine(model: str) -> tuple[bytes, list[str]]:
@@ -119,7 +120,7 @@ def _compile_machine(model: str) -> tuple[bytes, list[str]]:
     functions: dict[str, Any] = {
         one.symbol: (one.function, one.result, one.arguments)
         for one in COMPILED.values()
-        if model == "checked" or one.function.__module__.rpartition(".")[2] not in ONLY_CHECKED
+        if ONLY.get(one.function.__module__.rpartition(".")[2], model) == model
     }
     return compile_functions(functions, model), list(functions)
 

@@ -53,9 +53,9 @@ def spawn(
         num_sms: the SMs of each emulated rank: so many blocks are there at once, others wait; None: no limit
         on_failure: is called with the first error, while all threads of the emulator still stand where they were
         engine: what runs kernels on the emulator. "python": Python, which explains what goes wrong. "compiled": machine
-            code, many times as fast, for memory_model "sc" and "checked". "auto": the same where all of it is in the
-            cache, or Python has run LONG calls in this process, else Python. None: what the environment variable
-            NBEP_ENGINE says, or "python". A seed gives one run on all.
+            code, many times as fast. "auto": the same where all of it is in the cache, or Python has run LONG calls in
+            this process, else Python. None: what the environment variable NBEP_ENGINE says, or "python". A seed gives
+            one run on all.
             What goes wrong in compiled code is run again by Python from the beginning, fn included, to explain it.
 
     Raises:
@@ -109,33 +109,33 @@ def spawn(
     return results
 
 
-def engine_for(engine: str | None, memory_model: str, strategy: Any, tracer: Any) -> str:
-    """The name of the engine that runs kernels: "python" where "auto" finds that others cannot.
+def engine_for(
+    engine: str | None, memory_model: str, strategy: Any, tracer: Any, models: Sequence[str] = MODELS
+) -> str:
+    """The name of the engine that runs kernels: "python" where "auto" finds that others cannot. models: that it can
 
     Raises: ValueError for a name that there is not, and for "compiled" where that cannot be
     """
     name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
     if name not in ENGINES:
         raise ValueError(f"{'NBEP_ENGINE' if engine is None else 'engine'}: got {name!r}; must be {', '.join(ENGINES)}")
-    why_not = None if name == "python" else _why_not_compiled(memory_model, strategy, tracer)
+    why_not = None if name == "python" else _why_not_compiled(memory_model, models, strategy, tracer)
     if name == "compiled" and why_not is not None:
         raise ValueError(f"engine: got 'compiled'; {why_not}; 'auto' takes Python then")
     return "python" if why_not is not None else name
 
 
 def _compiled_world(memory_model: str) -> Any:
-    if memory_model == "checked":
-        from nbep.emulator.engine.checked_world import CheckedWorld
-
-        return CheckedWorld
+    from nbep.emulator.engine.checked_world import CheckedWorld
+    from nbep.emulator.engine.delayed_world import DelayedWorld
     from nbep.emulator.engine.world import CompiledWorld
 
-    return CompiledWorld
+    return {one.model: one for one in (CompiledWorld, CheckedWorld, DelayedWorld)}[memory_model]
 
 
-def _why_not_compiled(memory_model: str, strategy: Any, tracer: Any) -> str | None:
+def _why_not_compiled(memory_model: str, models: Sequence[str], strategy: Any, tracer: Any) -> str | None:
     """Why kernels of such a run cannot be compiled; None if they can."""
-    if memory_model not in MODELS:
+    if memory_model not in models:
         return f"memory_model {memory_model!r} is interpreted"
     if tracer is not None:
         return "a tracer sees threads that Python runs"

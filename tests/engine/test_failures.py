@@ -105,23 +105,25 @@ def error_of(kind, engine, seed=3, **options):
     return None
 
 
+@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
 @pytest.mark.parametrize("kind", KINDS[1:])
-def test_it_is_found_and_said_as_by_python(kind):
-    interpreted = error_of(kind, "python")
+def test_it_is_found_and_said_as_by_python(kind, memory_model):
+    interpreted = error_of(kind, "python", memory_model=memory_model)
     assert interpreted is not None
-    assert error_of(kind, "compiled") == interpreted
+    assert error_of(kind, "compiled", memory_model=memory_model) == interpreted
 
 
 def test_what_fails_nowhere_is_not_run_again():
     assert error_of("nothing", "compiled") is error_of("nothing", "python") is None
 
 
-def test_the_engine_finds_each_of_them_itself(monkeypatch):
+@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+def test_the_engine_finds_each_of_them_itself(monkeypatch, memory_model):
     """What Python would not find is said all the same, with the thread."""
     harmless = SimpleNamespace(num_ranks=1, run=lambda mains: [None])
     monkeypatch.setattr("nbep.host.spawn.World", lambda *_, **options: harmless)
     for kind in KINDS[1:]:
-        name, text, _ = error_of(kind, "compiled")
+        name, text, _ = error_of(kind, "compiled", memory_model=memory_model)
         assert name == "EngineError", kind
         assert "run by Python, the same seed fails nowhere" in text
         assert kind == "deadlock" or "kernel `go_wrong`" in text
@@ -198,7 +200,6 @@ def test_a_wait_of_the_host_that_times_out_is_waited_for_by_python():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"memory_model": "delayed"}, "memory_model 'delayed' is interpreted"),
         ({"strategy": "few_preemptions"}, "strategy 'few_preemptions' is interpreted"),
         ({"tracer": Trace()}, "a tracer sees threads that Python runs"),
     ],

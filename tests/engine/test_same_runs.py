@@ -9,8 +9,9 @@ from parts import both_parts
 
 from nbep.device import primitives as ptx
 from nbep.emulator.engine import MODELS
+from nbep.emulator.engine.delayed_world import DelayedWorld
 from nbep.lab.check.scenario import accepted
-from nbep.lang import FULL_MASK, I32, InOut, kernel
+from nbep.lang import FULL_MASK, I32, InOut, device_function, kernel
 from nbep.specimens.scenarios import SCENARIOS
 
 NEVER = 1 << 62
@@ -91,6 +92,63 @@ def test_strategies_choose_the_same(strategy, memory_model):
     for seed in range(3):
         one, other = (run(own_kernel, 1, engine, seed, **options) for engine in ("compiled", "python"))
         assert one == other
+
+
+@device_function
+def count_returned(cell):
+    return ptx.atom_add_relaxed_gpu_s32(cell, 1)
+
+
+@kernel(max_threads=32)
+def in_turn(memory: InOut, role: I32):
+    """0 stores, and tells 1, which makes that visible to all; 2 starts when the stores of 0 have arrived."""
+    own = memory + 256 + 128 * role + 4 * ptx.thread_idx()
+    if role == 1:
+        while ptx.ld_acquire_gpu_s32(memory) < ptx.block_dim():
+            if ptx.wait_expired(NEVER):
+                return
+        ptx.fence_acq_rel_sys()
+    for value in range(4):
+        ptx.st_weak_s32(own, value)
+    if role == 0:
+        ptx.atom_add_release_gpu_s32(memory, 1)
+    elif role == 3:
+        count_returned(memory + 4)
+
+
+def two_streams(comm, roles):
+    memory = np.zeros(512, np.int32)
+    one, two = (comm.runtime.create_stream(name) for name in ("one", "two"))
+    for role in roles:
+        comm.runtime.launch(two if role == 1 else one, in_turn, 1, 32, 0, memory, role)
+    one.synchronize()
+    two.synchronize()
+    return memory
+
+
+def test_a_thread_ends_another_kernel_by_its_fence(monkeypatch):
+    """Under `delayed`: the last stores of 0 arrive in the middle of 1, and before what 1 stores then 2 is under way."""
+    ends: list[int] = []
+    handle = DelayedWorld._handle
+    monkeypatch.setattr(
+        DelayedWorld, "_handle", lambda self, what: ends.append(self.tables.run["resumes"]) or handle(self, what)
+    )
+    main, options = partial(two_streams, roles=(0, 1, 2)), {"memory_model": "delayed", "strategy": "late"}
+    for seed in range(12):
+        one, other = (run(main, 1, engine, seed, **options) for engine in ("compiled", "python"))
+        assert one == other
+    assert sum(ends) >= 6
+
+
+def test_an_atomic_that_a_function_returns_is_left_to_python():
+    """Whether its result is used hangs on who calls the function: so whether it may be late."""
+    main = partial(two_streams, roles=(3,))
+    one, other = (
+        run(main, 1, engine, memory_model="delayed", may_repeat=engine == "compiled")
+        for engine in ("compiled", "python")
+    )
+    assert one == other
+    assert run(main, 1, "compiled") == run(main, 1, "python")
 
 
 # Each variant once, of those that have a copy engine: cards without one are interpreted.

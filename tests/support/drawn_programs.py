@@ -89,7 +89,7 @@ def modify(what, there, value):
     elif what == ADD_ACQ_REL:
         ptx.atom_add_acq_rel_sys_s32(there, value)
     elif what == ADD_RLX_GPU:
-        ptx.atom_add_relaxed_gpu_s32(there, value)
+        _ = ptx.atom_add_relaxed_gpu_s32(there, value)  # whose result is used: see `models.pending.is_unused`
     elif what == ADD_REL_GPU:
         ptx.atom_add_release_gpu_s32(there, value)
     elif what == ADD_ACQ_REL_GPU:
@@ -207,7 +207,7 @@ Step = tuple[int, int, int, int]
 DATA, FLAGS = (0, 32, 64, 96), tuple(range(128, 512, 8))
 LIKE = [  # what a change may make of a step
     (ST, LD, ST_V4, LD_V4, ST_U8, LD_U8, ST_S64, LD_S64, LD_NC, LD_RLX, ST_RLX, ADD_RLX),
-    (ST_REL, ST_RLX, ST_REL_GPU, ST_RLX_GPU, ST_VOL, ST, ADD_REL, ADD_RLX, ADD_REL_GPU, ADD_ACQ_REL, EXCH, CAS),
+    (ST_REL, ST_RLX, ST_REL_GPU, ST_RLX_GPU, ST_VOL, ST, ADD_REL, ADD_RLX, ADD_RLX_GPU, ADD_REL_GPU, EXCH, CAS),
     (WAIT_ACQ, WAIT_RLX, WAIT_ACQ_GPU),
     (FENCE_CTA, FENCE_GPU, FENCE_SYS, NOTHING),
     (S_ST, S_LD, S_ST_V4, S_LD_V4, S_RLX, S_ACQ, S_ADD, S_EXCH),

@@ -9,8 +9,8 @@ import nbep
 from nbep.device.engine import Code
 from nbep.emulator import EmulatorError, World
 from nbep.emulator.engine import Stopped
-from nbep.emulator.engine.checked_world import CheckedWorld
 from nbep.emulator.engine.world import CompiledWorld
+from nbep.host.spawn import _compiled_world
 
 
 def run(main, num_ranks, engine, seed=0, *, may_repeat=False, **options):
@@ -28,8 +28,14 @@ def run(main, num_ranks, engine, seed=0, *, may_repeat=False, **options):
     assert isinstance(worlds[0], CompiledWorld) == (engine == "compiled")
     assert may_repeat or len(worlds) == num_ranks, "Python has repeated the run"
     world = worlds[-1]
-    signals = int(world.signals) if options.get("memory_model") == "checked" else 0
-    return plain(results), int(world.calls), int(world.steps), int(world.parks), signals, world.random.random()
+    return plain(results), int(world.calls), counts(world)
+
+
+def counts(world):
+    """Counts of a run that is over, and what it would draw next."""
+    signals = int(world.signals) if world.memory_model == "checked" else 0
+    late = (int(world.moment), world.early.random()) if world.memory_model == "delayed" else None
+    return int(world.steps), int(world.parks), signals, late, world.random.random()
 
 
 def plain(value):
@@ -56,18 +62,17 @@ class Ended(NamedTuple):
     left: Any = None
 
 
-def end_of(act, num_ranks, engine, seed=0, **options):
-    """How a run under `checked` ends on an engine that the other one does not help out. act: runs in a world"""
-    options |= {"memory_model": "checked"}
+def end_of(act, num_ranks, engine, seed=0, memory_model="checked", **options):
+    """How a run ends on an engine that the other one does not help out. act: runs in a world"""
+    options["memory_model"] = memory_model
     if engine == "python":
         world = World(num_ranks, seed, **options)
     else:
-        world = CheckedWorld(num_ranks, seed, code=Code(model="checked"), **options)
+        world = _compiled_world(memory_model)(num_ranks, seed, code=Code(model=memory_model), **options)
     try:
         left = act(world)
     except Stopped as stopped:
         return Ended(str(stopped), int(world.calls + world.tables.run["granted"] - world.tables.run["left"]))
     except EmulatorError as error:
         return Ended(type(error).__name__, world.step if hasattr(world.current, "left") else world.calls)
-    counts = int(world.steps), int(world.parks), int(world.signals), world.random.random()
-    return Ended(None, int(world.calls), (plain(left), counts))
+    return Ended(None, int(world.calls), (plain(left), counts(world)))

@@ -16,6 +16,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core.errors import TypingError
+from numba.core.ir import Del
 from numba.core.registry import cpu_target
 from numba.core.typing.templates import Registry, make_intrinsic_template, make_overload_template
 from numba.extending import intrinsic
@@ -178,8 +179,10 @@ class Emitter:
         self.machine("store_shared", address, SIZES[kind].size, *self.stored(value, kind), how(order, "cta", False))
 
     def atomic(self, op, address, kind, operand, order, scope, compare=0):
-        size = SIZES[kind].size
-        return self.machine("atomic", ATOMICS[op], address, size, operand, compare, how(order, scope, False))
+        size, way = SIZES[kind].size, how(order, scope, False)
+        if order == "relaxed":
+            way |= use_of_result()
+        return self.machine("atomic", ATOMICS[op], address, size, operand, compare, way)
 
     def atomic_shared(self, op, address, kind, operand, order, compare=0):
         size = SIZES[kind].size
@@ -253,15 +256,34 @@ sites: dict[int, str] = {}  # of the object that is compiled now: number of a ca
 
 def site_of_call(spec: PrimitiveSpec) -> int:
     """A number for the call that Numba lowers now, the same for all types of arguments of the function it stands in."""
-    frame = sys._getframe(2)
-    while frame.f_code.co_name != "lower_inst":
-        assert frame.f_back is not None
-        frame = frame.f_back
-    where, instruction = frame.f_locals["self"].loc, frame.f_locals["inst"]
+    lower, instruction = lowered_now()
+    where = lower.loc
     text = f"{where.filename}:{where.line}"
     number = zlib.crc32(f"{text} {instruction.target.name} {spec.name}".encode())
     sites[number] = text
     return number
+
+
+def lowered_now() -> tuple[Any, Any]:
+    """What lowers a function of a kernel, and the instruction for which this is called."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_name != "lower_inst":
+        assert frame.f_back is not None
+        frame = frame.f_back
+    return frame.f_locals["self"], frame.f_locals["inst"]
+
+
+def use_of_result() -> int:
+    """What a function does with the result of the call that Numba lowers now; see `models.pending.is_unused`."""
+    lower, call = lowered_now()
+    if not call.target.is_temp:  # it has a name
+        return 0
+    body = (one for block in lower.func_ir.blocks.values() for one in block.body if not isinstance(one, Del))
+    uses = [one for one in body if one is not call and call.target.name in map(str, one.list_vars())]
+    if not uses:
+        return signals.UNUSED
+    is_returned = all(getattr(getattr(one, "value", None), "op", "") == "cast" for one in uses)
+    return signals.RETURNED if is_returned else 0
 
 
 # --- telling Numba -----------------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@
  copies     mbarriers and bulk copies
  knowledge, notes, races, signals, copy_signals, host_signals: for `checked`, what threads know of each other, who has
             accessed which bytes, whether that is a race, and what stores, meetings, copies and hosts tell
+ pending, delayed: for `delayed`, stores on their way, and what threads see of them and of older values
  build      Numba's code of functions, as objects that need no Numba
  stand_ins  what Python sees of the tables in place of the scheduler's lists
- world      a run whose threads are compiled; checked_world: and checked
+ world      a run whose threads are compiled; checked_world: and checked; delayed_world: with late stores
 
-It runs the models `sc` and `checked`, and makes the choices that the interpreted emulator makes: a seed gives one run
+It runs all memory models, and makes the choices that the interpreted emulator makes: a seed gives one run
 on both. It reports nothing: what goes wrong on it is run again interpreted, which explains it. See
 records/decisions/0018.
 
@@ -23,7 +24,7 @@ All but this file, `switch` and `state` import llvmlite or numba.
 
 from nbep.emulator.machine.errors import EmulatorError
 
-MODELS = "sc", "checked"  # memory models: of each there is a machine, and kernels that call it
+MODELS = "sc", "checked", "delayed"  # memory models: of each there is a machine, and kernels that call it
 
 
 class Stopped(BaseException):

@@ -9,7 +9,7 @@ from numba.extending import register_jitable
 
 from .cells import forget_last_polled, forget_polled, have_changed, note_polled, notify, value_at, watch
 from .schedule import fault, launches, pause, run, step, threads
-from .signals import REACH, note_atomic, note_fence, note_load, note_store
+from .signals import REACH, RELEASE, UNUSED, note_atomic, note_fence, note_load, note_store
 from .state import (
     EMPTY_SPINS,
     HOST_ATOMIC,
@@ -29,6 +29,7 @@ from .words import (
     get_s64,
     get_u8,
     is_checked,
+    is_delayed,
     put_s16,
     put_s32,
     put_s64,
@@ -39,6 +40,11 @@ from .words import (
 segments = rows("segments")
 blocks = rows("blocks")
 is_missed = declared("is_missed", int, int)
+# Of `delayed`.
+load_late, store_late = declared("load_late", int, *[int] * 4), declared("store_late", None, *[int] * 5)
+atomic_late, fence_late = declared("atomic_late", int, *[int] * 6), declared("fence_late", None, int)
+publish, tell_shared = declared("publish", None, int), declared("tell_shared", None, *[int] * 3)
+hear_shared = declared("hear_shared", None, int, int)
 
 # How memory is accessed: how a load looks, and what `signals` adds to it
 PLAIN, POLLED, CONSTANT = 0, 1, 2
@@ -112,6 +118,8 @@ def note_constant(constant: int, offset: int, size: int, launch: int) -> None:
     cell = constant + ((offset >> 4) << 3)
     mask = ((1 << size) - 1) << (offset & 15)
     before = get_s64(cell)
+    if is_delayed() and before == 0:
+        put_s64(constant - 8, get_s64(constant - 8) + 1)  # there it is counted for how many 16 bytes this is so
     put_s64(cell, (before if before >> 16 == launch else launch << 16) | mask)
 
 
@@ -124,6 +132,8 @@ def is_constant(constant: int, offset: int, number: int) -> int:
             low = max(offset - 16 * granule, 0)
             if launches(word >> 16).is_done:
                 put_s64(constant + (granule << 3), 0)
+                if is_delayed():
+                    put_s64(constant - 8, get_s64(constant - 8) - 1)
             elif (word >> low) & ((1 << (min(offset + number - 16 * granule, 16) - low)) - 1):
                 return 1
     return 0
@@ -148,6 +158,10 @@ def load(address: int, size: int, how: int) -> int:
     segment = segments(s)
     offset = address & 0xFFFFFFFF
     check_place(address, offset, size, segment.lowest, segment.end)
+    if is_delayed():
+        place = load_late(s, offset, size, how)
+        if place != 0:
+            return place
     if segment.shadow != 0 and not is_written(segment.shadow + offset, size):
         fault(UNWRITTEN, address)
     place = segment.memory + offset
@@ -156,7 +170,7 @@ def load(address: int, size: int, how: int) -> int:
     elif how & CONSTANT and segment.constant != 0:
         note_constant(segment.constant, offset, size, t.launch)
     if is_checked():
-        note_load(segment.races, offset, size, how)
+        note_load(segment.notes, offset, size, how)
     return place
 
 
@@ -175,6 +189,9 @@ def check_store(address, offset, size, segment):
 def store(address: int, size: int, low: int, high: int, how: int) -> None:
     """Write bytes of global memory; high: those behind the first 8."""
     step()
+    if is_delayed():
+        store_late(address, size, low, high, how)
+        return
     segment = segments(segment_of(address, threads(run(0).current)))
     offset = address & 0xFFFFFFFF
     check_store(address, offset, size, segment)
@@ -182,7 +199,7 @@ def store(address: int, size: int, low: int, high: int, how: int) -> None:
     run(0).has_changed = 1
     notify(segment.group << 32 | offset, size)
     if is_checked():
-        note_store(segment.races, offset, size, how, 0)
+        note_store(segment.notes, offset, size, how, 0)
 
 
 @register_jitable
@@ -234,15 +251,17 @@ def end_atomic(address: int, size: int, old: int, has_written: int, how: int) ->
     offset = address & 0xFFFFFFFF
     note_changed(segment.memory + offset, size, old, segment.group << 32 | offset, s)
     if is_checked():
-        note_atomic(segment.races, offset, size, how, has_written)
+        note_atomic(segment.notes, offset, size, how, has_written)
 
 
 @compiled
 def atomic(op: int, address: int, size: int, operand: int, compare: int, how: int) -> int:
+    if is_delayed():
+        return atomic_late(op, address, size, operand, compare, how)
     place = begin_atomic(address, size, how)
     old = value_at(place, size)
     write(place, size, changed_by(op, old, operand, compare), 0)
-    end_atomic(address, size, old, op != COMPARE or old == compare, how)
+    end_atomic(address, size, old, op != COMPARE or old == compare, how & (UNUSED - 1))
     return old
 
 
@@ -283,12 +302,16 @@ def load_shared(address: int, size: int, how: int) -> int:
     if how & POLLED:
         note_polled(shared_key(t, address), place, size, 0, value_at(place, size), 1)
     if is_checked():
-        note_load(blocks(t.block).races, address, size, how)
+        note_load(blocks(t.block).notes, address, size, how)
+    if is_delayed() and how & POLLED:
+        hear_shared(address, how)
     return place
 
 
 @compiled
 def store_shared(address: int, size: int, low: int, high: int, how: int) -> None:
+    if is_delayed() and how & RELEASE:
+        publish(1)
     step()
     t = threads(run(0).current)
     check_shared(address, size, t)
@@ -298,7 +321,9 @@ def store_shared(address: int, size: int, low: int, high: int, how: int) -> None
     put_s64(t.side + padded(t) + ((address >> 4) << 3), (blocks(t.block).proxy_fences + 1) << 10 | t.thread_idx)
     notify(shared_key(t, address), size)
     if is_checked():
-        note_store(blocks(t.block).races, address, size, how, 0)
+        note_store(blocks(t.block).notes, address, size, how, 0)
+    if is_delayed():
+        tell_shared(address, how, 0)
 
 
 @compiled
@@ -317,15 +342,24 @@ def end_shared_atomic(address: int, size: int, old: int, has_written: int, how: 
     t = threads(run(0).current)
     note_changed(t.shared + address, size, old, shared_key(t, address), 0)
     if is_checked():
-        note_atomic(blocks(t.block).races, address, size, how, has_written)
+        note_atomic(blocks(t.block).notes, address, size, how, has_written)
 
 
 @compiled
 def atomic_shared(op: int, address: int, size: int, operand: int, compare: int, how: int) -> int:
+    if is_delayed() and how & RELEASE:
+        t = threads(run(0).current)
+        check_shared(address, size, t)
+        if op != COMPARE or value_at(t.shared + address, size) == compare:
+            publish(1)
     place = begin_shared_atomic(address, size)
     old = value_at(place, size)
     write(place, size, changed_by(op, old, operand, compare), 0)
-    end_shared_atomic(address, size, old, op != COMPARE or old == compare, how)
+    end_shared_atomic(address, size, old, op != COMPARE or old == compare, how & (UNUSED - 1))
+    if is_delayed():
+        hear_shared(address, how)
+        if op != COMPARE or old == compare:
+            tell_shared(address, how, 1)
     return old
 
 
@@ -397,6 +431,8 @@ def fault_due(deadline: int, report: int) -> None:
 @compiled
 def fence(reach: int) -> None:
     """reach: 0 if it orders no memory"""
+    if is_delayed() and reach != 0:
+        fence_late(reach)
     step()
     if is_checked() and reach != 0:
         note_fence(reach)

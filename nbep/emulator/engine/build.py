@@ -18,9 +18,8 @@ import llvmlite.binding as llvm
 from .state import DIRECTORY, TABLES_SYMBOL, address_of
 from .switch import SWITCH, switch_module
 
-IS_CHECKED = "nbep_is_checked"  # what compiled functions ask; see `words`
-
 OPTIMIZATION = 2
+ASKED = "checked", "delayed"  # which of them it is, compiled functions ask: see `words`
 
 
 # --- loading: what needs no Numba --------------------------------------------------------------------------------
@@ -102,8 +101,8 @@ def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]], model: 
             library.add_linking_library(made.library)
             library.add_llvm_module(llvm.parse_assembly(_as_c(symbol, made.fndesc.llvm_func_name, result, arguments)))
         module = library._get_module_for_linking()
-        is_checked = f"define i64 @{IS_CHECKED}() {{ ret i64 {int(model == 'checked')} }}"
-        module.link_in(_to_link(llvm.parse_assembly(is_checked)))
+        answers = "\n".join(f"define i64 @nbep_is_{one}() {{ ret i64 {int(model == one)} }}" for one in ASKED)
+        module.link_in(_to_link(llvm.parse_assembly(answers)))
         for function in module.functions:
             if function.name.startswith("nbep_") and function.name != SWITCH:
                 function.name = symbol_of(function.name, model)

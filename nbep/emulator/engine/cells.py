@@ -10,10 +10,11 @@ from numba.extending import register_jitable
 
 from .schedule import fault, make_runnable, park, run, threads
 from .state import BUCKETS, FULL_TABLE, GRANULE_SHIFT, MOST_CELLS
-from .words import address, compiled, get_s32, get_s64, put_s32, rows
+from .words import address, compiled, declared, get_s32, get_s64, is_delayed, put_s32, rows
 
 cells, buckets, segments = rows("cells"), rows("buckets"), rows("segments")
 woken_at = address("woken")
+peek = declared("peek", int, int)
 
 
 @register_jitable
@@ -111,7 +112,9 @@ def have_changed(first: int) -> int:
     k = first
     while k != 0:
         cell = cells(k)
-        if segments(cell.segment).is_freed or value_at(cell.place, cell.size) != cell.value:
+        if segments(cell.segment).is_freed:
+            return 1
+        if (peek(k) if is_delayed() and cell.segment != 0 else value_at(cell.place, cell.size)) != cell.value:
             return 1
         k = cell.next
     return 0
@@ -178,20 +181,25 @@ def unwatch(thread: int) -> None:
 @compiled
 def wake(granule: int) -> None:
     """Wake those who poll a cell of 8 bytes and have not seen its present value."""
-    number = 0
+    begin = run(0).num_woken if is_delayed() else 0  # `peek` may wake others
+    number = begin
     k = buckets(bucket_of(granule)).first
     while k != 0:
         if cells(k).key >> GRANULE_SHIFT == granule:
             put_s32(woken_at(number), cells(k).thread)
             number += 1
         k = cells(k).next_there
-    for i in range(number):
+    if is_delayed():
+        run(0).num_woken = number
+    for i in range(begin, number):
         thread = get_s32(woken_at(i))
         t = threads(thread)
         if t.polling and have_changed(t.first_watched):
             t.has_looked_again = 0
             t.num_time_outs = 0
             unwatch(thread)
+    if is_delayed():
+        run(0).num_woken = begin
 
 
 @register_jitable

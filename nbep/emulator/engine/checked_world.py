@@ -5,7 +5,6 @@ What a host knows lies in vectors of its own; what stands in streams has copies 
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -170,9 +169,7 @@ class CheckedWorld(CompiledWorld):
 
     def ask(self, name: str, *arguments: int) -> int:
         """The result of a compiled function."""
-        self.tables.use()
-        kinds = [ctypes.c_int64] * len(arguments)
-        made = self._machine.function(f"nbep_{name}", ctypes.c_int64, *kinds)(*map(int, arguments))
+        made = self.call(name, *map(int, arguments))
         if self.tables.run["event"] == state.STOPPED and self.failure is None:
             self.stop_host(int(self.tables.run["fault"]))
         return made
@@ -245,7 +242,7 @@ class CheckedWorld(CompiledWorld):
         known, stream = self.tables.launches["known"][self._launches[launch]], self.order.clock_of(launch.stream)
         count, first, number = launch.block, block.number * WARP_SIZE, self.count_block()
         padded = -(-launch.smem_bytes // ROUND) * ROUND
-        tables.blocks["races"][block.number] = block.memory + 3 * padded
+        tables.blocks["notes"][block.number] = block.memory + 3 * padded
         minds = tables.minds[first : first + count]
         minds[:] = 0
         minds["lane"] = np.arange(count) % WARP_SIZE
@@ -296,8 +293,8 @@ class CheckedWorld(CompiledWorld):
 
     def enter(self, allocation: Allocation) -> int:
         row = super().enter(allocation)
-        if not self.tables.segments["races"][row]:
-            self.tables.segments["races"][row] = self.notes_of(allocation)
+        if not self.tables.segments["notes"][row]:
+            self.tables.segments["notes"][row] = self.notes_of(allocation)
         return row
 
     def _look_around_memory(self) -> None:

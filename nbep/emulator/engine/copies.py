@@ -21,7 +21,9 @@ from .copy_signals import (
     tell_mbarrier,
     waited,
 )
+from .delayed import look
 from .knowledge import fence_proxies
+from .pending import NO_ATOMIC, knowing, learn, new_store, publish
 from .schedule import fault, launches, make_runnable, operations_at, park, run, step, stop, threads
 from .state import (
     COPIES_DONE,
@@ -54,6 +56,7 @@ from .words import (
     get_s32,
     get_s64,
     is_checked,
+    is_delayed,
     pointer,
     put_s32,
     put_s64,
@@ -112,6 +115,8 @@ def init_mbarrier(where: int, count: int) -> None:
     m.next = blocks(t.block).mbarriers
     blocks(t.block).mbarriers = i
     put_s32(place, i)
+    if is_delayed():
+        m.told = 0
     if is_checked():
         begin_mbarrier(i)
         note_mbarrier(where, 1)
@@ -158,6 +163,10 @@ def arrive_mbarrier(where: int, nbytes: int) -> None:
     i = mbarrier_of(where)
     if is_checked():
         tell_mbarrier(i, where)
+    if is_delayed():
+        publish(1)
+        x = knowing(run(0).current)
+        mbarriers(i).told = max(mbarriers(i).told, x.floor, x.heard1)
     update_mbarrier(i, 1, nbytes)
 
 
@@ -169,6 +178,8 @@ def try_wait_mbarrier(where: int, parity: int) -> int:
     if phase != parity & 1:
         if is_checked():
             hear_phase(i, where)
+        if is_delayed():
+            learn(run(0).current, mbarriers(i).told)
         return 1
     t = threads(run(0).current)
     deadline = NEVER if t.waited_once else 0
@@ -181,6 +192,8 @@ def try_wait_mbarrier(where: int, parity: int) -> int:
     t.waited_once = 0
     if is_checked():
         hear_phase(i, where)
+    if is_delayed():
+        learn(run(0).current, mbarriers(i).told)
     return 1
 
 
@@ -296,10 +309,17 @@ def copy(i: int) -> None:
         stop(UNMAPPED, c.where, c.thread)
         return
     if c.kind == LOAD:
-        if shadow != 0 and not is_all_written(shadow + c.where, c.number):
-            stop(UNWRITTEN, c.where, c.thread)
-            return
-        copy_bytes(shared, there, c.number)
+        is_seen = is_delayed()
+        if is_delayed():
+            for k in range(0, c.number, 16):
+                look(c.thread, c.segment, c.where + k, 16, 1, shared + k)
+                if run(0).has_hole:
+                    is_seen = 0
+        if not is_seen:
+            if shadow != 0 and not is_all_written(shadow + c.where, c.number):
+                stop(UNWRITTEN, c.where, c.thread)
+                return
+            copy_bytes(shared, there, c.number)
         fill_bytes(side, 1, c.number)
         notify(blocks(c.block).group << 32 | c.smem, c.number)
         if is_checked():
@@ -309,11 +329,18 @@ def copy(i: int) -> None:
         if segment.constant != 0 and is_constant(segment.constant, c.where, c.number):
             stop(NOT_CONSTANT, c.where, c.thread)
             return
-        copy_bytes(there, c.buffer, c.number)
-        free(c.buffer)
-        if shadow != 0:
-            fill_bytes(shadow + c.where, 1, c.number)
-        notify(segment.group << 32 | c.where, c.number)
+        if is_delayed():
+            for k in range(0, c.number, 16):
+                low, high = get_s64(c.buffer + k), get_s64(c.buffer + k + 8)
+                new = new_store(c.thread, c.segment, c.where + k, 16, 0, NO_ATOMIC, low, high)
+                submit(MOST_OPERATIONS + new)
+            free(c.buffer)
+        else:
+            copy_bytes(there, c.buffer, c.number)
+            free(c.buffer)
+            if shadow != 0:
+                fill_bytes(shadow + c.where, 1, c.number)
+            notify(segment.group << 32 | c.where, c.number)
         group = groups(c.goal)
         group.writes -= 1
         if group.writes == 0 and group.next == ORPHAN:

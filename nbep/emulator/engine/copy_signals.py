@@ -54,7 +54,7 @@ take_bulk_group, give_bulk_group = free_list(BULK_GROUPS, bulk_groups, MOST_KNOW
 
 @register_jitable
 def note_mbarrier(where, stores):
-    notes = blocks(threads(run(0).current).block).races
+    notes = blocks(threads(run(0).current).block).notes
     if stores:
         note_store(notes, where, 8, 0, 0)
     else:
@@ -113,7 +113,7 @@ def note_copy(c: int, is_load: int) -> None:
     r, it = run(0), copies(c)
     who = r.current
     m = minds(who)
-    outside, inside = segments(it.segment).races + it.where, blocks(it.block).races + it.smem
+    outside, inside = segments(it.segment).notes + it.where, blocks(it.block).notes + it.smem
     source, target = (outside, inside) if is_load else (inside, outside)
     if not r.has_failed:
         check_copy(who, source, it.number, 0, 1 - is_load)

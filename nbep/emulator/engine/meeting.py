@@ -10,11 +10,13 @@ from numba.extending import register_jitable
 from .cells import forget_polled, unwatch
 from .copies import leave_groups
 from .copy_signals import depart
+from .delayed import come_to_meet
 from .knowledge import drop, join, minds, signal
+from .pending import knowing, learn
 from .schedule import fault, make_runnable, park, run, step, threads
 from .signals import come_to_barrier, conclude_barrier, conclude_warp
 from .state import BLOCK_LEFT, DIVERGED, NEVER_FULL, NUM_BARRIERS, NUM_COLLECTIVES
-from .words import address, compiled, get_s64, is_checked, put_s64, rows
+from .words import address, compiled, get_s64, is_checked, is_delayed, put_s64, rows
 
 warps, collectives, blocks, barriers = rows("warps"), rows("collectives"), rows("blocks"), rows("barriers")
 values_at = address("values")
@@ -138,6 +140,11 @@ def conclude(c: int, warp: int) -> None:
     work_out(c, here, w)
     if is_checked() and here.name == SYNC:
         conclude_warp(c, warp)
+    if is_delayed() and here.name == SYNC:
+        for i in range(32):
+            if (here.mask >> i) & 1:
+                knowing(w.first + i).told = here.told
+        here.told = 0
     release(here.first)
     here.mask = 0
     w.num_pending -= 1
@@ -155,6 +162,8 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
     passed = value
     if is_checked() and name == SYNC:
         passed = signal(thread, 1)
+    if is_delayed() and name == SYNC:
+        come_to_meet()
     step()
     w = warps(t.warp)
     c = find_collective(t.warp, mask, name, site, t)
@@ -166,6 +175,8 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
         told = join(here.told, minds(thread).known)
         drop(here.told)
         here.told = told
+    if is_delayed() and name == SYNC:
+        here.told = max(here.told, knowing(thread).floor)
     if name <= SHFL_DOWN:
         t.result = shfl_source(name, t.lane, operand)
     here.missing ^= 1 << t.lane
@@ -182,6 +193,8 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
         park()
     else:
         conclude(c, t.warp)
+    if is_delayed() and name == SYNC:
+        learn(thread, knowing(thread).told)
     if t.lost:
         fault(DIVERGED, mask)
     return t.result
@@ -213,9 +226,13 @@ def fill(block: int, number: int, last: int) -> None:
     waiting = here.first
     while waiting != 0:
         threads(waiting).result = result
+        if is_delayed():
+            knowing(waiting).told = here.told
         waiting = threads(waiting).next
     if last != 0:
         threads(last).result = result
+        if is_delayed():
+            knowing(last).told = here.told
     if here.passed:
         for i in range(blocks(block).num_threads):
             threads(blocks(block).first + i).passed &= ~(1 << number)
@@ -248,6 +265,8 @@ def meet(number: int, expected: int, waits: int, predicate: int, site: int) -> i
         t.empty_spins = 0
     if is_checked():
         signal(thread, 1)
+    if is_delayed():
+        come_to_meet()
     step()
     block = blocks(t.block)
     if number < 0 or number >= NUM_BARRIERS:
@@ -257,17 +276,21 @@ def meet(number: int, expected: int, waits: int, predicate: int, site: int) -> i
         if expected != t.block_dim and not (expected < t.block_dim and expected % 32 == 0):
             fault(NEVER_FULL, number)
         here.expected = expected
-        here.first = here.last = here.waiting = here.passed = here.holds = 0
+        here.first = here.last = here.waiting = here.passed = here.told = here.holds = 0
     elif here.expected != expected or (t.passed >> number) & 1:
         fault(DIVERGED, number)
     here.arrived += 1
     here.holds += predicate
     if is_checked():
         come_to_barrier(t.block * NUM_BARRIERS + number)
+    if is_delayed():
+        here.told = max(here.told, knowing(thread).floor)
     if here.arrived + absent(block, here) == expected:
         fill(t.block, number, thread if waits else 0)
     else:
         wait_at(t, number, waits)
+    if is_delayed() and waits:
+        learn(thread, knowing(thread).told)
     return t.result if waits == 2 else t.result >> 32 == 0
 
 

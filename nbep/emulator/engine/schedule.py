@@ -13,6 +13,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import register_jitable
 
+from . import state
 from .state import AFTER, HOST, NUM_QUANTA, OPERATION, OVERFLOWED, PICK, RAISED, STOPPED, TICK, TICK_STEPS
 from .switch import FAULT_ADDRESS, GUARD_BYTES, MOST_STACKS, STACK_PITCH
 from .words import (
@@ -26,6 +27,7 @@ from .words import (
     emitting,
     get_s32,
     get_s64,
+    is_delayed,
     low_u32,
     pointer,
     put_s32,
@@ -39,7 +41,7 @@ launches = rows("launches")
 runnable_at, slow_at, hosts_at = address("runnable"), address("slow"), address("hosts")
 quanta_at, generator_at, operations_at = address("quanta"), address("generator"), address("operations")
 threads_at = address("threads")  # whose first field is the stack pointer
-copy, leave = declared("copy", None, int), declared("leave", None)
+copy, leave, come = declared("copy", None, int), declared("leave", None), declared("come", int, int)
 HUB = 0
 
 
@@ -47,24 +49,26 @@ HUB = 0
 
 
 @compiled
-def refill() -> None:
-    """Make the next 624 words of the generator."""
+def refill(begin: int) -> None:
+    """Make the next 624 words of the generator that begins there."""
     for i in range(624):
-        upper, lower = get_s32(generator_at(i)), get_s32(generator_at((i + 1) % 624))
+        upper, lower = get_s32(generator_at(begin + i)), get_s32(generator_at(begin + (i + 1) % 624))
         y = (upper & 0x80000000) | (lower & 0x7FFFFFFF)
-        word = low_u32(get_s32(generator_at((i + 397) % 624))) ^ (y >> 1)
-        put_s32(generator_at(i), word ^ 0x9908B0DF if y & 1 else word)
+        word = low_u32(get_s32(generator_at(begin + (i + 397) % 624))) ^ (y >> 1)
+        put_s32(generator_at(begin + i), word ^ 0x9908B0DF if y & 1 else word)
 
 
 @compiled
-def random_word() -> int:
-    """32 random bits."""
-    r = run(0)
-    if r.generator_at >= 624:
-        refill()
-        r.generator_at = 0
-    y = low_u32(get_s32(generator_at(r.generator_at)))
-    r.generator_at += 1
+def random_word(early: int) -> int:
+    """32 random bits. early: of `Run.early`, not of the scheduler's generator"""
+    begin = early * state.GENERATOR_WORDS
+    place = generator_at(begin + 624)
+    at = get_s32(place)
+    if at >= 624:
+        refill(begin)
+        at = 0
+    put_s32(place, at + 1)
+    y = low_u32(get_s32(generator_at(begin + at)))
     y ^= y >> 11
     y ^= (y << 7) & 0x9D2C5680
     y ^= (y << 15) & 0xEFC60000
@@ -72,10 +76,10 @@ def random_word() -> int:
 
 
 @compiled
-def uniform() -> float:
+def uniform(early: int) -> float:
     """As random.random()."""
-    a = random_word() >> 5
-    return (a * 67108864.0 + (random_word() >> 6)) / 9007199254740992.0
+    a = random_word(early) >> 5
+    return (a * 67108864.0 + (random_word(early) >> 6)) / 9007199254740992.0
 
 
 @emitting(types.int64, types.float64)
@@ -110,7 +114,7 @@ def advance() -> int:
         r.granted = 0
         r.steps += 1
         r.stage = PICK
-        if r.num_operations > 0 and uniform() < r.operation_rate:
+        if r.num_operations > 0 and uniform(0) < r.operation_rate:
             operate()
             if r.event != 0:
                 return HUB
@@ -118,7 +122,7 @@ def advance() -> int:
         quantum = get_s64(quanta_at(r.tick_at))
         r.tick_at += 1
         r.tick_left -= 1
-        draw = uniform() * (r.num_runnable + r.num_slow * r.willing)
+        draw = uniform(0) * (r.num_runnable + r.num_slow * r.willing)
         if draw < r.num_runnable:
             place = runnable_at(whole(draw))
             who = get_s32(place)
@@ -187,9 +191,13 @@ def proceed(begins: int) -> int:
         r.tick_left = TICK_STEPS
         r.tick_at = NUM_QUANTA
         while r.tick_at >= NUM_QUANTA - TICK_STEPS:  # as random.randrange
-            r.tick_at = random_word() >> 20
+            r.tick_at = random_word(0) >> 20
     r.event = 0
-    new = advance()
+    if is_delayed() and r.resumes:
+        r.resumes = 0
+        new = r.current
+    else:
+        new = advance()
     if new != HUB:
         switch_stacks(threads_at(HUB), get_s64(threads_at(new)))
     return r.event
@@ -197,18 +205,23 @@ def proceed(begins: int) -> int:
 
 @compiled
 def operate() -> None:
-    """Let one operation under way happen; Python lets its own happen."""
+    """Let one operation under way happen; Python lets its own happen. A store that has arrived before is none."""
     r = run(0)
-    last = r.num_operations - 1
-    place = operations_at(whole(uniform() * r.num_operations))
-    what = get_s32(place)
-    put_s32(place, get_s32(operations_at(last)))
-    r.num_operations = last
-    if what < 0:
-        r.event = OPERATION
-        r.event_arg = what
-    else:
-        copy(what)
+    while r.num_operations > 0:
+        last = r.num_operations - 1
+        place = operations_at(whole(uniform(0) * r.num_operations))
+        what = get_s32(place)
+        put_s32(place, get_s32(operations_at(last)))
+        r.num_operations = last
+        if what < 0:
+            r.event = OPERATION
+            r.event_arg = what
+            return
+        if not is_delayed():
+            copy(what)
+            return
+        if come(what) == 0:
+            return
 
 
 @compiled

@@ -61,6 +61,7 @@ take_heard_row, give_heard_row = free_list(HEARD, heard, MOST_KNOWLEDGE)
 
 # How memory is accessed: a bit or two for what `access` looks at, then the reach, 0 for a weak access, and the order
 CONSTANT, REACH, ACQUIRE, RELEASE = 2, 2, 16, 32
+UNUSED, RETURNED = 64, 128  # of atomics: what is done with the result
 OF_CTA = 1 << REACH
 
 

@@ -5,25 +5,24 @@ from __future__ import annotations
 import ctypes
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..schedule.scheduler import Host
 from .build import Library
-from .state import AT, Tables
+from .state import AT, GENERATOR_WORDS, Tables
 
 
 class SharedRandom(random.Random):
-    """Python's generator, whose state compiled code shares."""
+    """Python's generator, whose state compiled code shares. early: `Run.early`, not that of the scheduler"""
 
-    def __init__(self, tables: Tables, machine: Library, state_of: tuple[Any, ...]):
+    def __init__(self, tables: Tables, machine: Library, state_of: tuple[Any, ...], early: bool = False):
         super().__init__(0)
-        *words, at = state_of[1]
-        tables.generator[:] = words
-        tables.run["generator_at"] = at
-        self._uniform = machine.function("nbep_uniform", ctypes.c_double)
-        self._word = machine.function("nbep_random_word", ctypes.c_int64)
+        tables.generator[early * GENERATOR_WORDS :][:GENERATOR_WORDS] = state_of[1]
+        self._uniform = partial(machine.function("nbep_uniform", ctypes.c_double, ctypes.c_int64), early)
+        self._word = partial(machine.function("nbep_random_word", ctypes.c_int64, ctypes.c_int64), early)
         self._use = tables.use
 
     def random(self) -> float:

@@ -20,6 +20,7 @@ MOST_THREADS = MOST_STACKS
 MOST_WARPS = MOST_THREADS // 32
 NUM_QUANTA = 4096  # as long as a word of the generator is 12 bits: see `schedule.proceed`
 TICK_STEPS = 64
+GENERATOR_WORDS = 625  # the last one: how many are drawn
 NUM_BARRIERS = 16
 NUM_COLLECTIVES = 32  # of a warp at once
 MOST_OPERATIONS = 1 << 16
@@ -36,6 +37,7 @@ MOST_OWNERS = 1 << 20
 MOST_EPOCHS = MOST_ACCESSES = 1 << 25
 MOST_HOSTS = 4096
 MOST_STAMPS = 1 << 16
+MOST_STORES, MOST_VERSIONS = 1 << 24, 1 << 26
 NEVER = 1 << 62  # a deadline that does not come
 NO_DEADLINE = -(1 << 62)
 # What cells belong to: a segment's `group`; above these the shared memory of a block, and an mbarrier.
@@ -67,13 +69,15 @@ REASONS = {
     18: "a stack that overflows",
     19: "more than the tables of the engine hold",
     20: "an access that nothing orders with another one",
+    21: "an atomic whose result a function of its kernel returns",
 }
 (
     UNMAPPED, OUT_OF_BOUNDS, MISALIGNED, UNWRITTEN, READ_ONLY, NOT_CONSTANT, DIVERGED, TRAPPED, NEVER_FULL, UNFENCED,
     NO_MBARRIER, UNREAD, RAISED, DIVIDED, HOST_ATOMIC, FAULT_REPORTED, EMPTY_SPINS, OVERFLOWED, FULL_TABLE, RACE,
+    PASSED_ON,
 ) = REASONS  # fmt: skip
 
-NO_FAILURES = FAULT_REPORTED, FULL_TABLE, RACE  # after these an interpreted run may end well
+NO_FAILURES = FAULT_REPORTED, FULL_TABLE, RACE, PASSED_ON  # after these an interpreted run may end well
 
 
 class Table(NamedTuple):
@@ -95,11 +99,12 @@ TABLES: dict[str, Table] = {
     "run": _records(
         1,
         "calls left granted skipped parks steps sequence fault fault_address "
-        "generator_at free_cell num_cells free_group num_groups free_mbarrier num_mbarriers free_copy num_copies "
-        "stacks old_action signals "
+        "free_cell num_cells free_group num_groups free_mbarrier num_mbarriers free_copy num_copies "
+        "stacks old_action signals moment num_versions "
         "current stage event event_arg tick_at tick_left num_runnable num_slow num_operations turns "
-        "num_polling has_changed fault_thread has_failed num_clocks",
-        floats="operation_rate willing",
+        "num_polling has_changed fault_thread has_failed num_clocks "
+        "operating resumes unfinished num_woken has_hole",
+        floats="operation_rate willing early_rate",
     ),
     "threads": _records(
         MOST_THREADS,
@@ -116,8 +121,8 @@ TABLES: dict[str, Table] = {
     "values": Table(np.dtype("i8"), MOST_WARPS * NUM_COLLECTIVES * 32),  # that lanes pass
     "blocks": _records(
         MOST_WARPS,
-        "shared side races phase",
-        "launch live num_threads first proxy_fences copies mbarriers group by_ptx",
+        "shared side notes phase",
+        "launch live num_threads first proxy_fences copies mbarriers group serial by_ptx",
     ),
     "barriers": _records(MOST_WARPS * NUM_BARRIERS, "", "expected arrived first last holds passed waiting told latest"),
     "launches": _records(MOST_LAUNCHES, "arguments entry", "live copies is_done known learned left"),
@@ -125,25 +130,28 @@ TABLES: dict[str, Table] = {
     "slow": Table(np.dtype("i4"), 2 * MOST_THREADS),
     "hosts": Table(np.dtype("i4"), 4096),  # is it slow?
     "quanta": Table(np.dtype("i8"), NUM_QUANTA),
-    "generator": Table(np.dtype("u4"), 624),
+    "generator": Table(np.dtype("u4"), 2 * GENERATOR_WORDS),  # that of the scheduler, and that of early loads
     # shadow: a byte for each, whether it is written; constant: 8 bytes for 16, which kernel takes them for constant
     "segments": _records(
-        MOST_SEGMENTS, "memory shadow constant lowest end races", "group is_writable on_host is_freed"
+        MOST_SEGMENTS, "memory size shadow constant lowest end notes", "group is_writable on_host is_freed"
     ),
     # A cell that a thread has polled: of what (`key`), where it lies, and the value seen.
     "cells": _records(MOST_CELLS, "key place value", "size thread segment next before next_there before_there"),
     "buckets": _records(BUCKETS, "", "first last"),
-    "woken": Table(np.dtype("i4"), MOST_THREADS),
-    # Operations under way, in the order of Python's list: rows of copies, or less than 0 what Python is to do.
-    "operations": Table(np.dtype("i4"), MOST_OPERATIONS),
+    "woken": Table(np.dtype("i4"), 4 * MOST_THREADS),
+    # Operations under way, in the order of Python's list: rows of copies, behind MOST_OPERATIONS those of stores, or
+    # less than 0 what Python is to do.
+    "operations": Table(np.dtype("i4"), MOST_OPERATIONS + MOST_STORES),
     # where, smem: offsets in a segment and in shared memory; goal: a mbarrier, or a bulk group
     "copies": _records(MOST_OPERATIONS, "where smem number buffer", "kind thread block launch segment goal next bulk"),
     "groups": _records(MOST_GROUPS, "", "reads writes next"),
     "mbarriers": _records(MOST_MBARRIERS, "phase", "count left expected next told phase_told there done"),
     "out": Table(np.dtype("i8"), 4),  # a vector on its way
-    # For `checked`; see `knowledge` and `races`. Rows of `pools` say how many rows of the others were ever used, and
-    # which is the first of those that are free.
+    # How many rows of other tables were ever used, and which is the first of those that are free.
     "pools": _records(16, "", "used free"),
+}
+# For `checked`; see `knowledge` and `races`.
+CHECKED_TABLES: dict[str, Table] = {
     "numbers": Table(np.dtype("i4"), MOST_VECTORS * MOST_CLOCKS),
     "vectors": _records(MOST_VECTORS, "", "uses next"),
     "knowledge": _records(MOST_KNOWLEDGE, "", "stores engine loads shared read uses next"),
@@ -173,6 +181,34 @@ TABLES: dict[str, Table] = {
     "bulks": _records(MOST_KNOWLEDGE, "", "next load store"),
     "bulk_groups": _records(MOST_KNOWLEDGE, "", "next first owner lane"),
 }
+# For `delayed`; see there, and `models.pending`.
+DELAYED_TABLES: dict[str, Table] = {
+    # of 16 bytes, among the notes of a segment: versions in memory, stores on their way, how many of those arrive now,
+    # what blocks have read, and whether the CPU has written a word there
+    "granules": _records(1, "", "oldest newest count pending arriving views signal"),
+    # before: the 16 bytes, and which of them were written; reach 0: a weak one; seen1, 2, 3: the moments
+    "versions": _records(
+        MOST_VERSIONS,
+        "before before_high written written_high number",
+        "rank block thread_idx begin end reach says seen1 seen2 seen3 next",
+    ),
+    # on their way. low, high: the bytes, or of an atomic (op is not -1) its operands; queue, after, before: of threads
+    "stores": _records(
+        MOST_STORES, "low high where granule", "segment thread version size op level done next queue after before"
+    ),
+    # what waits, of each thread its stores and its atomics, of each block, and of each rank
+    "queues": _records(2 * MOST_THREADS + MOST_WARPS + MOST_HOSTS, "", "first last"),
+    "views": _records(MOST_KNOWLEDGE, "number", "block version next"),
+    "knowing": _records(
+        MOST_THREADS,
+        "",
+        "floor block_floor first_moment released_floor released heard1 heard2 heard3 shared shared_block told",
+    ),
+    "seen": Table(np.dtype("i4"), MOST_STORES + 16),  # versions
+    "scratch": Table(np.dtype("i8"), 4),  # bytes of a load, and which of them are written: `has_hole` if some are not
+}
+OF_MODELS = {"sc": TABLES, "checked": TABLES | CHECKED_TABLES, "delayed": TABLES | DELAYED_TABLES}
+TABLES = TABLES | CHECKED_TABLES | DELAYED_TABLES
 
 
 AT: dict[str, int] = {name: field[1] // 8 for name, field in (TABLES["run"].dtype.fields or {}).items()}
@@ -185,9 +221,9 @@ class Tables:
         self._kept: list[np.ndarray] = []
         self.directory = np.zeros(len(TABLES), np.int64)
         self.rows: dict[str, np.ndarray] = {}
-        wanted = list(TABLES) if model == "checked" else list(TABLES)[: list(TABLES).index("pools")]
-        for i, name in enumerate(wanted):
-            table = TABLES[name]
+        for i, (name, table) in enumerate(TABLES.items()):
+            if name not in OF_MODELS[model]:
+                continue
             size = table.dtype.itemsize * table.rows
             raw = new_zeros(size)
             self.directory[i] = address_of(raw)

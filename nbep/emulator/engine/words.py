@@ -15,7 +15,6 @@ from numba import from_dtype, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .build import IS_CHECKED
 from .state import TABLES, TABLES_SYMBOL
 from .switch import SWITCH
 
@@ -120,16 +119,17 @@ def call_kernel(builder, entry):
     return builder.call(pointer(builder, entry, ir.FunctionType(I64, [])), [])
 
 
-def rows(name: str) -> Any:
-    """The function that gives a row of a table: a record, whose fields are read and written as attributes."""
+def rows(name: str, by_address: bool = False) -> Any:
+    """The function that gives a row of a table, or what is like one at an address: a record with fields."""
     number, dtype = list(TABLES).index(name), TABLES[name].dtype
     if not dtype.fields:
         raise TypeError(f"{name}: its rows are no records")
     record = from_dtype(dtype)
 
     @emitting(record, types.int64)
-    def row(builder, index):
-        where = builder.add(table_at(builder, number), builder.mul(index, I64(dtype.itemsize)))
+    def row(builder, where):
+        if not by_address:
+            where = builder.add(table_at(builder, number), builder.mul(where, I64(dtype.itemsize)))
         return pointer(builder, where, ir.ArrayType(I8, dtype.itemsize))
 
     return row
@@ -146,10 +146,17 @@ def address(name: str) -> Any:
     return where
 
 
-@emitting(types.int64)
-def is_checked(builder):
-    """Whether this is compiled for `checked`. `build` says so: what hangs on it is not there for `sc`."""
-    return call(builder, IS_CHECKED, I64, [])
+def _asking(model: str) -> Any:
+    """Whether this is compiled for a model. `build` says so: what hangs on it is not there for others."""
+
+    @emitting(types.int64)
+    def is_model(builder):
+        return call(builder, f"nbep_is_{model}", I64, [])
+
+    return is_model
+
+
+is_checked, is_delayed = _asking("checked"), _asking("delayed")
 
 
 class Compiled(NamedTuple):
@@ -169,6 +176,7 @@ def compiled(function: Callable) -> Any:
     hints = get_type_hints(function)
     kinds = [hints[name] for name in inspect.signature(function).parameters]
     symbol = f"nbep_{function.__name__}"
+    assert symbol not in COMPILED, f"{symbol}: two functions have this name"
     COMPILED[symbol] = Compiled(
         symbol, function, NUMBA_TYPES[hints["return"]], tuple(NUMBA_TYPES[kind] for kind in kinds)
     )

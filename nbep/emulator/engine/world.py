@@ -173,7 +173,7 @@ class CompiledWorld(World):
         self._rows[id(allocation)] = row, allocation
         group = self.groups.setdefault(id(allocation.watchers), (len(self.groups) + 1, allocation.watchers))
         here = self.tables.segments[row]
-        here["memory"] = _address(allocation.memory)
+        here["memory"], here["size"] = _address(allocation.memory), len(allocation.memory)
         here["lowest"], here["end"] = allocation.lowest, allocation.nbytes
         here["group"] = group[0]
         here["is_writable"], here["on_host"] = allocation.writable, allocation.on_host
@@ -197,9 +197,9 @@ class CompiledWorld(World):
     def _constant_of(self, allocation: Allocation) -> int:
         key = id(allocation.nc_reads)
         if key not in self._constants:
-            size = (len(allocation.memory) // ROUND + 2) * 8
+            size = (len(allocation.memory) // ROUND + 3) * 8
             self._constants[key] = state.new_zeros(size), allocation.nc_reads
-        return address_of(self._constants[key][0])
+        return address_of(self._constants[key][0]) + 8
 
     def _look_around_memory(self) -> None:
         """Python has run: which memory is freed, and which has been written as a whole?"""
@@ -216,7 +216,11 @@ class CompiledWorld(World):
                 segments["end"][row] = segments["constant"][row] = 0  # a peer's mapping: any access is out of bounds
                 del self._rows[key]
                 if not (isinstance(allocation.identity, History) and allocation.identity.mapped):
-                    self._constants.pop(id(allocation.nc_reads), None)
+                    self._forget(allocation)
+
+    def _forget(self, allocation: Allocation) -> None:
+        """An allocation is freed, and no other mapping of its bytes is left."""
+        self._constants.pop(id(allocation.nc_reads), None)
 
     # --- blocks -------------------------------------------------------------------------------------------------
 
@@ -334,10 +338,10 @@ class CompiledWorld(World):
             self.tables.hosts[-number - 1] = host.reluctance != 0
         return number
 
-    def call(self, name: str, *arguments: int) -> None:
-        """A compiled function that Python needs now and then."""
+    def call(self, name: str, *arguments: int) -> int:
+        """The result, if there is one, of a compiled function that Python needs now and then."""
         self.tables.use()
-        self._machine.function(f"nbep_{name}", None, *[ctypes.c_int64] * len(arguments))(*arguments)
+        return self._machine.function(f"nbep_{name}", *[ctypes.c_int64] * (len(arguments) + 1))(*arguments)
 
     def _loop(self, finished: Callable[[], bool], describe: Any) -> None:
         run, proceed = self.tables.run, self._proceed
@@ -417,10 +421,10 @@ class CompiledWorld(World):
         self.tables.launches["is_done"][number] = 1
         del self._launch_of[number]
 
-    def _operate(self) -> None:
+    def _operate(self, how: str = "operate") -> None:
         run = self.tables.run
         run["event"] = 0
-        self.call("operate")
+        self.call(how)
         event, run["event"] = int(run["event"]), 0
         if event:
             self._handle(event)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from nbep.device.terminal import STDOUT, add_json, console_for, progress, write_json
-from nbep.emulator.engine import MODELS as COMPILED
 from nbep.emulator.schedule.strategies import strategy_of
 from nbep.host.spawn import COMPILED_STRATEGIES, ENGINES
 from nbep.lab.check.catalogue import UnknownName, faults_of, kernels_named, own_faults
@@ -111,10 +110,8 @@ def _main(
     if options.engine is not None:
         os.environ["NBEP_ENGINE"] = options.engine  # for the processes of a search, too
     if options.engine == "compiled":
-        options.memory_model = options.memory_model or "checked"
-        is_known = options.memory_model in COMPILED and options.strategy != "few_preemptions"
-        if not is_known or options.all or options.trace:
-            parser.error("--engine compiled: takes no --memory-model delayed, --all, --trace or few_preemptions")
+        if options.strategy == "few_preemptions" or options.all or options.trace:
+            parser.error("--engine compiled: takes no --all, --trace or few_preemptions")
     if options.weak and not options.all:
         parser.error("--weak: takes --all, too; seeds take --memory-model delayed")
     if options.all:
@@ -318,9 +315,7 @@ def parser_of_check() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one of {', '.join(MODELS)}; else {' and '.join(SEARCHED)}, and so sc: checked takes the same steps",
     )
-    parser.add_argument(
-        "--engine", choices=ENGINES, help="what runs kernels, as nbep.spawn says; compiled: search checked alone"
-    )
+    parser.add_argument("--engine", choices=ENGINES, help="what runs kernels, as nbep.spawn says")
     parser.add_argument("--jobs", type=positive, default=default_jobs(), metavar="N", help="processes (one a CPU)")
     parser.add_argument("--no-shrink", action="store_true", help="show the first run that fails, not the smallest")
     parser.add_argument(

@@ -112,8 +112,7 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
 
 
 def _run(there: Any, made: Any, streams: list[Any], memories: Any) -> None:
-    _, (*words, at), _ = there.random.getstate()
-    made.tables.generator[:], made.tables.run["generator_at"] = words, at
+    made.tables.generator[: state.GENERATOR_WORDS] = there.random.getstate()[1]
     made.strategy.slow_ranks = dict(there.strategy.slow_ranks)
     made.calls, made.steps, made.parks = there.calls, there.steps, there.parks
     space, numbers = made.ranks[0].space, {}
@@ -173,8 +172,8 @@ def _launch(old: Any, stream: Any, address_of: Any) -> Launch:
 
 def _take_over(there: Any, made: Any) -> None:
     """The session's world is where the other one has come to. What is in its queues is done."""
-    run, back = made.tables.run, {new: old for old, new in made.there.items()}
-    there.random.setstate((3, (*map(int, made.tables.generator), int(run["generator_at"])), None))
+    back = {new: old for old, new in made.there.items()}
+    there.random.setstate((3, tuple(map(int, made.tables.generator[: state.GENERATOR_WORDS])), None))
     there.strategy.slow_ranks = made.strategy.slow_ranks
     there.calls, there.steps, there.parks, there.has_changed = made.calls, made.steps, made.parks, True
     there.operations[:] = [_same(one, back) for one in made.operations.calls()]

@@ -91,7 +91,8 @@ class Session:
     def __init__(self) -> None:
         options = {name: value for name, value in OPTIONS.items() if name not in ("seed", "engine")}
         self.options = dict(OPTIONS)
-        self.engine = engine_for(*(OPTIONS[name] for name in ("engine", "memory_model", "strategy", "tracer")))
+        name, model, strategy, tracer = (OPTIONS[one] for one in ("engine", "memory_model", "strategy", "tracer"))
+        self.engine = engine_for(name, model, strategy, tracer, ("sc", "checked"))
         self.world = CudaWorld(OPTIONS["seed"], **options)
         self.rank = self.world.ranks[0]
         self.space = self.rank.space

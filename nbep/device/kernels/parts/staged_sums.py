@@ -223,4 +223,5 @@ def add_up(ctx, dst, number, stage):
 @device_function
 def take_token(cell, lane):
     """The next token that no warp has taken, in lane 0; it arrives while other work goes on. cell: next_token"""
-    return ptx.atom_add_relaxed_gpu_s32(cell, 1) if lane == 0 else 0
+    token = ptx.atom_add_relaxed_gpu_s32(cell, 1) if lane == 0 else 0
+    return token  # noqa: RET504 - compiled for `delayed`, a function must use it: see compilers.cpu.use_of_result

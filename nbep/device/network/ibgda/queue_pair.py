@@ -109,7 +109,8 @@ def entry_at(qp, index):
 @device_function
 def reserve(qp, num_entries):
     """Take the next slots; one thread. Returns the number of the first. They must be submitted."""
-    return ptx.atom_add_relaxed_gpu_s32(qp + 8 * RESERVED, num_entries)
+    first = ptx.atom_add_relaxed_gpu_s32(qp + 8 * RESERVED, num_entries)
+    return first  # noqa: RET504 - compiled for `delayed`, a function must use it: see compilers.cpu.use_of_result
 
 
 @device_function
