@@ -16,19 +16,19 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS = "lines", "code", "files"
 # Of each kind, at most.
 BUDGETS = {
-    "nbep": (81_001, 50_084, 428),
-    "nbep/emulator": (20_182, 13_226, 84),  # 5,067 lines are the engine, beside the machine that Python runs
-    "nbep/device": (18_785, 10_498, 128),
-    "nbep/host": (16_830, 9_918, 86),
-    "nbep/lab/check": (2_099, 1_342, 7),
+    "nbep": (83_106, 51_598, 434),
+    "nbep/emulator": (21_225, 14_024, 87),  # 5,067 lines are the engine, beside the machine that Python runs
+    "nbep/device": (18_820, 10_519, 128),
+    "nbep/host": (16_845, 9_927, 86),
+    "nbep/lab/check": (2_097, 1_341, 7),
     "nbep/specimens/scenarios": (1_143, 837, 6),
     # a compiler of Numba's language, and its host: ufuncs, errors, streams
-    "nbep/lab/numba_cuda": (8_094, 5_512, 30),
+    "nbep/lab/numba_cuda": (9_108, 6_199, 33),
     "nbep/lab/trace": (1_920, 1_183, 9),
     "nbep/specimens/views": (1_588, 1_082, 7),
-    "tests": (64_797, 45_256, 438),
+    "tests": (63_528, 44_355, 434),
     "research": (1_425, 829, 11),
-    "tools": (2_531, 1_643, 15),
+    "tools": (2_527, 1_639, 15),
 }
 
 
