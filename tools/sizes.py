@@ -16,14 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 KINDS = "lines", "code", "files"
 # Of each kind, at most.
 BUDGETS = {
-    "nbep": (83_106, 51_598, 434),
-    "nbep/emulator": (21_225, 14_024, 87),  # 5,067 lines are the engine, beside the machine that Python runs
+    "nbep": (83_106, 51_602, 434),
+    "nbep/emulator": (21_228, 14_031, 87),  # 5,067 lines are the engine, beside the machine that Python runs
     "nbep/device": (18_820, 10_519, 128),
-    "nbep/host": (16_845, 9_927, 86),
+    "nbep/host": (16_844, 9_926, 86),
     "nbep/lab/check": (2_097, 1_341, 7),
     "nbep/specimens/scenarios": (1_143, 837, 6),
     # a compiler of Numba's language, and its host: ufuncs, errors, streams
-    "nbep/lab/numba_cuda": (9_108, 6_199, 33),
+    "nbep/lab/numba_cuda": (9_106, 6_197, 33),
     "nbep/lab/trace": (1_920, 1_183, 9),
     "nbep/specimens/views": (1_588, 1_082, 7),
     "tests": (63_555, 44_368, 435),

@@ -179,7 +179,7 @@ def digest_of(functions: list[Any], more: Any) -> str:
     """A digest of functions, of all that they call, and of what `repr` says of something more."""
     digest = hashlib.sha256(repr(more).encode())
     seen: set[int] = set()
-    open_ones = functions
+    open_ones = list(functions)
     while open_ones:
         one = open_ones.pop()
         if id(one) in seen:

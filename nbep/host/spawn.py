@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nbep.emulator import World
-from nbep.emulator.engine import MODELS, EngineError, Stopped
+from nbep.emulator.engine import MODELS, Stopped, check_explained
 from nbep.emulator.run import MEMORY_MODELS
 from nbep.emulator.schedule.strategies import Strategy
 from nbep.host.arguments import integer
@@ -104,8 +104,7 @@ def spawn(
         reason = None  # a host's own error: on_failure looks at threads that Python runs
     with progress("running again with Python", None):
         results = _run(fn, args, World(num_ranks, seed, on_failure=on_failure, **options))
-    if reason is not None and reason.must_fail:
-        raise EngineError(f"compiled kernels, seed {seed}: {reason}; run by Python, the same seed fails nowhere")
+    check_explained(reason, seed)
     return results
 
 

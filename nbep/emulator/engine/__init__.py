@@ -40,3 +40,9 @@ class Stopped(BaseException):
 
 class EngineError(EmulatorError):
     """Something that compiled kernels have met, and interpreted ones have not. One of the two is wrong."""
+
+
+def check_explained(stopped: Stopped | None, seed: int) -> None:
+    """Raises: EngineError if Python has run to its end what compiled code has stopped as a failure."""
+    if stopped is not None and stopped.must_fail:
+        raise EngineError(f"compiled kernels, seed {seed}: {stopped}; run by Python, the same seed fails nowhere")

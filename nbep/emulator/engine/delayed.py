@@ -9,27 +9,14 @@ from . import access, pending, state
 from .access import COMPARE, CONSTANT, PLAIN, POLLED, write
 from .cells import note_polled, notify, value_at
 from .knowledge import free_list
-from .pending import (
-    VIEWS,
-    append,
-    granule_at,
-    granules,
-    hear_store,
-    knowing,
-    publish,
-    see,
-    seen_at,
-    sees,
-    stores,
-    versions,
-)
+from .pending import granule_at, granules, hear_store, knowing, publish, see, seen_at, sees, stores, versions
 from .schedule import fault, run, step, threads, uniform
 from .signals import ACQUIRE, REACH, RELEASE, RETURNED, UNUSED
 from .words import address, compiled, copy_bytes, declared, fill_bytes, get_s32, get_s64, put_s32, put_s64, rows
 
 segments, blocks, cells, views = map(rows, ("segments", "blocks", "cells", "views"))
 stores_at, scratch_at = address("stores"), address("scratch")  # the first fields of a store are bytes
-take_view, give_view = free_list(VIEWS, views, state.MOST_KNOWLEDGE)
+take_view, give_view = free_list(pending.VIEWS, views, state.MOST_KNOWLEDGE)
 submit = declared("submit", None, int)
 
 
@@ -139,7 +126,7 @@ def store_late(address: int, size: int, low: int, high: int, how: int) -> None:
     level = reach if how & RELEASE else 0
     if level:
         publish(level)
-        knowing(thread).released_floor, knowing(thread).released = knowing(thread).floor, run(0).moment
+        pending.note_release(knowing(thread))
     s, offset = access.segment_of(address, threads(thread)), address & 0xFFFFFFFF
     segment = segments(s)
     access.check_place(address, offset, size, segment.lowest, segment.end)
@@ -152,7 +139,7 @@ def store_late(address: int, size: int, low: int, high: int, how: int) -> None:
         write(segment.memory + offset, size, low, high)
         run(0).has_changed = 1
         notify(segment.group << 32 | offset, size)
-        append(granules(granule_at(segment, offset)), v)
+        pending.append(granules(granule_at(segment, offset)), v)
         return
     if segment.constant != 0 and access.is_constant(segment.constant, offset, size):
         fault(state.NOT_CONSTANT, address)
@@ -184,7 +171,7 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
                 return old
     if how & RELEASE:
         publish(reach)
-        knowing(thread).released_floor, knowing(thread).released = knowing(thread).floor, run(0).moment
+        pending.note_release(knowing(thread))
     if how & (UNUSED | RETURNED) and is_there and (segment.constant == 0 or get_s64(segment.constant - 8) == 0):
         if how & RETURNED:
             fault(state.PASSED_ON, address)
@@ -208,7 +195,7 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
     said = hear_store(thread, granule, see(g, pending.NOBODY), offset, size, how)
     if op != COMPARE or old == compare:
         versions(v).says = max(versions(v).says, said)
-        append(g, v)
+        pending.append(g, v)
     else:
         pending.give_version(v)
     return old
@@ -219,13 +206,11 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
 
 @compiled
 def fence_late(reach: int) -> None:
-    thread = run(0).current
-    mine = knowing(thread)
+    mine = knowing(run(0).current)
     publish(reach)
-    met = mine.heard1 if reach == 1 else mine.heard2 if reach == 2 else mine.heard3
-    mine.floor = max(mine.floor, mine.shared, met)
+    mine.floor = max(mine.floor, mine.shared, pending.heard_within(mine, reach))
     mine.block_floor = max(mine.block_floor, mine.shared_block)
-    mine.released_floor, mine.released = mine.floor, run(0).moment
+    pending.note_release(mine)
 
 
 @compiled
@@ -238,7 +223,7 @@ def come_to_meet() -> None:
 
 @compiled
 def tell_shared(address: int, how: int, modifies: int) -> None:
-    """A store to shared memory tells what its thread pending.knows. modifies: an atomic also what was told there"""
+    """A store to shared memory tells what its thread knows. modifies: an atomic also what was told there"""
     thread = run(0).current
     # What a strong store tells is noted for each 4 bytes, two moments.
     mine, place = knowing(thread), blocks(threads(thread).block).notes + ((address >> 2) << 3)
@@ -247,7 +232,7 @@ def tell_shared(address: int, how: int, modifies: int) -> None:
             put_s64(place, 0)
         return
     if how & RELEASE:
-        mine.released_floor, mine.released = mine.floor, run(0).moment
+        pending.note_release(mine)
     put_s32(place, max(mine.released_floor, get_s32(place) if modifies else 0))
     put_s32(place + 4, max(mine.released, get_s32(place + 4) if modifies else 0))
 

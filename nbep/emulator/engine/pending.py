@@ -91,6 +91,18 @@ def knows(thread, v):
     return (x.seen2 if x.rank == t.rank else x.seen3) <= mine.floor
 
 
+@register_jitable
+def heard_within(mine, reach):
+    """What a thread has read by strong accesses so far, of those whose scope reaches so far."""
+    return mine.heard1 if reach == 1 else mine.heard2 if reach == 2 else mine.heard3
+
+
+@register_jitable
+def note_release(mine):
+    """A thread releases what it knows: its later strong stores say that, too."""
+    mine.released_floor, mine.released = mine.floor, run(0).moment
+
+
 @compiled
 def hear_store(thread: int, granule: int, count: int, offset: int, size: int, how: int) -> int:
     """A strong access has read bytes, in which the first versions of `seen` are: what they say."""
@@ -105,7 +117,7 @@ def hear_store(thread: int, granule: int, count: int, offset: int, size: int, ho
     if count == 0 and g.signal:
         said, away = r.moment, 3
     if how & ACQUIRE:
-        mine.floor = max(mine.floor, said, mine.heard1 if reach == 1 else mine.heard2 if reach == 2 else mine.heard3)
+        mine.floor = max(mine.floor, said, heard_within(mine, reach))
         return said
     if away == 1:
         mine.heard1 = max(mine.heard1, said)

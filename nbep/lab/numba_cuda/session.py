@@ -18,7 +18,7 @@ from functools import cache
 from typing import Any, ClassVar
 
 from nbep.emulator import World
-from nbep.emulator.engine import EngineError
+from nbep.emulator.engine import check_explained
 from nbep.emulator.machine import stream as machine
 from nbep.emulator.machine.errors import EmulatorError, Uninitialized
 from nbep.emulator.schedule.scheduler import Stuck
@@ -171,9 +171,7 @@ class Session:
                 one.synchronize()
         self.unseen.difference_update(streams)
         self.is_mixed = bool(self.unseen) and self.is_mixed
-        if stopped is not None and stopped.must_fail:
-            message = f"compiled kernels, seed {self.world.seed}: {stopped}; run by Python, the same seed fails nowhere"
-            raise EngineError(message)
+        check_explained(stopped, self.world.seed)
 
     def may_rehearse(self, streams: list[machine.Stream]) -> bool:
         """Whether all that is not over is in queues of these streams, compiled."""
