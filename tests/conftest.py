@@ -52,6 +52,14 @@ def blocks(request, monkeypatch):
     monkeypatch.setattr(EmulatorRuntime, "resident_blocks", lambda *_: request.param)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def real_numba():
+    """Other files compile: what a plain program has installed goes, too."""
+    yield
+    if installing := sys.modules.get("nbep.lab.numba_cuda.installing"):
+        installing.uninstall()
+
+
 def pytest_collection_finish():
     """Thousands of collected tests stay until the end: the garbage collector need not look at them again and again."""
     gc.collect()

@@ -2,6 +2,7 @@
 
 import json
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -9,6 +10,7 @@ import nbep
 from nbep.bench import network
 from nbep.bench.harness import command
 from nbep.bench.network import Setting, parse, settings, sizes_of
+from nbep.device.network.nvshmem_library import NvshmemMissing
 
 SMALL = ["--sizes", "16,64", "--batches", "1,4", "--queues", "1,2", "--sms", "1", "--messages", "3", "--repeat", "2"]
 LAUNCHES = 2
@@ -106,7 +108,7 @@ def test_nvshmem_is_measured_where_it_can_run(world, installed, measured, monkey
     seen = []
     monkeypatch.setattr(command, "can_run", lambda *_, **__: True)
     monkeypatch.setattr(command, "mpi_world", lambda: world)
-    monkeypatch.setattr(network, "find_spec", lambda name: installed or None)
+    monkeypatch.setattr(network, "archive", Mock(side_effect=None if installed else NvshmemMissing("too old")))
     monkeypatch.setattr(network, "measure_rank", lambda comm, options: seen.append(options.transports))
     monkeypatch.setattr(network.nbep, "spawn", lambda fn, n, target, args: [fn(None, *args)])
     assert network.main([]) == 0

@@ -10,13 +10,6 @@ pytest.importorskip("numba")
 import nbep.numba_cuda
 
 
-@pytest.fixture(scope="module", autouse=True)
-def real_numba() -> Iterator[None]:
-    """Other files compile: what a script has installed goes, too."""
-    yield
-    nbep.numba_cuda.uninstall()
-
-
 @pytest.fixture(scope="module")
 def cuda() -> Any:
     """`numba.cuda`, the emulator's."""
