@@ -132,7 +132,7 @@ def _compile_kernel(spec: KernelSpec, symbol: str, model: str = "sc") -> tuple[b
 
     try:
         cpu.register()
-        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, model), [symbol]
+        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, model, cpu.INTEGER_ERRORS), [symbol]
     except Exception as error:
         from .compile import CompileError
 

@@ -72,11 +72,14 @@ class Library:
 # --- compiling ---------------------------------------------------------------------------------------------------
 
 
-def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]], model: str = "sc") -> bytes:
+def compile_functions(
+    functions: dict[str, tuple[Callable, Any, tuple]], model: str = "sc", error_model: str = "numpy"
+) -> bytes:
     """The object of some functions. symbol -> the function, Numba's type of its result, and those of its arguments
 
     Of each model it has the symbols that `symbol_of` says.
 
+    error_model: what arithmetic raises, by Numba's name for it
     Where None is the type, the function that others call gives 0, or another number if it has raised something.
 
     Raises: numba.core.errors.NumbaError for what Numba does not compile
@@ -89,10 +92,9 @@ def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]], model: 
     typing, target = cpu_target.typing_context, cpu_target.target_context
     flags = Flags()
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-    flags.error_model = "numpy"
-    with global_compiler_lock, plain_libraries(target.codegen()), warnings.catch_warnings():
+    flags.error_model = error_model
+    with global_compiler_lock, plain_libraries(target.codegen()), variables_checked(), warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.NumbaWarning)
-        warnings.filterwarnings("error", "Detected uninitialized variable")  # where Numba is asked to look for them
         typing.refresh()
         target.refresh()
         library = target.codegen().create_library("nbep")
@@ -179,6 +181,21 @@ def plain_libraries(codegen: Any) -> Iterator[None]:
 
 
 _plain: Any = None
+
+
+@contextmanager
+def variables_checked() -> Iterator[None]:
+    """While this is open, Numba refuses functions in which a variable may have no value, where it would only warn."""
+    from numba.core import errors, ssa
+
+    def refuse(name: str, place: Any) -> None:
+        raise errors.NumbaWarning(f"variable {name} may have no value", loc=place)
+
+    usual, ssa._warn_about_uninitialized_variable = ssa._warn_about_uninitialized_variable, refuse
+    try:
+        yield
+    finally:
+        ssa._warn_about_uninitialized_variable = usual
 
 
 def _to_link(module: Any) -> Any:
