@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from itertools import count, product
 from typing import Any, NamedTuple, get_args
 
@@ -28,7 +27,6 @@ import nbep
 from nbep.bench.harness.clocks import driver_us
 from nbep.bench.harness.command import Parser, numbers, positive, run, some_of
 from nbep.bench.harness.report import Case, Report, Row, carrier, draw
-from nbep.device.extras import install_line
 from nbep.device.jit import over
 from nbep.device.kernels.network_push import (
     CELLS_BYTES,
@@ -41,6 +39,7 @@ from nbep.device.kernels.network_push import (
     smem_bytes,
 )
 from nbep.device.layout.intranode import ALIGNMENT_BYTES, MAX_NVL_PEERS, align_up
+from nbep.device.network.nvshmem_library import NvshmemMissing, archive
 from nbep.host.transport.base import TransportName
 
 NUM_THREADS = 32 * MAX_WARPS
@@ -117,8 +116,10 @@ def fill_in(options: argparse.Namespace, comm: Any) -> str | None:
 def why_no_nvshmem(comm: Any) -> str | None:
     if comm is None:
         return "nvshmem takes a process for each GPU: mpirun -n 2 nbep bench network"
-    if find_spec("nvshmem") is None:
-        return f"nvshmem is not installed: {install_line('nvshmem')}"
+    try:
+        archive()
+    except NvshmemMissing as missing:
+        return str(missing)
     return None
 
 

@@ -1,7 +1,8 @@
 """The code that the emulator's engine runs, kept in the cache: the machine, and each kernel.
 
-first process    source --Numba, LLVM--> object --> cache --> memory
-later processes                                     cache --> memory     (numba is not imported)
+first process      source --Numba--> LLVM's code --> cache --> object --> cache --> memory
+another model                                        cache --> object --> cache --> memory
+later processes                                                           cache --> memory     (without Numba)
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache as once
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -21,6 +22,7 @@ import numpy as np
 
 import nbep.emulator.engine
 from nbep.emulator.engine import Stopped
+from nbep.emulator.engine.build import Library, compile_functions, emit
 
 from . import cache
 from .diagnosis import explain
@@ -38,10 +40,10 @@ class Code:
 
     def __init__(self, only_kept: bool = False, model: str = "sc"):
         self.only_kept, self.model = only_kept, model
-        self._names: dict[KernelSpec, str] = {}
+        self._name_of = once(lambda spec: f"{spec.label}-{code_key(spec)}")
 
     def machine(self) -> Any:
-        if self.only_kept and not _is_kept(f"machine-{self.model}"):
+        if self.only_kept and not _is_kept("machine", self.model):
             raise Stopped("the machine is not in the cache")
         return machine(self.model)
 
@@ -54,56 +56,71 @@ class Code:
             spec = spec_of(function)
         except TypeError as error:
             raise Stopped(str(error)) from error
-        if spec not in self._names:
-            self._names[spec] = f"{spec.label}-{self.model}-{code_key(spec)}"
-        name = self._names[spec]
-        if self.only_kept and not _is_kept(name):
+        name = self._name_of(spec)
+        if self.only_kept and not _is_kept(name, self.model):
             raise Stopped(f"{spec.label} is not in the cache")
         return _entry(spec, name, self.model)
 
 
 @once
-def machine(model: str) -> Any:
+def machine(model: str) -> Library:
     """The machine of a memory model."""
-    from nbep.emulator.engine.build import Library
-
-    return Library(*_object_of(f"machine-{model}", f"the emulator, {model}", lambda: _compile_machine(model)), model)
+    parts = {"machine": lambda: _compile_machine("")}
+    if model in ONLY.values():
+        parts[f"machine_{model}"] = lambda: _compile_machine(model)
+    return _library_of("machine", f"the emulator, {model}", parts, model)
 
 
 @once
 def _entry(spec: KernelSpec, name: str, model: str) -> int:
-    return load(name, spec.label, lambda symbol: _compile_kernel(spec, symbol, model), model)
+    return load(name, spec.label, lambda symbol: _compile_kernel(spec, symbol), model)
 
 
-def load(name: str, what: str, make: Callable[[str], tuple[bytes, list[str]]], model: str) -> int:
-    """The address of a compiled function, kept in the cache. make: its object, and the symbol in it"""
-    from nbep.emulator.engine.build import Library
-
+def load(name: str, what: str, make: Callable[[str], bytes], model: str) -> int:
+    """The address of a compiled function, kept in the cache. make: LLVM's code of it, with the symbol that is given"""
     machine(model)
-    library = Library(*_object_of(name, what, lambda: make(f"nbep_kernel_{name}")), model)
-    (address,) = library.addresses.values()
+    symbol = f"nbep_kernel_{name}"
+    (address,) = _library_of(name, what, {name: lambda: (make(symbol), [symbol])}, model).addresses.values()
     return address
 
 
-def _is_kept(name: str) -> bool:
-    return name in _loaded or (cache.cache_folder() / _file(name)).is_file()
+Made = tuple[bytes, list[str]]  # code and its symbols
 
 
-def _file(name: str) -> str:
-    return f"{name}-{source_key()}.cpu"
+def _library_of(name: str, what: str, parts: dict[str, Callable[[], Made]], model: str) -> Library:
+    """What parts are for a model, loaded. Where it is not in the cache the parts may be, as they are for all models."""
+
+    def made() -> Made:
+        with progress("compiling for the CPU", 1) as advance:
+            advance(description=what)
+            codes, symbols = zip(*(_kept(_file(part, "bc"), make) for part, make in parts.items()), strict=True)
+            advance()
+            return emit(codes, model), [*chain.from_iterable(symbols)]
+
+    _loaded.add((name, model))
+    return Library(*_kept(_file(f"{name}-{model}"), made), model)
 
 
-_loaded: set[str] = set()
+def _kept(file: str, make: Callable[[], Made]) -> Made:
+    """What a file of the cache has, its symbols in the first line; made and kept there if it is not there."""
+    kept = cache.read(file)
+    if kept is None:
+        code, symbols = make()
+        cache.keep(file, json.dumps(symbols).encode() + b"\n" + code)
+        return code, symbols
+    head, _, code = kept.partition(b"\n")
+    return code, json.loads(head)
 
 
-def prefill(spec: KernelSpec, model: str = "sc") -> float:
-    """Have a kernel in the cache, with the machine. The CPU seconds that it took.
+def _is_kept(name: str, model: str) -> bool:
+    return (name, model) in _loaded or (cache.cache_folder() / _file(f"{name}-{model}")).is_file()
 
-    Raises: CompileError if Numba refuses it
-    """
-    start = time.process_time()
-    Code(model=model).entry(spec.function)
-    return time.process_time() - start
+
+def _file(name: str, kind: str = "cpu") -> str:
+    return f"{name}-{source_key()}.{kind}"
+
+
+_loaded: set[tuple[str, str]] = set()
 
 
 # Modules of the machine that are compiled for one model alone.
@@ -111,48 +128,32 @@ ONLY = dict.fromkeys(("knowledge", "notes", "races", "signals", "copy_signals", 
 ONLY |= {"pending": "delayed", "delayed": "delayed"}
 
 
-def _compile_machine(model: str) -> tuple[bytes, list[str]]:
+def _compile_machine(only: str) -> Made:
+    """The machine's functions: those of all models, or those of one alone."""
     import nbep.emulator.engine.host_signals
     import nbep.emulator.engine.meeting  # noqa: F401 - with all that it is above
-    from nbep.emulator.engine.build import compile_functions
     from nbep.emulator.engine.words import COMPILED
 
     functions: dict[str, Any] = {
         one.symbol: (one.function, one.result, one.arguments)
         for one in COMPILED.values()
-        if ONLY.get(one.function.__module__.rpartition(".")[2], model) == model
+        if ONLY.get(one.function.__module__.rpartition(".")[2], "") == only
     }
-    return compile_functions(functions, model), list(functions)
+    return compile_functions(functions), list(functions)
 
 
-def _compile_kernel(spec: KernelSpec, symbol: str, model: str = "sc") -> tuple[bytes, list[str]]:
-    from nbep.emulator.engine.build import compile_functions
-
+def _compile_kernel(spec: KernelSpec, symbol: str) -> bytes:
     from .compilers import cpu
 
     try:
         cpu.register()
-        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, model, cpu.INTEGER_ERRORS), [symbol]
+        for one in called_by([spec.base or spec.function]):
+            cpu.check_unedited(one)
+        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, cpu.INTEGER_ERRORS)
     except Exception as error:
         from .compile import CompileError
 
         raise CompileError(f"{spec.name} for the CPU: {explain(error, spec.function)}") from error
-
-
-def _object_of(name: str, what: str, make: Callable[[], tuple[bytes, list[str]]]) -> tuple[bytes, list[str]]:
-    """An object and its symbols, from the cache if they are there. The first line of a file has the symbols."""
-    file = _file(name)
-    _loaded.add(name)
-    kept = cache.read(file)
-    if kept is None:
-        with progress("compiling for the CPU", 1) as advance:
-            advance(description=what)
-            code, symbols = make()
-            advance()
-        cache.keep(file, json.dumps(symbols).encode() + b"\n" + code)
-        return code, symbols
-    head, _, code = kept.partition(b"\n")
-    return code, json.loads(head)
 
 
 @once
@@ -178,6 +179,18 @@ def code_key(spec: KernelSpec) -> str:
 def digest_of(functions: list[Any], more: Any) -> str:
     """A digest of functions, of all that they call, and of what `repr` says of something more."""
     digest = hashlib.sha256(repr(more).encode())
+    for one in called_by(functions):
+        if not isinstance(one, FunctionType):
+            digest.update(repr(_plain(one)).encode())
+            continue
+        digest.update(f"{one.__module__} {one.__qualname__}".encode())
+        for code in _codes(one.__code__):
+            digest.update(code.co_code + repr((code.co_names, code.co_varnames, _plain(code.co_consts))).encode())
+    return digest.hexdigest()[:16]
+
+
+def called_by(functions: list[Any]) -> Iterator[Any]:
+    """Functions, all that they call, and the values that they name."""
     seen: set[int] = set()
     open_ones = list(functions)
     while open_ones:
@@ -188,19 +201,16 @@ def digest_of(functions: list[Any], more: Any) -> str:
         if hasattr(one, "versions"):  # see `by_type`
             open_ones += one.versions.values()
         one = getattr(one, "__wrapped__", one)
+        yield one
         if not isinstance(one, FunctionType):
-            digest.update(repr(_plain(one)).encode())
             continue
-        digest.update(f"{one.__module__} {one.__qualname__}".encode())
         for code in _codes(one.__code__):
-            digest.update(code.co_code + repr((code.co_names, code.co_varnames, _plain(code.co_consts))).encode())
             found = [one.__globals__[name] for name in code.co_names if name in one.__globals__]
             inside = [module for module in found if isinstance(module, ModuleType)]
             open_ones += found
             open_ones += [vars(module)[name] for module in inside for name in code.co_names if name in vars(module)]
         open_ones += [cell.cell_contents for cell in one.__closure__ or ()]
         open_ones += one.__defaults__ or ()
-    return digest.hexdigest()[:16]
 
 
 def _codes(code: CodeType) -> list[CodeType]:

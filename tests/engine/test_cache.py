@@ -9,7 +9,7 @@ import nbep
 from nbep.device import engine
 from nbep.device.cache import cache_folder
 from nbep.device.jit import spec_of
-from nbep.emulator.engine import MODELS
+from nbep.emulator.engine import MODELS, Stopped
 from nbep.lang import I32, I64, InOut, device_function, kernel, st_weak_s32
 
 STEP = 3
@@ -57,18 +57,17 @@ def test_what_others_can_write_is_not_loaded(mode, monkeypatch, tmp_path):
     """Also if it is the right object: it is compiled anew."""
     compiled = []
     monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(engine, "_loaded", set())
 
     def compile_it():
         compiled.append(1)
         return b"code", ["symbol"]
 
-    assert engine._object_of("one", "one", compile_it) == (b"code", ["symbol"])
-    assert engine._object_of("one", "one", compile_it) == (b"code", ["symbol"])
+    assert engine._kept("one", compile_it) == (b"code", ["symbol"])
+    assert engine._kept("one", compile_it) == (b"code", ["symbol"])
     assert len(compiled) == 1
     tmp_path.chmod(mode)
     with pytest.warns(RuntimeWarning, match="is not used"):
-        engine._object_of("one", "one", compile_it)
+        engine._kept("one", compile_it)
     assert len(compiled) == 2
 
 
@@ -77,10 +76,15 @@ def write_number(memory: InOut, n: I32):
     st_weak_s32(memory, helper(n))
 
 
+@kernel(max_threads=1)
+def write_constant(memory: InOut):
+    st_weak_s32(memory, STEP)
+
+
 def test_each_memory_model_has_code_of_its_own():
     for model in MODELS:
-        engine.prefill(spec_of(write_number), model)
-        assert [*cache_folder().glob(f"write_number-{model}-*.cpu")]
+        engine.Code(model=model).entry(write_number)
+        assert [*cache_folder().glob(f"write_number-*-{model}-*.cpu")]
         assert [*cache_folder().glob(f"machine-{model}-*.cpu")]
 
 
@@ -95,7 +99,11 @@ def test_code_that_is_edited_runs_as_edited(monkeypatch):
         return int(memory[0])
 
     assert nbep.spawn(main, 1, "emulator", engine="compiled") == [13]
+    engine._compile_kernel(spec_of(write_number), "as_it_is")  # the spawn may have found it in the cache
     monkeypatch.setattr(helper, "__code__", (lambda i: i - STEP).__code__)
     assert nbep.spawn(main, 1, "emulator", engine="compiled") == [7]
+    assert engine._compile_kernel(spec_of(write_constant), "others_are_compiled")
+    with pytest.raises(Stopped, match="helper was edited"):
+        engine._compile_kernel(spec_of(write_number), "this_one_is_not")
     monkeypatch.undo()
     assert nbep.spawn(main, 1, "emulator", engine="compiled") == [13]

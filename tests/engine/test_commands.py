@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from nbep.device import compile as compile_command
-from nbep.device.engine import prefill
-from nbep.device.jit import spec_of
+from nbep.device.engine import Code
 from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout
 from nbep.emulator.engine import world
 from nbep.lab.check.command import main as check
@@ -36,7 +35,7 @@ def test_a_search_runs_compiled_kernels(said, monkeypatch, capsys):
     run = world.CompiledWorld.run
     monkeypatch.setattr(world.CompiledWorld, "run", lambda self, functions: runs.append(self) or run(self, functions))
     for model in "checked", "delayed":
-        prefill(spec_of(get_dispatch_layout), model)
+        Code(model=model).entry(get_dispatch_layout)
     assert check(["intranode.layout", "--tokens", "9", *said, "--seeds", "4", "--jobs", "1"]) == 0
     assert {"checked", "delayed"} <= {world.model for world in runs}
     assert "nothing found" in capsys.readouterr().out

@@ -378,7 +378,7 @@ ARITHMETIC: dict[str, Callable] = {
     "bf16x2_to_f32x2": lambda word: (_float_of((word & 0xFFFF) << 16), _float_of(word & 0xFFFF0000)),
     "has_tma": lambda: True,
 }
-_codes: dict[Any, Any] = {}  # of the functions that Numba knows
+_codes: dict[Any, Any] = {}  # of the functions that Numba knows: Numba compiles a function once
 
 
 # --- integers ----------------------------------------------------------------------------------------------------
@@ -445,24 +445,22 @@ def _inner(function: Callable) -> None:
 
 
 def _is_new(function: Any) -> bool:
-    """Whether Numba does not know a function.
+    """Whether Numba does not know a function yet; it does from now on."""
+    is_new = function not in _codes
+    if is_new:
+        _codes[function] = getattr(function, "__code__", None)
+    return is_new
 
-    Raises: Stopped if it knows it with another code: Numba compiles a function once
-    """
+
+def check_unedited(function: Any) -> None:
+    """Raises: Stopped if Numba knows a function with another code than it has"""
     code = getattr(function, "__code__", None)
-    if function not in _codes:
-        _codes[function] = code
-        return True
-    if _codes[function] is not code:
+    if code is not None and _codes.get(function, code) is not code:
         raise Stopped(f"{function.__name__} was edited after it was compiled")
-    return False
 
 
 def register() -> None:
-    """Tell Numba about every function recorded since the last call.
-
-    Raises: Stopped if one was edited meanwhile
-    """
+    """Tell Numba about every function recorded since the last call."""
     for function in jit.DEVICE_FUNCTIONS:
         if _is_new(function):
             _inner(function)

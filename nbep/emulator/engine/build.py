@@ -1,4 +1,6 @@
-"""From functions to machine code: Numba makes LLVM's text of each, all of an object are optimized together, once.
+"""From functions to machine code: Numba makes LLVM's code of each, all of an object are optimized together.
+
+The first takes most of the time, and serves all memory models: `emit` says which of them it is.
 
 An object has C functions of integers, and calls those of others by their symbols. It belongs to no process: it is kept
 in the cache, and is loaded without Numba. Importing this imports llvmlite.
@@ -8,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -72,12 +74,8 @@ class Library:
 # --- compiling ---------------------------------------------------------------------------------------------------
 
 
-def compile_functions(
-    functions: dict[str, tuple[Callable, Any, tuple]], model: str = "sc", error_model: str = "numpy"
-) -> bytes:
-    """The object of some functions. symbol -> the function, Numba's type of its result, and those of its arguments
-
-    Of each model it has the symbols that `symbol_of` says.
+def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]], error_model: str = "numpy") -> bytes:
+    """LLVM's code of some functions. symbol -> the function, Numba's type of its result, and those of its arguments
 
     error_model: what arithmetic raises, by Numba's name for it
     Where None is the type, the function that others call gives 0, or another number if it has raised something.
@@ -102,13 +100,29 @@ def compile_functions(
             made = compile_extra(typing, target, function, arguments, result or types.none, flags, {})
             library.add_linking_library(made.library)
             library.add_llvm_module(llvm.parse_assembly(_as_c(symbol, made.fndesc.llvm_func_name, result, arguments)))
-        module = library._get_module_for_linking()
-        answers = "\n".join(f"define i64 @nbep_is_{one}() {{ ret i64 {int(model == one)} }}" for one in ASKED)
-        module.link_in(_to_link(llvm.parse_assembly(answers)))
+        module = library._final_module
+        for one in _all_under(library):
+            module.link_in(one._get_module_for_linking(), preserve=True)
         for function in module.functions:
-            if function.name.startswith("nbep_") and function.name != SWITCH:
-                function.name = symbol_of(function.name, model)
-        return _emit(module, {symbol_of(symbol, model) for symbol in functions})
+            if not function.is_declaration:
+                function.linkage = "external" if function.name in functions else "internal"
+        return module.as_bitcode()
+
+
+def emit(codes: Iterable[bytes], model: str) -> bytes:
+    """The object of some LLVM code for a memory model, with the symbols that `symbol_of` says."""
+    answers = "\n".join(f"define linkonce_odr i64 @nbep_is_{one}() {{ ret i64 {int(model == one)} }}" for one in ASKED)
+    module = llvm.parse_assembly(answers)
+    for code in codes:
+        module.link_in(llvm.parse_bitcode(code))
+    for function in module.functions:
+        if function.name.startswith("nbep_") and function.name != SWITCH:
+            function.name = symbol_of(function.name, model)
+    machine = target_machine()
+    options = llvm.create_pipeline_tuning_options(speed_level=OPTIMIZATION)
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(module, builder)
+    return machine.emit_object(module)
 
 
 def symbol_of(symbol: str, model: str) -> str:
@@ -118,22 +132,18 @@ def symbol_of(symbol: str, model: str) -> str:
 
 def _as_c(symbol: str, name: str, result: Any, arguments: tuple) -> str:
     """LLVM's text of a C function that calls one of Numba, which wants places for its result and its error."""
-    kinds = [LLVM_NAMES[kind.name] for kind in arguments]
-    declared, given = ", ".join(["ptr", "ptr", *kinds]), [f"{kind} %a{i}" for i, kind in enumerate(kinds)]
-    values, returned = (
-        ", ".join(["ptr %result", "ptr %error", *given]),
-        "i64" if result is None else LLVM_NAMES[result.name],
-    )
-    value = "" if returned == "void" else f"%value = load {returned}, ptr %result\n"
-    if result is None:
-        value = "%value = zext i32 %status to i64\n"
+    kinds = ["ptr", "ptr", *(LLVM_NAMES[kind.name] for kind in arguments)]
+    given = [f"{kind} %a{i}" for i, kind in enumerate(kinds)]
+    returned = "i64" if result is None else LLVM_NAMES[result.name]
+    made = "zext i32 %status to i64" if result is None else f"load {returned}, ptr %a0"
+    ending = "ret void" if returned == "void" else f"%value = {made}\nret {returned} %value"
     return f"""
-declare i32 @"{name}"({declared})
-define {returned} @{symbol}({", ".join(given)}) {{
-%result = alloca i64
-%error = alloca ptr
-%status = call i32 @"{name}"({values})
-{value}ret {returned}{"" if returned == "void" else " %value"}
+declare i32 @"{name}"({", ".join(kinds)})
+define {returned} @{symbol}({", ".join(given[2:])}) {{
+%a0 = alloca i64
+%a1 = alloca ptr
+%status = call i32 @"{name}"({", ".join(given)})
+{ending}
 }}
 """
 
@@ -144,34 +154,7 @@ LLVM_NAMES = {"int64": "i64", "float64": "double", "none": "void"}
 @contextmanager
 def plain_libraries(codegen: Any) -> Iterator[None]:
     """While this is open, Numba only makes text: it optimizes nothing, and loads nothing."""
-    from numba.core.codegen import JITCodeLibrary
-
-    global _plain
-    if _plain is None:
-
-        class Plain(JITCodeLibrary):
-            _whole: Any = None
-
-            def _optimize_functions(self, module: Any) -> None:
-                module.data_layout = self._codegen._data_layout
-
-            def finalize(self) -> None:
-                self._finalized = True
-
-            def get_pointer_to_function(self, name: str) -> int:
-                return 0
-
-            def _get_module_for_linking(self) -> Any:
-                if self._whole is None:
-                    self._whole = _to_link(self._final_module.clone())
-                    for library in _all_under(self):
-                        is_plain = isinstance(library, Plain)
-                        module = library._final_module if is_plain else library._get_module_for_linking()
-                        self._whole.link_in(_to_link(module), preserve=True)
-                return self._whole
-
-        _plain = Plain
-    usual, codegen._library_class = codegen._library_class, _plain
+    usual, codegen._library_class = codegen._library_class, _plain_class()
     codegen.set_env = lambda name, env: None  # what is not loaded has no globals to set
     try:
         yield
@@ -180,7 +163,21 @@ def plain_libraries(codegen: Any) -> Iterator[None]:
         del codegen.set_env
 
 
-_plain: Any = None
+@cache
+def _plain_class() -> Any:
+    from numba.core.codegen import JITCodeLibrary
+
+    class Plain(JITCodeLibrary):
+        def _optimize_functions(self, module: Any) -> None:
+            module.data_layout = self._codegen._data_layout
+
+        def finalize(self) -> None:
+            self._finalized = True
+
+        def get_pointer_to_function(self, name: str) -> int:
+            return 0
+
+    return Plain
 
 
 @contextmanager
@@ -198,14 +195,6 @@ def variables_checked() -> Iterator[None]:
         ssa._warn_about_uninitialized_variable = usual
 
 
-def _to_link(module: Any) -> Any:
-    """A module whose functions others may have, too."""
-    for function in module.functions:
-        if not function.is_declaration and function.linkage == llvm.Linkage.external:
-            function.linkage = "linkonce_odr"
-    return module
-
-
 def _all_under(library: Any) -> list[Any]:
     """What a library is linked with, in any number of steps, without itself."""
     found: dict[Any, None] = {}
@@ -216,15 +205,3 @@ def _all_under(library: Any) -> list[Any]:
                 found[one] = None
                 open_ones.append(one)
     return list(found)
-
-
-def _emit(module: Any, kept: set[str]) -> bytes:
-    """The object of a module. kept: the functions that others call"""
-    for function in module.functions:
-        if not function.is_declaration:
-            function.linkage = "external" if function.name in kept else "internal"
-    machine = target_machine()
-    options = llvm.create_pipeline_tuning_options(speed_level=OPTIMIZATION)
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
-    return machine.emit_object(module)

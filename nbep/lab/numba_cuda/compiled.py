@@ -231,7 +231,7 @@ def _integer(value: Any) -> Any:
 
 
 # --- machine code -----------------------------------------------------------------------------------------------------
-_entries: dict[str, int] = {}
+_entries: dict[tuple[str, str], int] = {}
 
 
 def entry_of(function: FunctionType, given: tuple[Any, ...], unit: Unit, compiled: Any, model: str) -> int:
@@ -248,17 +248,17 @@ def entry_of(function: FunctionType, given: tuple[Any, ...], unit: Unit, compile
     words = iter(range(FIRST_WORD + 2 * len(unit.sites), 1 << 20))
     exec(f"def entry(): kernel({', '.join(translation.given(t, words, names) for t in given)})", names)
     key = engine.digest_of([*translation.functions.values()], (given, translation.said))
-    name = f"{function.__name__}-{model}-{key}"
-    if name not in _entries:
-        make = lambda symbol: _object(symbol, names["entry"], model)  # noqa: E731
-        _entries[name] = engine.load(name, function.__name__, make, model)
-    return _entries[name]
+    name = f"{function.__name__}-{key}"
+    if (name, model) not in _entries:
+        make = lambda symbol: _compiled(symbol, names["entry"])  # noqa: E731
+        _entries[name, model] = engine.load(name, function.__name__, make, model)
+    return _entries[name, model]
 
 
-def _object(symbol: str, entry: Callable, model: str) -> tuple[bytes, list[str]]:
+def _compiled(symbol: str, entry: Callable) -> bytes:
     looks, config.ALWAYS_WARN_UNINIT_VAR = config.ALWAYS_WARN_UNINIT_VAR, True
     try:
-        return compile_functions({symbol: (entry, None, ())}, model), [symbol]
+        return compile_functions({symbol: (entry, None, ())})
     except Exception as error:  # whatever Numba raises for what it does not compile
         lines = [line.strip() for line in str(error).splitlines() if not line.startswith("Failed in nopython")]
         raise NotCompiled(f"is interpreted: {next(filter(None, lines), type(error).__name__)}") from error
