@@ -144,12 +144,13 @@ def _compile_machine(only: str) -> Made:
 
 def _compile_kernel(spec: KernelSpec, symbol: str) -> bytes:
     from .compilers import cpu
+    from .compilers.cpu_integers import INTEGER_ERRORS
 
     try:
         cpu.register()
         for one in called_by([spec.base or spec.function]):
             cpu.check_unedited(one)
-        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, cpu.INTEGER_ERRORS)
+        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, INTEGER_ERRORS)
     except Exception as error:
         from .compile import CompileError
 

@@ -7,18 +7,15 @@ primitive. A body that asks no thread is arithmetic, and Numba compiles it. So t
 
 from __future__ import annotations
 
-import operator
 import sys
 import zlib
 from collections.abc import Callable
-from functools import partial
 from types import FunctionType
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core import callconv, imputils
 from numba.core.errors import TypingError
 from numba.core.ir import Del
 from numba.core.registry import cpu_target
@@ -382,48 +379,6 @@ ARITHMETIC: dict[str, Callable] = {
 }
 _known: dict[Any, Any] = {}  # the functions that Numba knows: it compiles a function once
 
-
-# --- integers ----------------------------------------------------------------------------------------------------
-
-
-class IntegerErrors(callconv.NumpyErrorModel):
-    """Numba's name for what arithmetic raises: of integers what Python does, where Numba gives 0 or anything."""
-
-    def fp_zero_division(self, builder, exc_args=None, loc=None):
-        is_raised = exc_args is not None and exc_args[0].startswith("integer")
-        if is_raised:
-            self.call_conv.return_user_exc(builder, ZeroDivisionError, exc_args, loc)
-        return is_raised
-
-
-INTEGER_ERRORS = "nbep"
-callconv.error_models[INTEGER_ERRORS] = IntegerErrors
-_lowered = imputils.Registry("nbep")
-
-
-def _shift(context, builder, signature, arguments, to_left):
-    result = signature.return_type
-    value, amount = map(context.cast, [builder] * 2, arguments, signature.args, [result] * 2)
-    right = builder.ashr if result.signed else builder.lshr
-    if not isinstance(context.error_model, IntegerErrors):
-        return (builder.shl if to_left else right)(value, amount)
-    zero, last = amount.type(0), amount.type(result.bitwidth - 1)
-    with builder.if_then(builder.icmp_signed("<", amount, zero), likely=False):
-        context.call_conv.return_user_exc(builder, ValueError, ("negative shift count",))
-    is_far = builder.icmp_unsigned(">", amount, last)
-    near = builder.select(is_far, last, amount)
-    if to_left or not result.signed:
-        return builder.select(is_far, zero, (builder.shl if to_left else right)(value, near))
-    return right(value, near)
-
-
-for one in operator.lshift, operator.ilshift, operator.rshift, operator.irshift:
-    _lowered.lower(one, types.Integer, types.Integer)(partial(_shift, to_left="lshift" in one.__name__))
-cpu_target.target_context.refresh()  # first with Numba's own: intrinsics go to the first registry that there is
-cpu_target.target_context.install_registry(_lowered)
-
-
-# --- functions ---------------------------------------------------------------------------------------------------
 
 # What the CPU knows of nbep's functions. Numba's own registry is read by numba-cuda, too.
 _registry = Registry()
