@@ -144,12 +144,13 @@ def _compile_machine(only: str) -> Made:
 
 def _compile_kernel(spec: KernelSpec, symbol: str) -> bytes:
     from .compilers import cpu
+    from .compilers.cpu_integers import INTEGER_ERRORS
 
     try:
         cpu.register()
         for one in called_by([spec.base or spec.function]):
             cpu.check_unedited(one)
-        return compile_functions({symbol: (cpu.entry_of(spec), None, ())})
+        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, INTEGER_ERRORS)
     except Exception as error:
         from .compile import CompileError
 
@@ -181,11 +182,11 @@ def digest_of(functions: list[Any], more: Any) -> str:
     digest = hashlib.sha256(repr(more).encode())
     for one in called_by(functions):
         if not isinstance(one, FunctionType):
-            digest.update(repr(_plain(one)).encode())
+            digest.update(repr(plain(one)).encode())
             continue
         digest.update(f"{one.__module__} {one.__qualname__}".encode())
         for code in _codes(one.__code__):
-            digest.update(code.co_code + repr((code.co_names, code.co_varnames, _plain(code.co_consts))).encode())
+            digest.update(code.co_code + repr((code.co_names, code.co_varnames, plain(code.co_consts))).encode())
     return digest.hexdigest()[:16]
 
 
@@ -202,15 +203,19 @@ def called_by(functions: list[Any]) -> Iterator[Any]:
             open_ones += one.versions.values()
         one = getattr(one, "__wrapped__", one)
         yield one
-        if not isinstance(one, FunctionType):
-            continue
-        for code in _codes(one.__code__):
-            found = [one.__globals__[name] for name in code.co_names if name in one.__globals__]
-            inside = [module for module in found if isinstance(module, ModuleType)]
-            open_ones += found
-            open_ones += [vars(module)[name] for module in inside for name in code.co_names if name in vars(module)]
-        open_ones += [cell.cell_contents for cell in one.__closure__ or ()]
-        open_ones += one.__defaults__ or ()
+        if isinstance(one, FunctionType):
+            open_ones += named_by(one)
+
+
+def named_by(function: FunctionType) -> list[Any]:
+    """What the names of a function mean, with those of modules, and its defaults."""
+    named: list[Any] = []
+    for code in _codes(function.__code__):
+        found = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+        inside = [module for module in found if isinstance(module, ModuleType)]
+        named += found
+        named += [vars(module)[name] for module in inside for name in code.co_names if name in vars(module)]
+    return [*named, *(cell.cell_contents for cell in function.__closure__ or ()), *(function.__defaults__ or ())]
 
 
 def _codes(code: CodeType) -> list[CodeType]:
@@ -218,10 +223,10 @@ def _codes(code: CodeType) -> list[CodeType]:
     return [code, *(inner for one in code.co_consts if isinstance(one, CodeType) for inner in _codes(one))]
 
 
-def _plain(one: Any) -> Any:
+def plain(one: Any) -> Any:
     """What of a value is the same in each process."""
     if isinstance(one, tuple):
-        return tuple(_plain(part) for part in one)
+        return tuple(plain(part) for part in one)
     if isinstance(one, np.ndarray):
         return one.dtype.str, one.shape, one.tobytes()
     if isinstance(one, int | float | str | bytes | np.generic | None):

@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,12 @@ def console_for(chosen: Path | None, **options: Any) -> Any:
 
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A bar, gone when it is done. It gives a function: advance(), or advance(completed=n, description="...")."""
-    if not sys.stderr.isatty():
+    """A bar, gone when it is done. It gives a function: advance(), or advance(completed=n, description="...").
+
+    Inside another one, and in the processes of a search, it shows nothing.
+    """
+    global _is_shown
+    if _is_shown or parent_process() is not None or not sys.stderr.isatty():
         yield lambda **_: None
         return
     from rich.console import Console
@@ -69,4 +74,11 @@ def progress(description: str, total: int | None) -> Iterator[Callable[..., None
         def advance(**changes: Any) -> None:
             bar.update(task, **(changes or {"advance": 1}))
 
-        yield advance
+        _is_shown = True
+        try:
+            yield advance
+        finally:
+            _is_shown = False
+
+
+_is_shown = False

@@ -54,6 +54,9 @@ class World(Run):
         if isinstance(error, Uninitialized):
             tell_who_writes(error, self)
 
+    def show_threads(self) -> None:
+        """Somebody wants to look at them."""
+
     def run(self, functions: Sequence[Callable[[], Any]]) -> list[Any]:
         """Run one host function per rank to the end, and all they launched; their results by rank.
 

@@ -18,7 +18,7 @@ from nbep.host.target.resolve import resolve_target
 
 ENGINES = "python", "compiled", "auto"
 COMPILED_STRATEGIES = "uniform", "starved", "late"
-LONG = 200_000  # primitive calls that Python has run, after which "auto" compiles what comes
+LONG = 3_000_000  # primitive calls that Python runs in the time of compiling: after them "auto" compiles what comes
 _run_by_python = 0
 
 

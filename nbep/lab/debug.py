@@ -220,6 +220,7 @@ def _world() -> World:
     world = current.world if isinstance(current, Thread) else World.latest()
     if not isinstance(world, World):
         raise EmulatorError("no emulated run: these words work where a run on the emulator has been stopped")
+    world.show_threads()
     return world
 
 

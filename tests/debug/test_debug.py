@@ -170,16 +170,22 @@ def test_behind_a_failed_run_pdb_gets_the_program_s_names_and_its_history(tmp_pa
     assert "release.sys store of 2" in history
 
 
-def test_a_host_function_can_ask_too():
+@pytest.mark.parametrize("engine", ["python", "compiled"])
+def test_a_host_function_can_ask_too(engine):
+    """Compiled kernels have no threads that could be shown: Python runs all again."""
+
     def main(comm):
         return debug.where(rank=comm.rank), debug.what(1 << 60, rank=7)
 
-    where, what = nbep.spawn(main, 2, "emulator")[1]
+    where, what = nbep.spawn(main, 2, "emulator", engine=engine)[1]
     assert where == "the host of rank 1 is here"
     assert what == "rank: got 7; the run has rank 0, rank 1"
 
 
 def test_without_a_run_the_words_say_so(monkeypatch):
+    nbep.spawn(lambda comm: None, 1, "emulator", engine="compiled")
+    with pytest.raises(nbep.EmulatorError, match="compiled kernels leave no threads to look at"):
+        debug.where()
     monkeypatch.setattr(World, "latest", lambda: None)
     with pytest.raises(nbep.EmulatorError, match="no emulated run"):
         debug.where()

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
-from litmus_programs import random_program
+from litmus_programs import in_oracle, random_program
 from oracle import Op, Oracle, Program
 from oracle_faults import FAULTS, programs_until_found
 from oracle_programs import SHAPES, smallest, words
@@ -147,29 +147,6 @@ def test_the_oracle_finds_a_fault_that_is_put_back(fault):
 
 
 # --- the oracle itself ----------------------------------------------------------------------------------------------
-
-
-def in_oracle(program) -> Program:
-    """A litmus test as a program of the oracle."""
-    cells = program.cells
-
-    def op(step) -> Op:
-        if step.what == "bar":
-            return Op("bar", value=len(program.threads))
-        order = {"volatile": "relaxed"}.get(step.order, step.order)
-        at = 8 * cells.index(step.cell) if step.cell else 0
-        return Op(step.what, order, at, step.value, step.scope, other=step.compare)
-
-    threads = [tuple(map(op, steps)) for steps in program.steps]
-    match program.where:
-        case "ranks":
-            kernels = tuple((rank, (((thread,),),)) for rank, thread in enumerate(threads))
-        case "a GPU":
-            kernels = ((0, tuple(((thread,),) for thread in threads)),)
-        case _:
-            kernels = ((0, (tuple((thread,) for thread in threads),)),)
-    hosts = [tuple(Op("launch", value=k) for k, (rank, _) in enumerate(kernels) if rank == r) for r in range(4)]
-    return Program(kernels, tuple(hosts), 8 * len(cells) or 8)
 
 
 def outcomes_of(program, verdict) -> set:

@@ -106,4 +106,9 @@ def test_code_that_is_edited_runs_as_edited(monkeypatch):
     with pytest.raises(Stopped, match="helper was edited"):
         engine._compile_kernel(spec_of(write_number), "this_one_is_not")
     monkeypatch.undo()
+    monkeypatch.setitem(globals(), "STEP", 5)
+    assert nbep.spawn(main, 1, "emulator", engine="compiled") == [15]
+    with pytest.raises(Stopped, match="helper was edited"):
+        engine._compile_kernel(spec_of(write_number), "with_another_number")
+    monkeypatch.undo()
     assert nbep.spawn(main, 1, "emulator", engine="compiled") == [13]

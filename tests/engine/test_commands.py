@@ -1,11 +1,14 @@
 """`nbep check --engine` and `nbep compile --emulator`."""
 
+import os
 import subprocess
 import sys
 
 import pytest
 
 from nbep.device import compile as compile_command
+from nbep.device.engine import Code
+from nbep.device.kernels.get_dispatch_layout import get_dispatch_layout
 from nbep.emulator.engine import world
 from nbep.lab.check.command import main as check
 
@@ -23,13 +26,23 @@ def environment(monkeypatch, tmp_path):
     monkeypatch.setenv("NBEP_ENGINE", "python")
 
 
-def test_a_search_runs_compiled_kernels(monkeypatch, capsys):
+@pytest.mark.parametrize("said", [["--engine", "compiled"], []], ids=["compiled", "auto"])
+def test_a_search_runs_compiled_kernels(said, monkeypatch, capsys):
+    """Where nothing is said, those of the cache; one seed alone is run by Python."""
+    if not said:
+        monkeypatch.delenv("NBEP_ENGINE")
     runs = []
     run = world.CompiledWorld.run
     monkeypatch.setattr(world.CompiledWorld, "run", lambda self, functions: runs.append(self) or run(self, functions))
-    assert check(["intranode.layout", "--tokens", "9", "--engine", "compiled", "--seeds", "4", "--jobs", "1"]) == 0
+    for model in "checked", "delayed":
+        Code(model=model).entry(get_dispatch_layout)
+    assert check(["intranode.layout", "--tokens", "9", *said, "--seeds", "4", "--jobs", "1"]) == 0
     assert {"checked", "delayed"} <= {world.model for world in runs}
     assert "nothing found" in capsys.readouterr().out
+    assert os.environ.get("NBEP_ENGINE") == ("python" if said else None)
+    runs.clear()
+    assert check(["intranode.layout", "--tokens", "9", *said, "--seed", "4"]) == 0
+    assert len(runs) == len(said) // 2
 
 
 @pytest.mark.parametrize("more", [["--trace", "one.json"], ["--all"], ["--strategy", "few_preemptions"]])

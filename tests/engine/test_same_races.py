@@ -5,8 +5,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from drawn_programs import draw, run
+from drawn_programs import draw
+from engine_programs import of_oracle, run
 from engine_runs import end_of
+from litmus_programs import in_oracle, random_program
+from oracle_programs import SHAPES
 from parts import both_parts
 
 import nbep
@@ -14,10 +17,21 @@ from nbep.device import primitives as ptx
 from nbep.emulator import World
 from nbep.emulator.engine import state
 from nbep.emulator.engine.checked_world import CheckedWorld
+from nbep.lab.litmus import PROGRAMS
 from nbep.lang import I32, In, InOut, kernel
 
 NEVER = 1 << 62
 ORDERED = state.REASONS[state.RACE]
+
+
+def programs_of(part):
+    """Drawn for both engines, those of the oracle, and litmus tests."""
+    for seed in range(20 * part, 20 * (part + 1)):
+        yield seed, draw(seed)
+    for seed in range(2 * part, 2 * (part + 1)):
+        yield from ((seed, of_oracle(shape(seed))) for shape in SHAPES.values())
+    for seed, program in enumerate([*PROGRAMS[part::8], *map(random_program, range(8 * part, 8 * (part + 1)))]):
+        yield seed, of_oracle(in_oracle(program))
 
 
 @pytest.mark.parametrize("memory_model", ["checked", "delayed"])
@@ -26,22 +40,21 @@ def test_random_programs_end_alike(part, memory_model):
     """At the same primitive call, and with the same memory, signals and draws where nothing is wrong."""
     ends: Counter[str | None] = Counter()
     strategy = "late" if memory_model == "delayed" and part % 2 else "uniform"
-    for seed in range(40 * part, 40 * (part + 1)):
-        program = draw(seed)
+    for seed, program in programs_of(part):
         interpreted, compiled = (
             end_of(partial(run, program=program), len(program.hosts), engine, seed, memory_model, strategy=strategy)
             for engine in ("python", "compiled")
         )
         ends[interpreted.error] += 1
         if interpreted.error is None:
-            assert compiled == interpreted, seed
+            assert compiled == interpreted, (seed, program)
         else:
-            assert compiled.error is not None, f"seed {seed}: {interpreted}"
+            assert compiled.error is not None, (seed, program, interpreted)
             if interpreted.error == "DataRace" and not compiled.error.startswith("a host"):
-                assert compiled.error.endswith(ORDERED), seed
-                assert compiled.at == interpreted.at, seed
-    assert ends[None] >= 3
-    assert ends["DataRace"] >= 5 or memory_model == "delayed"
+                assert compiled.error.endswith(ORDERED), (seed, program)
+                assert compiled.at == interpreted.at, (seed, program)
+    assert ends[None] >= 20
+    assert ends["DataRace"] >= 20 or memory_model == "delayed"
 
 
 @pytest.mark.parametrize("seeds", both_parts([range(60)], [range(60, 240)]))

@@ -143,7 +143,7 @@ def run(
             buffer.destroy()
 
     with planted(trouble) as occasions:
-        spawn(main, mode.num_ranks, seed=seed, on_deadlock="expire")
+        spawn(main, mode.num_ranks, seed=seed, on_deadlock="expire", engine="python")  # whose threads it changes
     return wrong, occasions
 
 

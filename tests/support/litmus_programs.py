@@ -2,6 +2,7 @@
 
 import random
 
+import oracle
 import pytest
 
 from nbep.lab.litmus import Program
@@ -43,3 +44,26 @@ def random_program(seed: int) -> Program:
         for steps in threads:
             steps.insert(choose.randrange(len(steps) + 1), "bar")
     return Program(f"program {seed}", tuple("; ".join(steps) for steps in threads), where, {})
+
+
+def in_oracle(program) -> oracle.Program:
+    """A litmus test as a program of the oracle."""
+    cells = program.cells
+
+    def op(step) -> oracle.Op:
+        if step.what == "bar":
+            return oracle.Op("bar", value=len(program.threads))
+        order = {"volatile": "relaxed"}.get(step.order, step.order)
+        at = 8 * cells.index(step.cell) if step.cell else 0
+        return oracle.Op(step.what, order, at, step.value, step.scope, other=step.compare)
+
+    threads = [tuple(map(op, steps)) for steps in program.steps]
+    match program.where:
+        case "ranks":
+            kernels = tuple((rank, (((thread,),),)) for rank, thread in enumerate(threads))
+        case "a GPU":
+            kernels = ((0, tuple(((thread,),) for thread in threads)),)
+        case _:
+            kernels = ((0, (tuple((thread,) for thread in threads),)),)
+    hosts = [tuple(oracle.Op("launch", value=k) for k, (rank, _) in enumerate(kernels) if rank == r) for r in range(4)]
+    return oracle.Program(kernels, tuple(hosts), 8 * len(cells) or 8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,31 +25,43 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
 
     Raises: DataRace, UseAfterFree, DeadlockError, Divergence
     """
-    num_ranks = len(program.hosts)
-    world = World(num_ranks, seed, memory_model=getattr(strategy, "memory_model", "checked"), strategy=strategy)
-    space = world.ranks[0].space
-    memory = space.allocate(program.num_bytes, "memory", zero=True)
-    bases = [memory.address, *(world.ranks[rank].space.open(memory).address for rank in range(1, num_ranks))]
-    come: Counter[int] = Counter()  # by meeting
+    memory_model = getattr(strategy, "memory_model", "checked")
+    world = World(len(program.hosts), seed, memory_model=memory_model, strategy=strategy)
     answers: list[list[list[Any]]] = []
     kernels = [kernel_of(blocks, answers) for _, blocks in program.kernels]
-    of_hosts: list[list[Any]] = [[] for _ in program.hosts]
+
+    def launch(stream: Any, number: int, base: int) -> None:
+        blocks = program.kernels[number][1]
+        stream.launch(kernels[number], (base,), len(blocks), num_threads(blocks[0]), 64, f"kernel_{number}")
+
+    left, of_hosts = run_hosts(world, program.hosts, program.num_bytes, launch)
+    return left, tuple(tuple(map(told_of, thread)) for kernel in answers for thread in kernel) + of_hosts
+
+
+def run_hosts(world: Any, hosts: Sequence[Sequence[Op]], num_bytes: int, launch: Callable) -> tuple[tuple, tuple]:
+    """Run what hosts do: the memory at the end, and their answers. launch: kernel, with the base of memory"""
+    num_ranks = len(hosts)
+    space = world.ranks[0].space
+    memory = space.allocate(num_bytes, "memory", zero=True)
+    bases = [memory.address, *(world.ranks[rank].space.open(memory).address for rank in range(1, num_ranks))]
+    come: Counter[int] = Counter()  # by meeting
+    of_hosts: list[list[Any]] = [[] for _ in hosts]
 
     def host(rank: int) -> Callable[[], None]:
         def word(op: Op, polls: bool = True) -> int:
-            return int(space.read(memory, TYPES[op.size], op.cell, 1, polls=polls)[0])
+            kind = np.dtype(TYPES.get(op.size, np.int32))
+            return int(space.read(memory, kind.type, op.cell, op.size // kind.itemsize, polls=polls)[0])
 
         def main() -> None:
             context = world.ranks[rank]
             streams: dict[int, Any] = {}
             events: dict[int, Any] = {}
-            for op in program.hosts[rank]:
+            for op in hosts[rank]:
                 stream = streams.get(op.cell)
                 if op.what in ("launch", "record", "follow", "sync") and stream is None:
                     stream = streams[op.cell] = context.create_stream(f"stream {op.cell}")
                 if op.what == "launch":
-                    kernel, blocks = kernels[op.value], program.kernels[op.value][1]
-                    stream.launch(kernel, (bases[rank],), len(blocks), num_threads(blocks[0]), 64, f"kernel_{op.value}")
+                    launch(stream, op.value, bases[rank])
                 elif op.what == "record":
                     events[op.value] = stream.record()
                 elif op.what == "follow":
@@ -73,14 +85,14 @@ def run(program: Program, strategy: Any, seed: int = 0) -> tuple:
                 elif op.what == "ld":
                     of_hosts[rank].append(word(op, op.order != "weak"))
                 else:
-                    space.write(memory, op.cell, np.array([op.value], TYPES[op.size]))
+                    kind = np.dtype(TYPES.get(op.size, np.int32))
+                    space.write(memory, op.cell, np.full(op.size // kind.itemsize, op.value, kind))
 
         return main
 
     world.run([host(rank) for rank in range(num_ranks)])
-    told = tuple(tuple(map(told_of, thread)) for kernel in answers for thread in kernel)
     left = () if memory.freed else tuple(memory.memory)  # no view: hosts see what they have one of
-    return left, told + tuple(map(tuple, of_hosts))
+    return left, tuple(map(tuple, of_hosts))
 
 
 def told_of(answer: Any) -> Any:

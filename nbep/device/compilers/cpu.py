@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
@@ -31,6 +32,7 @@ from nbep.emulator.machine.orders import ACQUIRES, RELEASES, SCOPES, WEAK
 from nbep.emulator.machine.orders import POLLED as POLLED_ORDERS
 
 from .. import jit
+from ..engine import named_by, plain
 from ..jit import KernelSpec, PrimitiveSpec
 from ..types import param_type
 from .kinds import WORDS, Kinds, version_by_type, with_parameters
@@ -375,7 +377,7 @@ ARITHMETIC: dict[str, Callable] = {
     "bf16x2_to_f32x2": lambda word: (_float_of((word & 0xFFFF) << 16), _float_of(word & 0xFFFF0000)),
     "has_tma": lambda: True,
 }
-_codes: dict[Any, Any] = {}  # of the functions that Numba knows: Numba compiles a function once
+_known: dict[Any, Any] = {}  # the functions that Numba knows: it compiles a function once
 
 
 # What the CPU knows of nbep's functions. Numba's own registry is read by numba-cuda, too.
@@ -401,16 +403,22 @@ def _inner(function: Callable) -> None:
 
 def _is_new(function: Any) -> bool:
     """Whether Numba does not know a function yet; it does from now on."""
-    is_new = function not in _codes
+    is_new = function not in _known
     if is_new:
-        _codes[function] = getattr(function, "__code__", None)
+        _known[function] = _meaning(function)
     return is_new
 
 
+def _meaning(function: Any) -> Any:
+    """What two functions have in common that Numba compiles to the same."""
+    if not isinstance(function, FunctionType):
+        return None
+    return function.__code__, [one if callable(one) else plain(one) for one in named_by(function)]
+
+
 def check_unedited(function: Any) -> None:
-    """Raises: Stopped if Numba knows a function with another code than it has"""
-    code = getattr(function, "__code__", None)
-    if code is not None and _codes.get(function, code) is not code:
+    """Raises: Stopped if Numba knows a function with another code than it has, or with other names"""
+    if isinstance(function, FunctionType) and _known.get(function) not in (None, _meaning(function)):
         raise Stopped(f"{function.__name__} was edited after it was compiled")
 
 

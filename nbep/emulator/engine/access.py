@@ -176,9 +176,9 @@ def load(address: int, size: int, how: int) -> int:
 
 @register_jitable
 def check_store(address, offset, size, segment):
+    check_place(address, offset, size, segment.lowest, segment.end)
     if segment.constant != 0 and is_constant(segment.constant, offset, size):
         fault(NOT_CONSTANT, address)
-    check_place(address, offset, size, segment.lowest, segment.end)
     if segment.is_writable == 0:
         fault(READ_ONLY, address)
     if segment.shadow != 0:

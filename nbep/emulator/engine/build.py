@@ -74,9 +74,10 @@ class Library:
 # --- compiling ---------------------------------------------------------------------------------------------------
 
 
-def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]]) -> bytes:
+def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]], error_model: str = "numpy") -> bytes:
     """LLVM's code of some functions. symbol -> the function, Numba's type of its result, and those of its arguments
 
+    error_model: what arithmetic raises, by Numba's name for it
     Where None is the type, the function that others call gives 0, or another number if it has raised something.
 
     Raises: numba.core.errors.NumbaError for what Numba does not compile
@@ -89,10 +90,9 @@ def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]]) -> byte
     typing, target = cpu_target.typing_context, cpu_target.target_context
     flags = Flags()
     flags.no_cpython_wrapper = flags.no_cfunc_wrapper = True
-    flags.error_model = "numpy"
-    with global_compiler_lock, plain_libraries(target.codegen()), warnings.catch_warnings():
+    flags.error_model = error_model
+    with global_compiler_lock, plain_libraries(target.codegen()), variables_checked(), warnings.catch_warnings():
         warnings.simplefilter("ignore", errors.NumbaWarning)
-        warnings.filterwarnings("error", "Detected uninitialized variable")  # where Numba is asked to look for them
         typing.refresh()
         target.refresh()
         library = target.codegen().create_library("nbep")
@@ -178,6 +178,21 @@ def _plain_class() -> Any:
             return 0
 
     return Plain
+
+
+@contextmanager
+def variables_checked() -> Iterator[None]:
+    """While this is open, Numba refuses functions in which a variable may have no value, where it would only warn."""
+    from numba.core import errors, ssa
+
+    def refuse(name: str, place: Any) -> None:
+        raise errors.NumbaWarning(f"variable {name} may have no value", loc=place)
+
+    usual, ssa._warn_about_uninitialized_variable = ssa._warn_about_uninitialized_variable, refuse
+    try:
+        yield
+    finally:
+        ssa._warn_about_uninitialized_variable = usual
 
 
 def _all_under(library: Any) -> list[Any]:

@@ -77,7 +77,8 @@ REASONS = {
     PASSED_ON,
 ) = REASONS  # fmt: skip
 
-NO_FAILURES = FAULT_REPORTED, FULL_TABLE, RACE, PASSED_ON  # after these an interpreted run may end well
+# After these an interpreted run may end well; RAISED: Numba raises something where a value is None, too.
+NO_FAILURES = RAISED, FAULT_REPORTED, FULL_TABLE, RACE, PASSED_ON
 
 
 class Table(NamedTuple):

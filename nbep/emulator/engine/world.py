@@ -17,6 +17,7 @@ from ..machine.access import describe_thread
 from ..machine.arrays import History
 from ..machine.block import WARP_SIZE
 from ..machine.cpu import Cpu
+from ..machine.errors import EmulatorError
 from ..machine.memory import Allocation
 from ..schedule.scheduler import Host, running_host
 from ..world import World
@@ -410,6 +411,11 @@ class CompiledWorld(World):
     def _give_up(self, reason: str) -> None:
         """Stop the run, whoever has met what it cannot do: a host's code does not get to catch it."""
         self._end_with(Stopped(reason))
+
+    def show_threads(self) -> None:
+        if running_host() is None:
+            raise EmulatorError('compiled kernels leave no threads to look at: engine="python" does')
+        self._give_up("a host asks for threads")
 
     def _end_with(self, stopped: Stopped) -> None:
         if running_host() is None:

@@ -49,6 +49,7 @@ To compare results, add this to the file:
   """
 TO_COMPARE = NOT_COMPARED + "def check(results): assert results[1] == ...  # results: what main has returned, by rank"
 TO_COMPARE_IN_SCRIPT = NOT_COMPARED + "assert (array.copy_to_host() == ...).all()"
+ENGINE = "NBEP_ENGINE"
 SHORT_RUN = 20_000  # primitive calls; other processes are no help with such runs
 
 
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(argv)
     console = console_for(options.json, soft_wrap=True, highlight=False, markup=False)
     done = Done()
+    said = os.environ.get(ENGINE)
     try:
         return _main(parser, options, rest, console, done)
     except (ScenarioError, UnknownName) as error:
@@ -75,6 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = sys.stderr if options.json == STDOUT else sys.stdout
         print(f"Interrupted after {done.runs} runs; nothing was found up to there.", file=file)
         return INTERRUPTED
+    finally:
+        os.environ.pop(ENGINE, None)
+        if said is not None:
+            os.environ[ENGINE] = said
 
 
 class Done:
@@ -108,7 +114,7 @@ def _main(
         except ValueError as error:
             parser.error(str(error))
     if options.engine is not None:
-        os.environ["NBEP_ENGINE"] = options.engine  # for the processes of a search, too
+        os.environ[ENGINE] = options.engine  # for the processes of a search, too
     if options.engine == "compiled":
         if options.strategy == "few_preemptions" or options.all or options.trace:
             parser.error("--engine compiled: takes no --all, --trace or few_preemptions")
@@ -184,6 +190,9 @@ def as_json(runs: int, found: Finding | None, first: Run) -> dict[str, Any]:
 
 def search(console: Console, base: Run, options: argparse.Namespace, done: Done) -> int:
     """Run until something is found; then make it smaller."""
+    scenario = load_scenario(base.scenario)
+    if scenario.script is None and not scenario.lets_time_pass:  # of scripts "auto" compiles all at once
+        os.environ.setdefault(ENGINE, "auto")
     usual = COMPILED_STRATEGIES if options.engine == "compiled" else STRATEGIES
     strategies = [options.strategy] if options.strategy else [*usual]
     models = [options.memory_model] if options.memory_model else SEARCHED
@@ -315,7 +324,11 @@ def parser_of_check() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"one of {', '.join(MODELS)}; else {' and '.join(SEARCHED)}, and so sc: checked takes the same steps",
     )
-    parser.add_argument("--engine", choices=ENGINES, help="what runs kernels, as nbep.spawn says")
+    parser.add_argument(
+        "--engine",
+        choices=ENGINES,
+        help="what runs kernels, as nbep.spawn says; else auto in a search, python for one seed",
+    )
     parser.add_argument("--jobs", type=positive, default=default_jobs(), metavar="N", help="processes (one a CPU)")
     parser.add_argument("--no-shrink", action="store_true", help="show the first run that fails, not the smallest")
     parser.add_argument(
