@@ -53,6 +53,84 @@ def test_an_example_is_the_same_run(path, memory_model, seed):
         assert any(stops) == (path.stem in FINDS)
 
 
+def random_numbers(cuda):
+    from numba.cuda import random
+
+    @cuda.jit
+    def draw(states, out):
+        i = cuda.grid(1)
+        for _ in range(3):
+            out[i] += random.xoroshiro128p_uniform_float32(states, i) * random.xoroshiro128p_normal_float64(states, i)
+
+    states = random.create_xoroshiro128p_states(64, seed=1)
+    return draw[2, 32], states.copy_to_host(), np.zeros(64)
+
+
+def records(cuda):
+    """Neighbouring fields of a record are stored by two threads: no race."""
+    pair = np.dtype([("x", "f4"), ("list", "i2", (2,)), ("in", [("n", "i8"), ("b", "u1")])], align=True)
+
+    @cuda.jit
+    def fields(a, one, out):
+        i = cuda.threadIdx.x
+        own, tile = cuda.local.array(2, pair), cuda.shared.array(32, pair)
+        own[1].list[0] = 5
+        a[i].list[1] += own[1]["list"][0]
+        a.x[31 - i] = a[i]["in"].n * one.x
+        cuda.syncthreads()
+        tile[i] = a[i]
+        cuda.syncthreads()
+        a[i] = tile[31 - i]
+        out[i] = a["in"]["n"][i] + a[i].x
+
+    a = np.zeros(32, pair)
+    a["in"]["n"] = range(32)
+    a["x"][1] = 0.5
+    return fields[1, 32], a, a[1], np.zeros(32)
+
+
+def grids(cuda):
+    @cuda.jit
+    def rows(a):
+        column, grid = cuda.grid(1), cuda.cg.this_grid()
+        for row in range(1, a.shape[0]):
+            a[row, column] = a[row - 1, a.shape[1] - column - 1] + 1
+            grid.sync()
+
+    return rows[3, 40], np.zeros((5, 120))
+
+
+def constants(cuda):
+    weights, four = np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(4)
+
+    @cuda.jit("int32(float32, float64)", device=True)
+    def scaled(x, by):
+        return x * by
+
+    @cuda.jit
+    def total(out):
+        i = cuda.threadIdx.x
+        for n in cuda.const.array_like(weights).shape:
+            out[()] += n
+        cuda.atomic.add(out, (), scaled(i / 3, weights[i % 2, i % 3]) / 2 + four[()])
+
+    return total[1, 1], np.array(0.0)
+
+
+@pytest.mark.parametrize("memory_model", ["sc", "checked"])
+@pytest.mark.parametrize("made", [random_numbers, records, grids, constants])
+def test_a_kernel_is_the_same_run(cuda, made, memory_model):
+    launch, *given = made(cuda)
+    results = []
+    for engine in ("python", "compiled"):
+        arrays = [one.copy() for one in given]
+        run, stops = everything(engine, memory_model, 5, lambda: launch(*arrays))  # noqa: B023
+        assert run[1] is None
+        assert stops == [None] * (engine == "compiled")
+        results.append((run, [str(one.tolist()) for one in arrays]))
+    assert results[0] == results[1]
+
+
 def wrongs(cuda):
     """Kernels with a mistake each, for 16 threads."""
 
@@ -82,16 +160,36 @@ def wrongs(cuda):
     def lane(a):
         a[cuda.threadIdx.x] = cuda.shfl_sync(0xFF, a[cuda.threadIdx.x], 9)
 
-    return {one.__name__: one for one in (outside, unwritten, raises, apart, lane)}
+    @cuda.jit
+    def grid(a):
+        if cuda.threadIdx.x == 3:
+            cuda.cg.this_grid().sync()
+        else:
+            cuda.cg.this_grid().sync()
+
+    @cuda.jit
+    def field(a):
+        pairs = cuda.shared.array(16, PAIR)
+        pairs[0].y = a[cuda.threadIdx.x]
+
+    return {one.__name__: one for one in (outside, unwritten, raises, apart, lane, grid, field)}
 
 
-@pytest.mark.parametrize("name", ["outside", "unwritten", "raises", "apart", "lane"])
+PAIR = np.dtype([("x", "i8"), ("y", "i8")])
+
+
+@pytest.mark.parametrize("name", ["outside", "unwritten", "raises", "apart", "lane", "grid", "field"])
 def test_a_mistake_is_explained_by_python(cuda, name):
     """The arrays of the launch are as before when Python runs it."""
-    kernel, given = wrongs(cuda)[name], np.zeros(16)
-    runs = [everything(engine, "sc", 0, lambda: kernel[1, 16](given)) for engine in ("python", "compiled")]
+    kernel, model = wrongs(cuda)[name], "checked" if name == "field" else "sc"
+    runs, left = [], []
+    for engine in ("python", "compiled"):
+        given = cuda.device_array(16) if name == "outside" else np.zeros(16)
+        runs.append(everything(engine, model, 0, lambda: kernel[1, 16](given)))  # noqa: B023
+        left.append(np.array(given).tobytes())
     (by_python, _), (compiled, stops) = runs
     assert compiled == by_python
+    assert left[0] == left[1]
     assert compiled[1] is not None
     assert stops[0] is not None
 
@@ -142,8 +240,9 @@ def test_more_blocks_than_stacks_and_clocks(cuda):
 
     count = (state.MOST_CLOCKS + 64) * 32
     for memory_model in ("sc", "checked"):
-        out, total = np.zeros(count, np.int32), np.zeros(1, np.int32)
+        out, total = cuda.device_array(count, np.int32), np.zeros(1, np.int32)
         _, stops = everything("compiled", memory_model, 0, lambda: fill[count // 128, 128](out, total))  # noqa: B023
         assert stops == [None]
+        out = out.copy_to_host()
         assert total[0] == count
         assert (out == np.arange(count)).all()

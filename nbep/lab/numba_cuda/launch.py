@@ -43,7 +43,6 @@ class Run:
         self.parts: list[tuple[int, int, str, Callable[[int], str]]] = []
         self.constants: dict[int, KArray] = {}
         self.together: dict[Any, Any] = {}
-        self.turns: dict[int, int] = {}
         self.returned: dict[int, set[int]] = {}  # of blocks, the lines of `return` by which threads have left
         self.grid_cell: Any = None
         self.keep: Any = None  # arrays of the device live until the kernel is done
