@@ -41,7 +41,7 @@ class Code:
         self._names: dict[KernelSpec, str] = {}
 
     def machine(self) -> Any:
-        if self.only_kept and not _is_kept(f"machine-{self.model}"):
+        if self.only_kept and not is_kept(f"machine-{self.model}"):
             raise Stopped("the machine is not in the cache")
         return machine(self.model)
 
@@ -57,7 +57,7 @@ class Code:
         if spec not in self._names:
             self._names[spec] = f"{spec.label}-{self.model}-{code_key(spec)}"
         name = self._names[spec]
-        if self.only_kept and not _is_kept(name):
+        if self.only_kept and not is_kept(name):
             raise Stopped(f"{spec.label} is not in the cache")
         return _entry(spec, name, self.model)
 
@@ -85,7 +85,7 @@ def load(name: str, what: str, make: Callable[[str], tuple[bytes, list[str]]], m
     return address
 
 
-def _is_kept(name: str) -> bool:
+def is_kept(name: str) -> bool:
     return name in _loaded or (cache.cache_folder() / _file(name)).is_file()
 
 

@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import itertools
 from pathlib import Path
 
 import nbep.numba_cuda
 import numpy as np
 import pytest
 
+from nbep.device import engine
 from nbep.emulator.engine import EngineError, Stopped, state
 from nbep.lab.numba_cuda import rehearsal, script, session
 
@@ -15,7 +17,7 @@ EXAMPLES = sorted((Path(__file__).parents[2] / "docs" / "examples" / "numba").gl
 FINDS = "early", "hang", "histogram", "reduce"  # something, with "checked"
 
 
-def everything(engine, memory_model, seed, run):
+def everything(name, memory_model, seed, run):
     """What a run prints, what it fails with, its counters and its next choice; and what has stopped machine code."""
     stops = []
 
@@ -28,7 +30,7 @@ def everything(engine, memory_model, seed, run):
     try:
         with (
             contextlib.redirect_stdout(printed),
-            nbep.numba_cuda.options(engine=engine, memory_model=memory_model, seed=seed),
+            nbep.numba_cuda.options(engine=name, memory_model=memory_model, seed=seed),
         ):
             run()
     except Exception as found:
@@ -112,7 +114,9 @@ def constants(cuda):
         i = cuda.threadIdx.x
         for n in cuda.const.array_like(weights).shape:
             out[()] += n
-        cuda.atomic.add(out, (), scaled(i / 3, weights[i % 2, i % 3]) / 2 + four[()])
+        roots = cuda.local.array(3, np.float32)
+        np.sqrt(weights[1], roots)
+        cuda.atomic.add(out, (), roots[2] + scaled(i / 3, weights[i % 2, i % 3]) / 2 + four[()])
 
     return total[1, 1], np.array(0.0)
 
@@ -122,11 +126,11 @@ def constants(cuda):
 def test_a_kernel_is_the_same_run(cuda, made, memory_model):
     launch, *given = made(cuda)
     results = []
-    for engine in ("python", "compiled"):
+    for name in ("python", "compiled"):
         arrays = [one.copy() for one in given]
-        run, stops = everything(engine, memory_model, 5, lambda: launch(*arrays))  # noqa: B023
+        run, stops = everything(name, memory_model, 5, lambda: launch(*arrays))  # noqa: B023
         assert run[1] is None
-        assert stops == [None] * (engine == "compiled")
+        assert stops == [None] * (name == "compiled")
         results.append((run, [str(one.tolist()) for one in arrays]))
     assert results[0] == results[1]
 
@@ -183,9 +187,9 @@ def test_a_mistake_is_explained_by_python(cuda, name):
     """The arrays of the launch are as before when Python runs it."""
     kernel, model = wrongs(cuda)[name], "checked" if name == "field" else "sc"
     runs, left = [], []
-    for engine in ("python", "compiled"):
+    for tier in ("python", "compiled"):
         given = cuda.device_array(16) if name == "outside" else np.zeros(16)
-        runs.append(everything(engine, model, 0, lambda: kernel[1, 16](given)))  # noqa: B023
+        runs.append(everything(tier, model, 0, lambda: kernel[1, 16](given)))  # noqa: B023
         left.append(np.array(given).tobytes())
     (by_python, _), (compiled, stops) = runs
     assert compiled == by_python
@@ -227,6 +231,49 @@ def test_what_is_not_compiled_is_interpreted_or_refused(cuda):
         nbep.numba_cuda.options(engine="compiled", memory_model="delayed"),
     ):
         counts[1, 2](np.zeros(2))
+
+
+@pytest.mark.parametrize(
+    ("before", "is_kept", "threads", "engines"),
+    [
+        (0, False, 6400, "PP"),
+        (0, True, 6400, "CC"),
+        (0, True, 64, "PP"),  # the engine is not worth loading
+        (2000, True, 1536, "PC"),
+        (9999, True, 64, "CP"),  # the second launch is known to have few calls
+        (999_999, False, 6400, "CC"),
+        (999_999, False, 64, "PP"),
+        (0, False, 40_000, "CC"),  # another run than Python's, whatever is kept
+    ],
+)
+def test_auto_compiles_what_is_worth_it(cuda, monkeypatch, before, is_kept, threads, engines):
+    """A kernel keeps the globals of its first launch, whoever runs the next one."""
+    step = 2
+
+    @cuda.jit
+    def add(a):
+        i = cuda.grid(1)
+        if i < a.size:
+            a[i] += step
+
+    def run():
+        nonlocal step
+        for _ in engines:
+            waits.append(len(stops))
+            add[threads // 64, 64](a)
+            step += 1
+
+    a, waits, stops = np.zeros(threads), [], []
+    whole = rehearsal.rehearse
+    monkeypatch.setattr(rehearsal, "rehearse", lambda *given: stops.append(whole(*given)))
+    monkeypatch.setattr(session, "_by_python", before)
+    for module in (session, engine):
+        monkeypatch.setattr(module, "is_kept", lambda name: is_kept)
+    with nbep.numba_cuda.options(engine="auto"):
+        run()
+    waits.append(len(stops))
+    assert "".join("PC"[after - one] for one, after in itertools.pairwise(waits)) == engines
+    assert (a == 4).all()
 
 
 def test_more_blocks_than_stacks_and_clocks(cuda):

@@ -147,7 +147,7 @@ class _Names(ast.NodeTransformer):
         inner = [one for one in ast.walk(self.node) if isinstance(one, (ast.FunctionDef, ast.Lambda))]
         if len(inner) > 1 or isinstance(self.node, ast.Lambda):
             raise NotCompiled(f"has a function inside `{function.__name__}`, or a lambda: interpreted")
-        self.scope = scope_of(function)
+        self.scope = scope_of(function) | {name: value for one in compiled for name, value in one.scope.items()}
         self.new: dict[str, Any] = {f"nbep_{name}": value for name, value in NAMES.items()}
         given = self.node.args
         given.defaults = [ast.Constant(None) for _ in given.defaults]
@@ -221,6 +221,8 @@ class _Names(ast.NodeTransformer):
             return ast.copy_location(ast.Constant(0), node)
         if value is None and isinstance(node.func, ast.Attribute) and node.func.attr == "sync":
             return self.code("sync_grid(site())", node)
+        if isinstance(value, np.ufunc) and len(node.args) == value.nin + 1 == 2:
+            node.func = self.code(self.named(parts.into_array(value), value.__name__), node)
         if isinstance(value, stubs.Stub) and value in GRIDS:
             axes = GRIDS[value][: self.constant(next(iter((*node.args, *given.values()))))]
             return self.code(axes[0] if len(axes) == 1 else f"({', '.join(axes)})", node)
@@ -421,10 +423,12 @@ FUNCTIONS: dict[Any, Any] = {
 _entries: dict[str, int] = {}
 
 
-def entry_of(function: FunctionType, given: tuple[Any, ...], unit: Unit, compiled: Any, model: str) -> int:
-    """Where a kernel for arguments of these types begins.
+def entry_of(
+    function: FunctionType, given: tuple[Any, ...], unit: Unit, compiled: Any, model: str
+) -> Callable[[bool], int | None]:
+    """What says where a kernel for arguments of these types begins; None if it may not be compiled and is not kept.
 
-    Raises: NotCompiled if the engine cannot run it
+    Raises: NotCompiled if the engine cannot run it, as what it returns does
     """
     if unit.successor or unit.debug:
         raise NotCompiled(f"uses {'numba_cuda_mlir' if unit.successor else 'debug=True'}, which is interpreted")
@@ -435,10 +439,14 @@ def entry_of(function: FunctionType, given: tuple[Any, ...], unit: Unit, compile
     names["kernel"] = translation.function(function, [compiled])
     key = engine.digest_of([*translation.functions.values()], (given, translation.said))
     name = f"{function.__name__}-{model}-{key}"
-    if name not in _entries:
-        make = lambda symbol: _object(symbol, names["entry"], model)  # noqa: E731
-        _entries[name] = engine.load(name, function.__name__, make, model)
-    return _entries[name]
+
+    def entry(compiles: bool) -> int | None:
+        if name not in _entries and (compiles or engine.is_kept(name)):
+            make = lambda symbol: _object(symbol, names["entry"], model)  # noqa: E731
+            _entries[name] = engine.load(name, function.__name__, make, model)
+        return _entries.get(name)
+
+    return entry
 
 
 def _object(symbol: str, entry: Callable, model: str) -> tuple[bytes, list[str]]:

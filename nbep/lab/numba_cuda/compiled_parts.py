@@ -20,6 +20,7 @@ from numba.extending import (
     models,
     overload,
     overload_attribute,
+    register_jitable,
     register_model,
 )
 
@@ -375,6 +376,20 @@ def rounded(function: Callable, names: str) -> Callable:
     made = eval(f"lambda {names}: None", {})
     overload(made, strict=False)(eval(f"lambda {names}: choose({names})", {"choose": choose}))
     return made
+
+
+@cache
+def into_array(function: np.ufunc) -> Any:
+    """A function of NumPy of each element of an array, whose results go into another one."""
+
+    @register_jitable
+    def apply(array, out):
+        for i in range(out.shape[0]):
+            if array.shape[0] != out.shape[0] and array.shape[0] != 1:
+                raise ValueError
+            out[i] = function(array[i % array.shape[0]])
+
+    return apply
 
 
 # --- atomics ----------------------------------------------------------------------------------------------------------

@@ -46,8 +46,10 @@ class Run:
         self.returned: dict[int, set[int]] = {}  # of blocks, the lines of `return` by which threads have left
         self.grid_cell: Any = None
         self.keep: Any = None  # arrays of the device live until the kernel is done
+        self.nbytes = 0
         self.types: Any = None
-        self.entry: int | None = None  # of its machine code, if it has some
+        self.entry_if: Any = lambda compiles: None  # where its machine code begins, which may have to be compiled
+        self.entry: int | None = None
         self.__name__ = compiled.name
         self.places, end = places_of(unit.sites, dynamic)
         for site, begin in self.places.items():
@@ -58,6 +60,8 @@ class Run:
         check_shared(compiled.name, places_of(unit.sites, 0)[1], dynamic, unit.successor)
         sms = session.options["num_sms"]
         self.most_blocks = blocks_at_once(math.prod(block), end, unit.successor) if sms is None else sms
+        self.num_threads = math.prod(grid) * math.prod(block)
+        self.warps_at_once = -(-math.prod(block) // 32) * min(math.prod(grid), self.most_blocks)
 
     def __call__(self, *args: Any) -> None:
         thread = current_thread()

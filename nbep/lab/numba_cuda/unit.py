@@ -32,6 +32,8 @@ class Unit:
         self.constants: dict[int, tuple[Any, np.ndarray]] = {}
         self.uses: set[str] = set()
         self.depth = 0
+        self.entries: dict[str, Any] = {}  # by memory model: what says where its machine code begins
+        self.by_python = 0  # how many primitive calls Python has run in waits for it
         self.by_constants: set[Any] = set()  # functions that must know the values of arguments
 
     def function(self, function: python.FunctionType, types: dict[str, Any], is_kernel: bool = False) -> Any:
