@@ -12,6 +12,7 @@ import platform
 import time
 from collections.abc import Callable
 from functools import cache as once
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -57,9 +58,11 @@ class Code:
         if spec not in self._names:
             self._names[spec] = f"{spec.label}-{self.model}-{code_key(spec)}"
         name = self._names[spec]
-        if self.only_kept and not is_kept(name):
+        make = partial(_compile_kernel, spec, model=self.model)
+        found = load(name, spec.label, make, self.model, self.only_kept)
+        if found is None:
             raise Stopped(f"{spec.label} is not in the cache")
-        return _entry(spec, name, self.model)
+        return found
 
 
 @once
@@ -70,19 +73,20 @@ def machine(model: str) -> Any:
     return Library(*_object_of(f"machine-{model}", f"the emulator, {model}", lambda: _compile_machine(model)), model)
 
 
-@once
-def _entry(spec: KernelSpec, name: str, model: str) -> int:
-    return load(name, spec.label, lambda symbol: _compile_kernel(spec, symbol, model), model)
+def load(name: str, what: str, make: Callable[[str], tuple[bytes, list[str]]], model: str, only_kept: bool) -> Any:
+    """The address of a compiled function, kept in the cache; None if it is not there and should be.
 
-
-def load(name: str, what: str, make: Callable[[str], tuple[bytes, list[str]]], model: str) -> int:
-    """The address of a compiled function, kept in the cache. make: its object, and the symbol in it"""
+    make: its object, and the symbol in it
+    """
     from nbep.emulator.engine.build import Library
 
-    machine(model)
-    library = Library(*_object_of(name, what, lambda: make(f"nbep_kernel_{name}")), model)
-    (address,) = library.addresses.values()
-    return address
+    if only_kept and not is_kept(name):
+        return None
+    if not _loaded.get(name):
+        machine(model)
+        library = Library(*_object_of(name, what, lambda: make(f"nbep_kernel_{name}")), model)
+        (_loaded[name],) = library.addresses.values()
+    return _loaded[name]
 
 
 def is_kept(name: str) -> bool:
@@ -93,7 +97,7 @@ def _file(name: str) -> str:
     return f"{name}-{source_key()}.cpu"
 
 
-_loaded: set[str] = set()
+_loaded: dict[str, int] = {}  # where kernels begin; of the machine and of what is being loaded 0
 
 
 def prefill(spec: KernelSpec, model: str = "sc") -> float:
@@ -142,7 +146,7 @@ def _compile_kernel(spec: KernelSpec, symbol: str, model: str = "sc") -> tuple[b
 def _object_of(name: str, what: str, make: Callable[[], tuple[bytes, list[str]]]) -> tuple[bytes, list[str]]:
     """An object and its symbols, from the cache if they are there. The first line of a file has the symbols."""
     file = _file(name)
-    _loaded.add(name)
+    _loaded[name] = 0
     kept = cache.read(file)
     if kept is None:
         with progress("compiling for the CPU", 1) as advance:

@@ -207,6 +207,27 @@ def test_what_python_does_not_find_is_an_error(cuda, monkeypatch):
         kernel[1, 8](np.zeros(16))
 
 
+def test_an_array_of_the_device_that_is_a_global_is_the_same_run(cuda):
+    def run():
+        there = cuda.to_device(np.arange(6.0).reshape(2, 3))
+
+        @cuda.jit
+        def turn(a):
+            i = cuda.threadIdx.x
+            a[i] = there[1, i] + there.shape[0]
+            there[0, i] = a[i]
+
+        a = np.zeros(3)
+        for _ in range(2):
+            turn[1, 3](a)
+        print(a, there.copy_to_host())
+
+    by_python, _ = everything("python", "checked", 0, run)
+    compiled, stops = everything("compiled", "checked", 0, run)
+    assert compiled == by_python
+    assert stops == [None, None]
+
+
 def test_what_is_not_compiled_is_interpreted_or_refused(cuda):
     @cuda.jit
     def counts(a):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -23,16 +25,16 @@ from nbep.device import engine
 from nbep.device.compilers.cpu import how, site_of_call
 from nbep.emulator.engine import access, meeting, schedule
 from nbep.emulator.engine.build import compile_functions
-from nbep.emulator.engine.words import I1, I32, I64, get_s32
+from nbep.emulator.engine.words import I1, I64, get_s32
 from nbep.emulator.machine.orders import SCOPES
 
 from . import compiled_parts as parts
 from . import stubs
 from .code import scope_of, source_of
-from .compiled_parts import ATOMICS, WORD, bits, cas, find_first, like, machine, of_bits, of_one, rounded, widened
+from .compiled_parts import ATOMICS, WORD, bits, cas, find_first, like, of_bits, of_one, rounded
 from .math_rules import BINARY, UNARY
 from .types import Arr, Known, Num, Rec, Tup, dtype_of
-from .unit import Unit
+from .unit import Unit, type_of
 
 # The words of a kernel's arguments: the sizes x, y, z of its blocks and of its grid, the address of the grid's barrier;
 # of each shared array, where it begins and how many elements fit there; then what it takes.
@@ -72,6 +74,7 @@ class Translation:
         self.functions: dict[Any, Any] = {}
         self.local_bytes = 0
         self.fields: set[str] = set()  # of records
+        self.words = itertools.count(FIRST_WORD + 2 * len(unit.sites))  # of arguments
 
     def function(self, function: FunctionType, compiled: list[Any]) -> Any:
         """compiled: what it is for the types that it is called with, interpreted"""
@@ -81,6 +84,17 @@ class Translation:
         if self.functions[function] is None:
             raise NotCompiled(f"calls `{function.__name__}`, which calls itself: interpreted")
         return self.functions[function]
+
+    def declared(self, function: Any, gives: Any, takes: list[Any]) -> Any:
+        """A function whose arguments and result are made numbers of the types of its signature."""
+        self.said.append((gives, takes))
+        names, given = {"function": function}, [f"a{i}" for i in range(len(takes))]
+        for i, t in enumerate((*takes, gives)):
+            is_number = isinstance(t, Num)
+            names[f"as_a{i}"] = parts.number_of(number_type(t.dtype)) if is_number else register_jitable(lambda x: x)
+        text = f"as_a{len(takes)}(function({', '.join(f'as_{one}({one})' for one in given)}))"
+        exec(f"def declared({', '.join(given)}): return {text}", names)
+        return register_jitable(names["declared"])
 
     def made(self, space: int, shape: tuple[int, ...], dtype: np.dtype, base: Any, first: str = "") -> dict[str, Any]:
         """The names of an array's code, and that. first: the code of its only size, if the launch says that"""
@@ -117,19 +131,26 @@ class Translation:
     def elements(self, dtype: np.dtype, ndim: int, space: int = parts.GLOBAL, is_const: bool = False) -> Any:
         return parts.Elements(number_type(dtype, self.fields), ndim, space, is_const)
 
-    def given(self, t: Any, words: Iterator[int], names: dict[str, Any]) -> str:
+    def captured(self, array: Any) -> dict[str, Any]:
+        """An array of the device that is a global: the kernel has it as an argument, behind the others."""
+        names: dict[str, Any] = {}
+        self.unit.captured.append((array, type_of(array)))
+        self.said.append(type_of(array))
+        return names | {"": self.given(type_of(array), names)}
+
+    def given(self, t: Any, names: dict[str, Any]) -> str:
         """The code of an argument of the kernel."""
         name = f"name{len(names)}"
 
         def taken(count: int) -> str:
-            return "".join(f"argument({next(words)}), " for _ in range(count))
+            return "".join(f"argument({next(self.words)}), " for _ in range(count))
 
         if isinstance(t, (Arr, Rec)):
             ndim, is_const = (t.ndim, t.is_const) if isinstance(t, Arr) else (0, False)
             names[name] = parts.array_of(self.elements(t.dtype, ndim, is_const=is_const))
             return f"{name}({taken(1)}({taken(ndim)}), ({taken(ndim)}))"
         if isinstance(t, Tup) and t.of is tuple and t.items:
-            return f"({', '.join(self.given(one, words, names) for one in t.items)},)"
+            return f"({', '.join(self.given(one, names) for one in t.items)},)"
         if isinstance(t, Num) and t.dtype.kind in "biuf":
             names[name] = number_type(t.dtype)
             return f"like({name}(0), {taken(1)})"
@@ -224,8 +245,10 @@ class _Names(ast.NodeTransformer):
         if isinstance(value, np.ufunc) and len(node.args) == value.nin + 1 == 2:
             node.func = self.code(self.named(parts.into_array(value), value.__name__), node)
         if isinstance(value, stubs.Stub) and value in GRIDS:
-            axes = GRIDS[value][: self.constant(next(iter((*node.args, *given.values()))))]
+            axes = [GRIDS[value].format(i) for i in range(self.constant(next(iter((*node.args, *given.values())))))]
             return self.code(axes[0] if len(axes) == 1 else f"({', '.join(axes)})", node)
+        if isinstance(value, stubs.Stub) and value in MEETINGS:
+            node.args.insert(0, self.code("site()", node))
         if len(node.args) == 1 and (t := _integer(value)) is not None:
             node.args[0] = self.visit(node.args[0])
             node.func = self.code(self.named(parts.number_of(t), str(t)), node)
@@ -235,7 +258,7 @@ class _Names(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         base = self.known(node.value)
         if base and isinstance(base[0], stubs.Dim3) and node.attr in ("x", "y", "z"):
-            return self.code(DIMENSIONS[base[0]]["xyz".index(node.attr)], node)
+            return self.code(DIMENSIONS[base[0]].format("xyz".index(node.attr)), node)
         if not self.known(node) and node.attr in self.translation.fields:
             name = ast.copy_location(ast.Constant(node.attr), node)
             return ast.copy_location(ast.Subscript(self.visit(node.value), name, node.ctx), node)
@@ -251,31 +274,18 @@ class _Names(ast.NodeTransformer):
             return self.code(self.named(FUNCTIONS[value], text), node)
         if isinstance(value, np.ndarray):
             return self.array(self.translation.constant(value), node)
-        if value is print or isinstance(value, stubs.Stub) or hasattr(value, "_nd"):
+        if hasattr(value, "_nd"):
+            return self.array(self.translation.captured(value), node)
+        if value is print or isinstance(value, stubs.Stub):
             raise NotCompiled(f"has `{text}`, which is interpreted")
         if hasattr(value, "py_func"):
             found = [made for key, made in self.translation.unit.functions.items() if key[0] == id(value)]
             function = self.translation.function(value.py_func, found)
             declared = getattr(value, "declared", None)
-            return self.code(self.named(_converting(function, *declared) if declared else function, text), node)
+            made = self.translation.declared(function, *declared) if declared else function
+            return self.code(self.named(made, text), node)
         is_type = isinstance(node, ast.Attribute) and isinstance(value, types.Type)
         return self.code(self.named(value, text), node) if is_type else node
-
-
-def _converting(function: Any, gives: Any, takes: list[Any]) -> Any:
-    """A function whose arguments and result are made numbers of the types of its signature."""
-    names = {"function": function}
-
-    def code(t: Any, value: str) -> str:
-        if not isinstance(t, Num):
-            return value
-        names[f"as_{t}"] = parts.number_of(number_type(t.dtype))
-        return f"as_{t}({value})"
-
-    given = [f"a{i}" for i in range(len(takes))]
-    call = code(gives, f"function({', '.join(map(code, takes, given))})")
-    exec(f"def converting({', '.join(given)}): return {call}", names)
-    return register_jitable(names["converting"])
 
 
 def _integer(value: Any) -> Any:
@@ -285,51 +295,40 @@ def _integer(value: Any) -> Any:
     return value if isinstance(value, types.Integer) else None
 
 
-# --- who a thread is: expressions that stand in its place, with the names of NAMES -----------------------------------
-about, argument = access.about_thread, access.argument
-_PLACES = "{0} % {1}", "{0} // {1} % {2}", "{0} // ({1} * {2})"
-DIMENSIONS: dict[Any, list[str]] = {
-    stub: [
-        f"i32({place.format(f'about({which})', f'argument({3 * which})', f'argument({3 * which + 1})')})"
-        for place in _PLACES
-    ]
-    for which, stub in enumerate((stubs.threadIdx, stubs.blockIdx))
-} | {
-    stub: [f"i32(argument({first + i}))" for i in range(3)] for first, stub in ((0, stubs.blockDim), (3, stubs.gridDim))
-}
-GRIDS = {
-    stubs.grid: [
-        f"(i64({DIMENSIONS[stubs.blockIdx][i]}) * argument({i}) + {DIMENSIONS[stubs.threadIdx][i]})" for i in range(3)
-    ],
-    stubs.gridsize: [f"(argument({i}) * argument({i + 3}))" for i in range(3)],
-}
-i32, i64 = np.int32, np.int64
+# --- who a thread is --------------------------------------------------------------------------------------------------
+i32, i64, about, argument = np.int32, np.int64, access.about_thread, access.argument
 
 
-# --- meetings ---------------------------------------------------------------------------------------------------------
-def _site(name: str) -> int:
-    """A number for the call that Numba lowers now, not 0."""
-    return site_of_call(SimpleNamespace(name=name)) or 1  # type: ignore[arg-type]
+@register_jitable
+def place(which, axis):
+    """threadIdx (0) or blockIdx (1)"""
+    number, x, y = about(which), argument(3 * which), argument(3 * which + 1)
+    return i32(number % x if axis == 0 else number // x % y if axis == 1 else number // (x * y))
 
 
-def _meeting(has_test: bool, decode: Callable) -> Any:
-    """A call of cuda.syncthreads. decode: the result, of how many predicates hold and << 32 how many do not"""
-
-    def generate(context, builder, signature, values):
-        threads = machine(builder, "about_thread", access.ABOUT.index("block_dim"))
-        test = builder.zext(values[0], I64) if values else I64(1)
-        made = decode(builder, machine(builder, "meet", 0, threads, 2, test, _site("syncthreads")))
-        return context.get_dummy_value() if made is None else widened(builder, None, made, 32)
-
-    if has_test:
-        return intrinsic(lambda typingctx, predicate: (types.int32(types.boolean), generate))
-    return intrinsic(lambda typingctx: (types.none(), generate))
+@register_jitable
+def grid(axis):
+    return i64(place(1, axis)) * argument(axis) + place(0, axis)
 
 
+# The code of each, which an axis completes.
+DIMENSIONS = {stubs.threadIdx: "place(0, {})", stubs.blockIdx: "place(1, {})", stubs.blockDim: "i32(argument({}))",
+              stubs.gridDim: "i32(argument(3 + {}))"}  # fmt: skip
+GRIDS = {stubs.grid: "grid({})", stubs.gridsize: "(argument({0}) * argument(3 + {0}))"}
+
+
+# --- meetings: functions whose first argument is the place of the call ------------------------------------------------
 @intrinsic
 def site(typingctx):
-    """The number of the call in whose place this stands."""
-    return WORD(), lambda context, builder, signature, values: I64(_site("sync"))
+    """A number for the call in whose place this stands, not 0."""
+    number: Any = SimpleNamespace(name="meeting")
+    return WORD(), lambda context, builder, signature, values: I64(site_of_call(number) or 1)
+
+
+@register_jitable
+def met(site, test):
+    """How many predicates of a block hold, and << 32 how many do not."""
+    return meeting.meet(0, about(3), 2, i64(test != 0), site)
 
 
 @register_jitable
@@ -342,14 +341,18 @@ def sync_grid(site):
         while get_s32(access.load(cell, 4, LOOK)) < turn * blocks:
             access.spin(1 << 62)
         access.fence(REACH)
-    meeting.meet(0, about(3), 1, 1, site)
+    met(site, 1)
 
 
 REACH, BOTH_WAYS, LOOK = SCOPES["gpu"], how("acq_rel", "gpu", False), how("acquire", "gpu")
-NAMES = {
-    "about": about, "argument": argument, "i32": i32, "i64": i64, "turn": schedule.turn, "site": site,
-    "sync_grid": sync_grid,
-}  # fmt: skip
+MEETINGS: dict[Any, Callable] = {
+    stubs.syncthreads: lambda site: met(site, 1),
+    stubs.syncthreads_count: lambda site, test: i32(met(site, test) & 0xFFFFFFFF),
+    stubs.syncthreads_or: lambda site, test: i32(met(site, test) & 0xFFFFFFFF != 0),
+    stubs.syncthreads_and: lambda site, test: i32(met(site, test) >> 32 == 0),
+}
+NAMES = {name: globals()[name] for name in "about argument i32 i64 place grid site sync_grid".split()}  # noqa: SIM905
+NAMES["turn"] = schedule.turn
 
 
 @register_jitable
@@ -401,52 +404,46 @@ _PLAIN: dict[Any, Callable] = {
 }  # fmt: skip
 # What stands for what kernels call, by Numba's stub or Python's function.
 FUNCTIONS: dict[Any, Any] = {
-    stubs.syncthreads: _meeting(False, lambda builder, made: None),
-    stubs.syncthreads_count: _meeting(True, lambda builder, made: builder.trunc(made, I32)),
-    stubs.syncthreads_or: _meeting(
-        True, lambda builder, made: builder.icmp_unsigned("!=", builder.trunc(made, I32), I32(0))
-    ),
-    stubs.syncthreads_and: _meeting(
-        True, lambda builder, made: builder.icmp_unsigned("==", builder.lshr(made, I64(32)), I64(0))
-    ),
     stubs.popc: of_bits(lambda n: types.int64 if n > 32 else types.int32, 1, lambda b, x: b.ctpop(x)),
     stubs.clz: of_bits(lambda n: types.int32, 32, lambda b, x: b.ctlz(x, I1(0))),
     stubs.ffs: of_bits(lambda n: types.int32, 32, find_first),
     stubs.brev: of_bits(lambda n: types.uint32 if n == 32 else types.uint64, 32, lambda b, x: b.bitreverse(x)),
-    **{stub: register_jitable(function) for stub, function in _PLAIN.items()},
+    **{stub: register_jitable(function) for stub, function in (_PLAIN | MEETINGS).items()},
     **{getattr(math, name): rounded(getattr(math, name), "x") for name in UNARY},
     **{getattr(math, name): rounded(getattr(math, name), "x, y") for name in BINARY},
 }
 
 
 # --- machine code -----------------------------------------------------------------------------------------------------
-_entries: dict[str, int] = {}
+def entry_of(run: Any, compiles: bool) -> int | None:
+    """Where the code of a launch begins; None if it is interpreted, or is not in the cache and may not be compiled.
 
-
-def entry_of(
-    function: FunctionType, given: tuple[Any, ...], unit: Unit, compiled: Any, model: str
-) -> Callable[[bool], int | None]:
-    """What says where a kernel for arguments of these types begins; None if it may not be compiled and is not kept.
-
-    Raises: NotCompiled if the engine cannot run it, as what it returns does
+    Raises: ValueError if it may not be interpreted
     """
+    entries, model = run.unit.entries, run.session.options["memory_model"]
+    try:
+        if model not in entries:
+            entries[model] = _loading(run, model)
+        return entries[model](not compiles)
+    except NotCompiled as error:
+        if run.session.engine == "compiled":
+            raise ValueError(f"engine: got 'compiled'; `{run.__name__}` {error}; 'auto' takes Python then") from None
+        entries[model] = lambda only_kept: None
+        return None
+
+
+def _loading(run: Any, model: str) -> Callable[[bool], int | None]:
+    """What loads it. Raises: NotCompiled if the engine cannot run it, as what it returns does"""
+    unit = run.unit
     if unit.successor or unit.debug:
         raise NotCompiled(f"uses {'numba_cuda_mlir' if unit.successor else 'debug=True'}, which is interpreted")
     translation = Translation(unit)
     names: dict[str, Any] = {"argument": argument, "like": parts.like}
-    words = iter(range(FIRST_WORD + 2 * len(unit.sites), 1 << 20))
-    exec(f"def entry(): kernel({', '.join(translation.given(t, words, names) for t in given)})", names)
-    names["kernel"] = translation.function(function, [compiled])
-    key = engine.digest_of([*translation.functions.values()], (given, translation.said))
-    name = f"{function.__name__}-{model}-{key}"
-
-    def entry(compiles: bool) -> int | None:
-        if name not in _entries and (compiles or engine.is_kept(name)):
-            make = lambda symbol: _object(symbol, names["entry"], model)  # noqa: E731
-            _entries[name] = engine.load(name, function.__name__, make, model)
-        return _entries.get(name)
-
-    return entry
+    exec(f"def entry(): kernel({', '.join(translation.given(t, names) for t in run.types)})", names)
+    names["kernel"] = translation.function(run.made.keep, [run.made])
+    key = engine.digest_of([*translation.functions.values()], (run.types, translation.said))
+    make = partial(_object, entry=names["entry"], model=model)
+    return partial(engine.load, f"{run.__name__}-{model}-{key}", run.__name__, make, model)
 
 
 def _object(symbol: str, entry: Callable, model: str) -> tuple[bytes, list[str]]:

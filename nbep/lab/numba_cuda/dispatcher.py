@@ -167,10 +167,10 @@ class Dispatcher:
         run = Run(session, unit, compiled, configured.griddim, configured.blockdim, configured.sharedmem)
         run.keep, run.types = prepared, types
         run.nbytes = sum(getattr(one, "nbytes", 0) for one in prepared)
-        if session.engine != "python":
-            run.entry_if = functools.partial(self.entry, session, types, unit, compiled)
         if session.engine == "compiled":
-            run.entry_if(True)
+            from .compiled import entry_of
+
+            entry_of(run, True)
         names = self.parameter_names(len(prepared))
         values = tuple(in_kernel(one, t, session, name) for one, t, name in zip(prepared, types, names, strict=True))
         if self.collects():
@@ -203,23 +203,6 @@ class Dispatcher:
             configured.stream.synchronize()
         for copy in back:
             copy()
-
-    def entry(self, session: Any, types: tuple[Any, ...], unit: Unit, made: Any, compiles: bool) -> int | None:
-        """Where its machine code begins; None if it is interpreted. Raises: ValueError if it may not be"""
-        from .compiled import NotCompiled, entry_of
-
-        model = session.options["memory_model"]
-        try:
-            if model not in unit.entries:
-                unit.entries[model] = entry_of(self.py_func, types, unit, made, model)
-            return unit.entries[model](compiles)
-        except NotCompiled as error:
-            unit.entries[model] = lambda compiles: None
-            if session.engine == "compiled":
-                del unit.entries[model]
-                name = self.py_func.__name__
-                raise ValueError(f"engine: got 'compiled'; `{name}` {error}; 'auto' takes Python then") from None
-            return None
 
     def collects(self) -> bool:
         """Whether it takes any number of arguments."""

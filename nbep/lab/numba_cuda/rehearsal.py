@@ -83,7 +83,8 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
     """
     there, model = session.world, session.world.memory_model
     launches = [item for one in there.streams for what, item, _ in one.queue if what == "launch"]
-    memories = dict.fromkeys(memory for one in launches for memory in _memories(one.function.keep))
+    given = [[*one.function.keep, *one.function.unit.captured] for one in launches]
+    memories = dict.fromkeys(_memories(given))
     saved = [(one, *_kept(one)) for one in memories]
     code = SimpleNamespace(machine=lambda: machine(model), entry=lambda address: address)
     options = {"memory_model": model, "strategy": there.strategy.name, "num_sms": session.options["num_sms"]}
@@ -171,7 +172,7 @@ def _launch(old: Any, stream: Any, address_of: Any) -> Launch:
     for site in run.unit.sites:
         begin = run.places.get(site, 0)
         words += [begin, (run.dynamic - begin) // site.dtype.itemsize]
-    for value, t in zip(run.keep, run.types, strict=True):
+    for value, t in (*zip(run.keep, run.types, strict=True), *run.unit.captured):
         words += words_of(value, t, address_of)
     new = Launch(stream, run.entry, tuple(words), old.grid, old.block, old.smem_bytes, old.name)
     new.starts_together, new.by_ptx = old.starts_together, True

@@ -22,6 +22,7 @@ from nbep.emulator import World
 from nbep.emulator.engine import check_explained
 from nbep.emulator.engine.state import MOST_WARPS
 from nbep.emulator.machine import stream as machine
+from nbep.emulator.machine.block import WARP_SIZE
 from nbep.emulator.machine.errors import EmulatorError, Uninitialized
 from nbep.emulator.schedule.scheduler import Stuck
 from nbep.host.spawn import LONG, engine_for
@@ -168,8 +169,8 @@ class Session:
     def _finish(self, streams: list[machine.Stream]) -> None:
         global _by_python
         stopped, is_done, before = None, False, self.world.calls
-        queue = [(one, item.function) for one in streams for what, item, _ in one.queue if what == "launch"]
-        size = tuple((run.unit, run.grid, run.block, run.nbytes) for _, run in queue)
+        queue = [item.function for one in streams for what, item, _ in one.queue if what == "launch"]
+        size = tuple((run.unit, run.grid, run.block, run.nbytes) for run in queue)
         if self.may_rehearse(streams, queue, size):
             from .rehearsal import rehearse
 
@@ -182,7 +183,7 @@ class Session:
         (self.small.add if calls < FEW_CALLS else self.small.discard)(size)
         if not is_done:
             _by_python += calls
-            for _, run in queue:
+            for run in queue:
                 run.unit.by_python += calls
         self.unseen.difference_update(streams)
         self.is_mixed = bool(self.unseen) and self.is_mixed
@@ -196,17 +197,17 @@ class Session:
         is_all = self.unseen <= set(streams) and not self.is_mixed and not self.world.launches
         if not queue or not is_all or self.engine == "python":
             return False
-        at_once: dict[Any, int] = {}
-        for stream, run in queue:
-            at_once[stream] = max(at_once.get(stream, 0), run.warps_at_once)
-        must, compiles = self.engine == "compiled" or sum(at_once.values()) >= MOST_WARPS, _by_python > LONG
-        known = sum(run.unit.by_python for _, run in queue) if compiles else _by_python
-        is_short = size in self.small or known + sum(run.num_threads for _, run in queue) < FIRST_CALLS
-        if not must and (is_short or not (compiles or is_kept(f"machine-{self.world.memory_model}"))):
+        warps = sum(run.num_warps for run in queue)
+        must = self.engine == "compiled" or warps >= MOST_WARPS
+        known = sum(run.unit.by_python for run in queue) if _by_python > LONG else _by_python
+        is_short = size in self.small or known + WARP_SIZE * warps < FIRST_CALLS
+        if not must and (is_short or not (_by_python > LONG or is_kept(f"machine-{self.world.memory_model}"))):
             return False
-        for _, run in queue:
-            run.entry = run.entry_if(must or compiles)
-        return all(run.entry is not None for _, run in queue)
+        from .compiled import entry_of
+
+        for run in queue:
+            run.entry = entry_of(run, must or _by_python > LONG)
+        return all(run.entry is not None for run in queue)
 
 
 launched: dict[str, int] = {}  # how often, of each kernel by module and name
