@@ -171,8 +171,9 @@ def table(measured: dict[str, dict[str, list[Any]]]) -> str:
         cells, finding = [], ""
         for way in WAYS:
             said, seconds = measured[way].get(name, ["is not there", 0])
-            cells.append(f"{seconds:.2f}" if said == "right" else "fails")
-            if said != "right" and way != "simulator":
+            is_late = seconds > LIMIT_S
+            cells.append(f"{seconds:.2f}" if said == "right" else f"over {LIMIT_S}" if is_late else "fails")
+            if said != "right" and way != "simulator" and not is_late:
                 finding = said.replace("|", "\\|")
         rows.append(f"| {name} | {' | '.join(cells)} | {finding} |")
     return "\n".join(rows)

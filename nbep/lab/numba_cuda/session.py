@@ -320,8 +320,7 @@ def options(**given: Any) -> Iterator[None]:
     Args:
         given: seed, memory_model ("sc", "checked" or "delayed"), strategy, num_sms, tracer, on_failure: see `World`;
             max_calls: of primitives (loads, stores, barriers), after which a run ends with a report;
-            engine: "python", "compiled" or "auto", see `nbep.spawn`; None: what NBEP_ENGINE says. "auto" compiles what
-            it can, and is as good as "python" where that is nothing
+            engine: "python", "compiled" or "auto", see `may_rehearse`; None: what NBEP_ENGINE says, or "auto"
 
     Raises:
         TypeError: for others
