@@ -57,7 +57,7 @@ def test_what_others_can_write_is_not_loaded(mode, monkeypatch, tmp_path):
     """Also if it is the right object: it is compiled anew."""
     compiled = []
     monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(engine, "_loaded", set())
+    monkeypatch.setattr(engine, "_loaded", {})
 
     def compile_it():
         compiled.append(1)

@@ -25,6 +25,7 @@ from .compiled import words_of
 from .launch import SM_WARPS
 from .loops import GRID_CELL
 from .memory import POISON
+from .session import _latest
 
 MANY_TURNS = 1 << 18  # of loops, while nothing changes, after which it is asked whether all look at one element each
 MANY_LOOKS = 1 << 8  # one after the other, of each thread
@@ -94,6 +95,7 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
         with world.one_thread:
             made = _class_of(model)(1, there.seed, code=code, **options)
             made.max_calls = session.options["max_calls"]
+            _latest[:] = [made]  # which `how_far` looks at
             _run(there, made, streams, memories)
             _take_over(there, made)
         return None
@@ -109,7 +111,7 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
                 one.share = share
         return stopped
     finally:
-        World.latest = latest
+        World.latest, _latest[:] = latest, [there]
         if made.tables is not None:
             made.end()
 
