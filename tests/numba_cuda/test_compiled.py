@@ -102,6 +102,17 @@ def grids(cuda):
     return rows[3, 40], np.zeros((5, 120))
 
 
+def dynamic(cuda):
+    @cuda.jit
+    def turn(a):
+        tile, i = cuda.shared.array(0, np.int32), cuda.threadIdx.x
+        tile[i] = a[i]
+        cuda.syncthreads()
+        a[i] = tile[tile.shape[0] - 1 - i] + tile.strides[0]
+
+    return turn[1, 8, 0, 32], np.arange(8, dtype=np.int32)
+
+
 def constants(cuda):
     weights, four = np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(4)
 
@@ -122,7 +133,7 @@ def constants(cuda):
 
 
 @pytest.mark.parametrize("memory_model", ["sc", "checked"])
-@pytest.mark.parametrize("made", [random_numbers, records, grids, constants])
+@pytest.mark.parametrize("made", [random_numbers, records, grids, dynamic, constants])
 def test_a_kernel_is_the_same_run(cuda, made, memory_model):
     launch, *given = made(cuda)
     results = []

@@ -98,7 +98,7 @@ class Translation:
 
     def made(self, space: int, shape: tuple[int, ...], dtype: np.dtype, base: Any, first: str = "") -> dict[str, Any]:
         """The names of an array's code, and that. first: the code of its only size, if the launch says that"""
-        sizes, strides = [first] if first else shape, np.empty(shape, dtype).strides
+        sizes, strides = [first] if first else shape, np.empty([max(n, 1) for n in shape], dtype).strides
         array = parts.array_of(self.elements(dtype, len(shape), space, space == parts.CONSTANT))
         self.said.append((space, shape, dtype, first))
         tuples = (f"({''.join(f'{n}, ' for n in one)})" for one in (sizes, strides))
