@@ -12,6 +12,7 @@ import json
 import platform
 from collections.abc import Callable, Iterator
 from functools import cache as once
+from functools import partial
 from importlib import metadata
 from itertools import chain
 from pathlib import Path
@@ -43,7 +44,7 @@ class Code:
         self._name_of = once(lambda spec: f"{spec.label}-{code_key(spec)}")
 
     def machine(self) -> Any:
-        if self.only_kept and not _is_kept("machine", self.model):
+        if self.only_kept and not is_kept("machine", self.model):
             raise Stopped("the machine is not in the cache")
         return machine(self.model)
 
@@ -57,9 +58,10 @@ class Code:
         except TypeError as error:
             raise Stopped(str(error)) from error
         name = self._name_of(spec)
-        if self.only_kept and not _is_kept(name, self.model):
+        found = load(name, spec.label, partial(_compile_kernel, spec), self.model, self.only_kept)
+        if found is None:
             raise Stopped(f"{spec.label} is not in the cache")
-        return _entry(spec, name, self.model)
+        return found
 
 
 @once
@@ -71,17 +73,19 @@ def machine(model: str) -> Library:
     return _library_of("machine", f"the emulator, {model}", parts, model)
 
 
-@once
-def _entry(spec: KernelSpec, name: str, model: str) -> int:
-    return load(name, spec.label, lambda symbol: _compile_kernel(spec, symbol), model)
+def load(name: str, what: str, make: Callable[[str], bytes], model: str, only_kept: bool) -> int | None:
+    """The address of a compiled function, kept in the cache; None if it is not there and should be.
 
-
-def load(name: str, what: str, make: Callable[[str], bytes], model: str) -> int:
-    """The address of a compiled function, kept in the cache. make: LLVM's code of it, with the symbol that is given"""
-    machine(model)
-    symbol = f"nbep_kernel_{name}"
-    (address,) = _library_of(name, what, {name: lambda: (make(symbol), [symbol])}, model).addresses.values()
-    return address
+    make: LLVM's code of it, with the symbol that is given
+    """
+    if only_kept and not is_kept(name, model):
+        return None
+    if not _loaded.get((name, model)):
+        machine(model)
+        symbol = f"nbep_kernel_{name}"
+        library = _library_of(name, what, {name: lambda: (make(symbol), [symbol])}, model)
+        (_loaded[name, model],) = library.addresses.values()
+    return _loaded[name, model]
 
 
 Made = tuple[bytes, list[str]]  # code and its symbols
@@ -97,7 +101,7 @@ def _library_of(name: str, what: str, parts: dict[str, Callable[[], Made]], mode
             advance()
             return emit(codes, model), [*chain.from_iterable(symbols)]
 
-    _loaded.add((name, model))
+    _loaded[name, model] = 0
     return Library(*_kept(_file(f"{name}-{model}"), made), model)
 
 
@@ -112,7 +116,7 @@ def _kept(file: str, make: Callable[[], Made]) -> Made:
     return code, json.loads(head)
 
 
-def _is_kept(name: str, model: str) -> bool:
+def is_kept(name: str, model: str) -> bool:
     return (name, model) in _loaded or (cache.cache_folder() / _file(f"{name}-{model}")).is_file()
 
 
@@ -120,7 +124,7 @@ def _file(name: str, kind: str = "cpu") -> str:
     return f"{name}-{source_key()}.{kind}"
 
 
-_loaded: set[tuple[str, str]] = set()
+_loaded: dict[tuple[str, str], int] = {}  # where kernels begin; of the machine and of what is being loaded 0
 
 
 # Modules of the machine that are compiled for one model alone.

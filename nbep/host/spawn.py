@@ -18,7 +18,7 @@ from nbep.host.target.resolve import resolve_target
 
 ENGINES = "python", "compiled", "auto"
 COMPILED_STRATEGIES = "uniform", "starved", "late"
-LONG = 3_000_000  # primitive calls that Python runs in the time of compiling: after them "auto" compiles what comes
+LONG = 1_000_000  # primitive calls that Python runs in about the time of compiling: after them "auto" compiles
 _run_by_python = 0
 
 
@@ -109,13 +109,16 @@ def spawn(
 
 
 def engine_for(
-    engine: str | None, memory_model: str, strategy: Any, tracer: Any, models: Sequence[str] = MODELS
-) -> str:
-    """The name of the engine that runs kernels: "python" where "auto" finds that others cannot. models: that it can
+    engine: str | None, memory_model: str, strategy: Any, tracer: Any, models: Sequence[str] = MODELS,
+    usual: str = "python",
+) -> str:  # fmt: skip
+    """The name of the engine that runs kernels: "python" where "auto" finds that others cannot.
+
+    models: that can be compiled; usual: what it is where nobody says it
 
     Raises: ValueError for a name that there is not, and for "compiled" where that cannot be
     """
-    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
+    name = os.environ.get("NBEP_ENGINE", usual) if engine is None else engine
     if name not in ENGINES:
         raise ValueError(f"{'NBEP_ENGINE' if engine is None else 'engine'}: got {name!r}; must be {', '.join(ENGINES)}")
     why_not = None if name == "python" else _why_not_compiled(memory_model, models, strategy, tracer)

@@ -291,7 +291,7 @@ def test_auto_compiles_once_python_has_run_long(monkeypatch, tmp_path, num_calls
         raise CompileError("refused")
 
     monkeypatch.setenv("NBEP_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(engine, "_loaded", set())
+    monkeypatch.setattr(engine, "_loaded", {})
     monkeypatch.setattr(engine, "machine", engine.machine.__wrapped__)
     monkeypatch.setattr(engine, "_compile_machine", refuse)
     monkeypatch.setattr(spawn_module, "_run_by_python", num_calls)

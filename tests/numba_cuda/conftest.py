@@ -9,6 +9,8 @@ pytest.importorskip("numba")
 
 import nbep.numba_cuda
 
+from nbep.lab.numba_cuda import session
+
 
 @pytest.fixture(scope="module")
 def cuda() -> Any:
@@ -20,9 +22,11 @@ def cuda() -> Any:
 
 
 @pytest.fixture(params=["sc", "checked", "delayed", "sc auto", "checked auto"])
-def memory_model(request: Any) -> Iterator[str]:
-    """A memory model; "auto": kernels are compiled where they can be."""
+def memory_model(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A memory model; "auto": kernels are compiled where they can be, at once."""
     model, _, engine = request.param.partition(" ")
+    for name in ("LONG", "FEW_CALLS", "FIRST_CALLS"):
+        monkeypatch.setattr(session, name, -1)
     with nbep.numba_cuda.options(memory_model=model, engine=engine or "python"):
         yield model
 

@@ -187,7 +187,7 @@ def test_what_takes_long_says_how_far_it_is(tmp_path, monkeypatch, capsys):
         "import numpy as np\nfrom numba import cuda\n\n@cuda.jit\ndef kernel(a):\n    for k in range(300):\n"
         "        a[cuda.grid(1)] += k\n\nkernel[400, 1](np.zeros(400))\n"
     )
-    assert command.main(["--num-sms", "2", str(script)]) == 0
+    assert command.main(["--num-sms", "2", "--engine", "python", str(script)]) == 0
     lines = [line for line in capsys.readouterr().err.splitlines() if "kernel `kernel`: " in line]
     assert any("of 400 blocks have left" in line and "wait for an SM" in line for line in lines)
     assert any(f"{script}:7: a[cuda.grid(1)] += k" in line for line in lines)

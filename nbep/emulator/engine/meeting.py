@@ -255,7 +255,8 @@ def check_site(t, site):
 def meet(number: int, expected: int, waits: int, predicate: int, site: int) -> int:
     """Come to a barrier; if this thread waits, whether the predicates of all hold.
 
-    waits: 2 for how many hold, and << 32 how many do not; site: of the call, 0 if all may come to different ones
+    waits: 2 for how many hold, and << 32 how many do not, 3 for whether it has come first; site: of the call, 0 if all
+    may come to different ones
     """
     thread = run(0).current
     t = threads(thread)
@@ -279,6 +280,7 @@ def meet(number: int, expected: int, waits: int, predicate: int, site: int) -> i
         here.first = here.last = here.waiting = here.passed = here.told = here.holds = 0
     elif here.expected != expected or (t.passed >> number) & 1:
         fault(DIVERGED, number)
+    is_first = here.arrived == 0
     here.arrived += 1
     here.holds += predicate
     if is_checked():
@@ -291,7 +293,7 @@ def meet(number: int, expected: int, waits: int, predicate: int, site: int) -> i
         wait_at(t, number, waits)
     if is_delayed() and waits:
         learn(thread, knowing(thread).told)
-    return t.result if waits == 2 else t.result >> 32 == 0
+    return is_first if waits == 3 else t.result if waits == 2 else t.result >> 32 == 0
 
 
 @register_jitable

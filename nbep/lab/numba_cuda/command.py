@@ -25,7 +25,7 @@ def parser_of_run() -> argparse.ArgumentParser:
         "--max-calls", type=int, metavar="N", help="loads, stores, barriers until it ends with a report"
     )
     parser.add_argument(
-        "--engine", choices=ENGINES, help="what runs kernels: Python, machine code, or what can (python)"
+        "--engine", choices=ENGINES, help="what runs kernels: Python, machine code, or the faster (auto)"
     )
     parser.add_argument("script", type=Path, metavar="SCRIPT", help="the program")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it is passed")

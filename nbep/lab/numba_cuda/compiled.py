@@ -1,34 +1,45 @@
 """Plain kernels as machine code of the emulator's engine: their source, with other names in it, as Numba compiles it.
 
-A kernel's loads, stores and meetings are calls of the engine, its `cuda.grid(1)` and the like are those of
-`compiled_parts`. Each turn of a `while` is a step, as it is when the kernel is interpreted.
+A kernel's loads, stores and meetings are calls of the engine; its arrays are those of `compiled_parts`. Each turn of a
+`while` is a step, as it is when the kernel is interpreted.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-from numba import config, types
-from numba.extending import register_jitable
+from numba import types
+from numba.extending import intrinsic, register_jitable
 from numba.np.numpy_support import from_dtype
 
 from nbep.device import engine
+from nbep.device.compilers.cpu import how, site_of_call
+from nbep.emulator.engine import access, meeting, schedule
 from nbep.emulator.engine.build import compile_functions
+from nbep.emulator.engine.words import I1, I64, get_s32
+from nbep.emulator.machine.orders import SCOPES
 
 from . import compiled_parts as parts
 from . import stubs
 from .code import scope_of, source_of
-from .types import Arr, Known, Num, Tup, dtype_of
-from .unit import Unit
+from .compiled_parts import ATOMICS, WORD, bits, cas, find_first, like, of_bits, of_one, rounded
+from .math_rules import BINARY, UNARY
+from .types import Arr, Known, Num, Rec, Tup, dtype_of
+from .unit import Unit, type_of
 
-FIRST_WORD = 6  # behind the sizes of blocks and of the grid: of each shared array, where it begins and how many fit
+# The words of a kernel's arguments: the sizes x, y, z of its blocks and of its grid, the address of the grid's barrier;
+# of each shared array, where it begins and how many elements fit there; then what it takes.
+GRID_WORD, FIRST_WORD = 6, 7
+ARRAYS_OWN = "shape", "strides", "size", "ndim"
 OWN_SOURCE = [Path(file).read_bytes() for file in (parts.__file__, __file__)]
 
 
@@ -36,10 +47,22 @@ class NotCompiled(Exception):
     """A kernel that only Python can run. Its text ends a sentence that begins with the kernel's name."""
 
 
-def number_type(dtype: np.dtype) -> Any:
-    if dtype.kind not in "biufc" or dtype == np.float16:
+def number_type(dtype: np.dtype, fields: Any = None) -> Any:
+    """Numba's type of numbers or, if their fields may be added to a set, of records."""
+    if dtype.names is not None and fields is not None:
+        for name in dtype.names:
+            at, align = dtype.fields[name][1], _alignment(dtype[name])  # type: ignore[index]
+            number_type(dtype[name].base, fields)
+            if at % align or dtype.itemsize % align or name in ARRAYS_OWN:
+                raise NotCompiled(f"has records whose field {name} is unaligned or an array's attribute: interpreted")
+        fields.update(dtype.names)
+    elif dtype.kind not in "biufc" or dtype == np.float16:
         raise NotCompiled(f"has elements of type {dtype}, which are interpreted")
     return from_dtype(dtype)
+
+
+def _alignment(dtype: np.dtype) -> int:
+    return max(_alignment(dtype.base[name]) for name in dtype.base.names) if dtype.base.names else dtype.base.itemsize
 
 
 class Translation:
@@ -50,6 +73,8 @@ class Translation:
         self.said: list[Any] = [OWN_SOURCE]  # what the source of the functions does not say
         self.functions: dict[Any, Any] = {}
         self.local_bytes = 0
+        self.fields: set[str] = set()  # of records
+        self.words = itertools.count(FIRST_WORD + 2 * len(unit.sites))  # of arguments
 
     def function(self, function: FunctionType, compiled: list[Any]) -> Any:
         """compiled: what it is for the types that it is called with, interpreted"""
@@ -60,12 +85,23 @@ class Translation:
             raise NotCompiled(f"calls `{function.__name__}`, which calls itself: interpreted")
         return self.functions[function]
 
+    def declared(self, function: Any, gives: Any, takes: list[Any]) -> Any:
+        """A function whose arguments and result are made numbers of the types of its signature."""
+        self.said.append((gives, takes))
+        names, given = {"function": function}, [f"a{i}" for i in range(len(takes))]
+        for i, t in enumerate((*takes, gives)):
+            is_number = isinstance(t, Num)
+            names[f"as_a{i}"] = parts.number_of(number_type(t.dtype)) if is_number else register_jitable(lambda x: x)
+        text = f"as_a{len(takes)}(function({', '.join(f'as_{one}({one})' for one in given)}))"
+        exec(f"def declared({', '.join(given)}): return {text}", names)
+        return register_jitable(names["declared"])
+
     def made(self, space: int, shape: tuple[int, ...], dtype: np.dtype, base: Any, first: str = "") -> dict[str, Any]:
         """The names of an array's code, and that. first: the code of its only size, if the launch says that"""
-        sizes, strides = [first] if first else shape, np.empty(shape, dtype).strides
-        array = parts.array_of(self.elements(dtype, len(shape), space))
-        self.said.append((space, shape, dtype.str, first))
-        tuples = (f"({', '.join(map(str, one))},)" for one in (sizes, strides))
+        sizes, strides = [first] if first else shape, np.empty([max(n, 1) for n in shape], dtype).strides
+        array = parts.array_of(self.elements(dtype, len(shape), space, space == parts.CONSTANT))
+        self.said.append((space, shape, dtype, first))
+        tuples = (f"({''.join(f'{n}, ' for n in one)})" for one in (sizes, strides))
         return {"array": array, "base": base, "": f"array(base(), {', '.join(tuples)})"}
 
     def shared(self, node: ast.Call, compiled: list[Any]) -> dict[str, Any]:
@@ -74,7 +110,7 @@ class Translation:
         if len(sites) != 1 or sites[0].shape is None:
             raise NotCompiled("has a shared array of several types, or of a size known at run time: interpreted")
         word = FIRST_WORD + 2 * self.unit.sites.index(sites[0])
-        base = register_jitable(eval(f"lambda: argument({word})", parts.NAMES))
+        base = register_jitable(eval(f"lambda: argument({word})", NAMES))
         first = f"nbep_argument({word + 1})" if sites[0].shape == (0,) else ""
         self.said.append(word)
         return self.made(parts.SHARED, sites[0].shape, sites[0].dtype, base, first)
@@ -87,23 +123,34 @@ class Translation:
             raise NotCompiled(f"has local arrays of no bytes or more than {parts.LOCAL_BYTES}: interpreted")
         return self.made(nbytes, shape, dtype, parts.stack_of(nbytes))
 
-    def elements(self, dtype: np.dtype, ndim: int, space: int = parts.GLOBAL, is_const: bool = False) -> Any:
-        if ndim == 0:
-            raise NotCompiled("has an array of no dimension, which is interpreted")
-        return parts.Elements(number_type(dtype), ndim, space, is_const)
+    def constant(self, array: np.ndarray) -> dict[str, Any]:
+        data = self.unit.frozen(array).tobytes()
+        self.said.append(data)
+        return self.made(parts.CONSTANT, array.shape, array.dtype, parts.constant_of(data))
 
-    def given(self, t: Any, words: Iterator[int], names: dict[str, Any]) -> str:
+    def elements(self, dtype: np.dtype, ndim: int, space: int = parts.GLOBAL, is_const: bool = False) -> Any:
+        return parts.Elements(number_type(dtype, self.fields), ndim, space, is_const)
+
+    def captured(self, array: Any) -> dict[str, Any]:
+        """An array of the device that is a global: the kernel has it as an argument, behind the others."""
+        names: dict[str, Any] = {}
+        self.unit.captured.append((array, type_of(array)))
+        self.said.append(type_of(array))
+        return names | {"": self.given(type_of(array), names)}
+
+    def given(self, t: Any, names: dict[str, Any]) -> str:
         """The code of an argument of the kernel."""
         name = f"name{len(names)}"
 
         def taken(count: int) -> str:
-            return ", ".join(f"argument({next(words)})" for _ in range(count))
+            return "".join(f"argument({next(self.words)}), " for _ in range(count))
 
-        if isinstance(t, Arr):
-            names[name] = parts.array_of(self.elements(t.dtype, t.ndim, is_const=t.is_const))
-            return f"{name}({taken(1)}, ({taken(t.ndim)},), ({taken(t.ndim)},))"
+        if isinstance(t, (Arr, Rec)):
+            ndim, is_const = (t.ndim, t.is_const) if isinstance(t, Arr) else (0, False)
+            names[name] = parts.array_of(self.elements(t.dtype, ndim, is_const=is_const))
+            return f"{name}({taken(1)}({taken(ndim)}), ({taken(ndim)}))"
         if isinstance(t, Tup) and t.of is tuple and t.items:
-            return f"({', '.join(self.given(one, words, names) for one in t.items)},)"
+            return f"({', '.join(self.given(one, names) for one in t.items)},)"
         if isinstance(t, Num) and t.dtype.kind in "biuf":
             names[name] = number_type(t.dtype)
             return f"like({name}(0), {taken(1)})"
@@ -121,8 +168,8 @@ class _Names(ast.NodeTransformer):
         inner = [one for one in ast.walk(self.node) if isinstance(one, (ast.FunctionDef, ast.Lambda))]
         if len(inner) > 1 or isinstance(self.node, ast.Lambda):
             raise NotCompiled(f"has a function inside `{function.__name__}`, or a lambda: interpreted")
-        self.scope = scope_of(function)
-        self.new: dict[str, Any] = {f"nbep_{name}": value for name, value in parts.NAMES.items()}
+        self.scope = scope_of(function) | {name: value for one in compiled for name, value in one.scope.items()}
+        self.new: dict[str, Any] = {f"nbep_{name}": value for name, value in NAMES.items()}
         given = self.node.args
         given.defaults = [ast.Constant(None) for _ in given.defaults]
         names = [one for one in (*given.posonlyargs, *given.args, given.vararg) if one is not None]
@@ -189,9 +236,19 @@ class _Names(ast.NodeTransformer):
             given = dict(zip(("shape", "dtype"), node.args, strict=False)) | given
             made = self.translation.local(*(self.constant(given[name]) for name in ("shape", "dtype")))
             return self.array(made, node)
-        if isinstance(value, stubs.Stub) and value in parts.GRIDS:
-            axes = parts.GRIDS[value][: self.constant(next(iter((*node.args, *given.values()))))]
+        if value is stubs.const.array_like:  # type: ignore[attr-defined]
+            return self.visit(node.args[0])
+        if value is stubs.cg.this_grid:  # type: ignore[attr-defined]
+            return ast.copy_location(ast.Constant(0), node)
+        if value is None and isinstance(node.func, ast.Attribute) and node.func.attr == "sync":
+            return self.code("sync_grid(site())", node)
+        if isinstance(value, np.ufunc) and len(node.args) == value.nin + 1 == 2:
+            node.func = self.code(self.named(parts.into_array(value), value.__name__), node)
+        if isinstance(value, stubs.Stub) and value in GRIDS:
+            axes = [GRIDS[value].format(i) for i in range(self.constant(next(iter((*node.args, *given.values())))))]
             return self.code(axes[0] if len(axes) == 1 else f"({', '.join(axes)})", node)
+        if isinstance(value, stubs.Stub) and value in MEETINGS:
+            node.args.insert(0, self.code("site()", node))
         if len(node.args) == 1 and (t := _integer(value)) is not None:
             node.args[0] = self.visit(node.args[0])
             node.func = self.code(self.named(parts.number_of(t), str(t)), node)
@@ -201,7 +258,10 @@ class _Names(ast.NodeTransformer):
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         base = self.known(node.value)
         if base and isinstance(base[0], stubs.Dim3) and node.attr in ("x", "y", "z"):
-            return self.code(parts.DIMENSIONS[base[0]]["xyz".index(node.attr)], node)
+            return self.code(DIMENSIONS[base[0]].format("xyz".index(node.attr)), node)
+        if not self.known(node) and node.attr in self.translation.fields:
+            name = ast.copy_location(ast.Constant(node.attr), node)
+            return ast.copy_location(ast.Subscript(self.visit(node.value), name, node.ctx), node)
         return self.visit_Name(node) if self.known(node) else self.generic_visit(node)
 
     def visit_Name(self, node: Any) -> ast.AST:
@@ -210,15 +270,20 @@ class _Names(ast.NodeTransformer):
         (value,), text = self.known(node), ast.unparse(node)
         if value is stubs.laneid or value is stubs.warpsize:
             return self.code({"laneid": "i32(about(4))", "warpsize": "i32(32)"}[value._name], node)
-        if callable(value) and value in parts.FUNCTIONS:
-            return self.code(self.named(parts.FUNCTIONS[value], text), node)
-        if value is print or isinstance(value, (np.ndarray, stubs.Stub)) or hasattr(value, "_nd"):
+        if callable(value) and value in FUNCTIONS:
+            return self.code(self.named(FUNCTIONS[value], text), node)
+        if isinstance(value, np.ndarray):
+            return self.array(self.translation.constant(value), node)
+        if hasattr(value, "_nd"):
+            return self.array(self.translation.captured(value), node)
+        if value is print or isinstance(value, stubs.Stub):
             raise NotCompiled(f"has `{text}`, which is interpreted")
         if hasattr(value, "py_func"):
-            if getattr(value, "sigs", None) or not getattr(value, "_can_compile", True):
-                raise NotCompiled(f"calls `{text}`, which has a signature of its own: interpreted")
             found = [made for key, made in self.translation.unit.functions.items() if key[0] == id(value)]
-            return self.code(self.named(self.translation.function(value.py_func, found), text), node)
+            function = self.translation.function(value.py_func, found)
+            declared = getattr(value, "declared", None)
+            made = self.translation.declared(function, *declared) if declared else function
+            return self.code(self.named(made, text), node)
         is_type = isinstance(node, ast.Attribute) and isinstance(value, types.Type)
         return self.code(self.named(value, text), node) if is_type else node
 
@@ -230,45 +295,169 @@ def _integer(value: Any) -> Any:
     return value if isinstance(value, types.Integer) else None
 
 
+# --- who a thread is --------------------------------------------------------------------------------------------------
+i32, i64, about, argument = np.int32, np.int64, access.about_thread, access.argument
+
+
+@register_jitable
+def place(which, axis):
+    """threadIdx (0) or blockIdx (1)"""
+    number, x, y = about(which), argument(3 * which), argument(3 * which + 1)
+    return i32(number % x if axis == 0 else number // x % y if axis == 1 else number // (x * y))
+
+
+@register_jitable
+def grid(axis):
+    return i64(place(1, axis)) * argument(axis) + place(0, axis)
+
+
+# The code of each, which an axis completes.
+DIMENSIONS = {stubs.threadIdx: "place(0, {})", stubs.blockIdx: "place(1, {})", stubs.blockDim: "i32(argument({}))",
+              stubs.gridDim: "i32(argument(3 + {}))"}  # fmt: skip
+GRIDS = {stubs.grid: "grid({})", stubs.gridsize: "(argument({0}) * argument(3 + {0}))"}
+
+
+# --- meetings: functions whose first argument is the place of the call ------------------------------------------------
+@intrinsic
+def site(typingctx):
+    """A number for the call in whose place this stands, not 0."""
+    number: Any = SimpleNamespace(name="meeting")
+    return WORD(), lambda context, builder, signature, values: I64(site_of_call(number) or 1)
+
+
+@register_jitable
+def met(site, test):
+    """How many predicates of a block hold, and << 32 how many do not."""
+    return meeting.meet(0, about(3), 2, i64(test != 0), site)
+
+
+@register_jitable
+def sync_grid(site):
+    """As `device.grid_sync`."""
+    cell, blocks = argument(GRID_WORD), about(2)
+    if meeting.meet(0, about(3), 3, 1, site):
+        access.fence(REACH)
+        turn = access.atomic(access.ADD, cell, 4, 1, 0, BOTH_WAYS) // blocks + 1
+        while get_s32(access.load(cell, 4, LOOK)) < turn * blocks:
+            access.spin(1 << 62)
+        access.fence(REACH)
+    met(site, 1)
+
+
+REACH, BOTH_WAYS, LOOK = SCOPES["gpu"], how("acq_rel", "gpu", False), how("acquire", "gpu")
+MEETINGS: dict[Any, Callable] = {
+    stubs.syncthreads: lambda site: met(site, 1),
+    stubs.syncthreads_count: lambda site, test: i32(met(site, test) & 0xFFFFFFFF),
+    stubs.syncthreads_or: lambda site, test: i32(met(site, test) & 0xFFFFFFFF != 0),
+    stubs.syncthreads_and: lambda site, test: i32(met(site, test) >> 32 == 0),
+}
+NAMES = {name: globals()[name] for name in "about argument i32 i64 place grid site sync_grid".split()}  # noqa: SIM905
+NAMES["turn"] = schedule.turn
+
+
+@register_jitable
+def real(mask):
+    """A mask without the lanes that the block does not have."""
+    return np.int64(mask) & 0xFFFFFFFF & ((1 << min(32, about(3) - (about(0) & ~31))) - 1)
+
+
+def _shuffle(name: int) -> Callable:
+    return lambda mask, value, lane: like(value, meeting.collect(name, real(mask), bits(value), np.int64(lane), 0))
+
+
+def _vote(name: int) -> Callable:
+    return lambda mask, test: meeting.collect(name, real(mask), np.int64(test != 0), 0, 0) != 0
+
+
+def _match_all(mask, value):
+    same = meeting.collect(meeting.MATCH_ALL, real(mask), bits(value), 0, 0)
+    return np.int32(same), same != 0
+
+
+def _syncwarp(mask=0xFFFFFFFF):
+    meeting.collect(meeting.SYNC, real(mask), 0, 0, 0)
+
+
+def _fence(scope: str) -> Callable:
+    reach = SCOPES[scope]
+    return lambda: access.fence(reach)
+
+
+_PLAIN: dict[Any, Callable] = {
+    stubs.syncwarp: _syncwarp, stubs.match_all_sync: _match_all, stubs.nanosleep: lambda duration: schedule.pause(),
+    stubs.threadfence: _fence("gpu"), stubs.threadfence_block: _fence("cta"), stubs.threadfence_system: _fence("sys"),
+    stubs.ballot_sync: lambda mask, test: i32(meeting.collect(meeting.BALLOT, real(mask), i64(test != 0), 0, 0)),
+    stubs.match_any_sync: lambda mask, value: i32(meeting.collect(meeting.MATCH, real(mask), bits(value), 0, 0)),
+    stubs.selp: lambda test, a, b: a if test else b,
+    stubs.atomic.cas: lambda array, index, old, value: cas(array, index, (old, value)),  # type: ignore[attr-defined]
+    stubs.atomic.compare_and_swap: lambda array, old, value: cas(array, 0, (old, value)),  # type: ignore[attr-defined]
+    **{getattr(stubs.atomic, name): of_one(change) for name, change in ATOMICS.items()},
+    **{
+        getattr(stubs, f"shfl{name}_sync"): _shuffle(getattr(meeting, f"SHFL_{mode}"))
+        for name, mode in (("", "IDX"), ("_up", "UP"), ("_down", "DOWN"), ("_xor", "XOR"))
+    },
+    **{
+        getattr(stubs, f"{name}_sync"): _vote(getattr(meeting, mode))
+        for name, mode in (("any", "ANY"), ("all", "ALL"), ("eq", "SAME"))
+    },
+    **{getattr(stubs, name): lambda array, index: array[index] for name in stubs.LOADS},
+}  # fmt: skip
+# What stands for what kernels call, by Numba's stub or Python's function.
+FUNCTIONS: dict[Any, Any] = {
+    stubs.popc: of_bits(lambda n: types.int64 if n > 32 else types.int32, 1, lambda b, x: b.ctpop(x)),
+    stubs.clz: of_bits(lambda n: types.int32, 32, lambda b, x: b.ctlz(x, I1(0))),
+    stubs.ffs: of_bits(lambda n: types.int32, 32, find_first),
+    stubs.brev: of_bits(lambda n: types.uint32 if n == 32 else types.uint64, 32, lambda b, x: b.bitreverse(x)),
+    **{stub: register_jitable(function) for stub, function in (_PLAIN | MEETINGS).items()},
+    **{getattr(math, name): rounded(getattr(math, name), "x") for name in UNARY},
+    **{getattr(math, name): rounded(getattr(math, name), "x, y") for name in BINARY},
+}
+
+
 # --- machine code -----------------------------------------------------------------------------------------------------
-_entries: dict[tuple[str, str], int] = {}
+def entry_of(run: Any, compiles: bool) -> int | None:
+    """Where the code of a launch begins; None if it is interpreted, or is not in the cache and may not be compiled.
 
-
-def entry_of(function: FunctionType, given: tuple[Any, ...], unit: Unit, compiled: Any, model: str) -> int:
-    """Where a kernel for arguments of these types begins.
-
-    Raises: NotCompiled if the engine cannot run it
+    Raises: ValueError if it may not be interpreted
     """
-    if unit.successor or unit.debug or "grid" in unit.uses:
-        what = "numba_cuda_mlir" if unit.successor else "debug=True" if unit.debug else "grid.sync()"
-        raise NotCompiled(f"uses {what}, which is interpreted")
+    entries, model = run.unit.entries, run.session.options["memory_model"]
+    try:
+        if model not in entries:
+            entries[model] = _loading(run, model)
+        return entries[model](not compiles)
+    except NotCompiled as error:
+        if run.session.engine == "compiled":
+            raise ValueError(f"engine: got 'compiled'; `{run.__name__}` {error}; 'auto' takes Python then") from None
+        entries[model] = lambda only_kept: None
+        return None
+
+
+def _loading(run: Any, model: str) -> Callable[[bool], int | None]:
+    """What loads it. Raises: NotCompiled if the engine cannot run it, as what it returns does"""
+    unit = run.unit
+    if unit.successor or unit.debug:
+        raise NotCompiled(f"uses {'numba_cuda_mlir' if unit.successor else 'debug=True'}, which is interpreted")
     translation = Translation(unit)
-    kernel = translation.function(function, [compiled])
-    names: dict[str, Any] = {"kernel": kernel, "argument": parts.argument, "like": parts.like}
-    words = iter(range(FIRST_WORD + 2 * len(unit.sites), 1 << 20))
-    exec(f"def entry(): kernel({', '.join(translation.given(t, words, names) for t in given)})", names)
-    key = engine.digest_of([*translation.functions.values()], (given, translation.said))
-    name = f"{function.__name__}-{key}"
-    if (name, model) not in _entries:
-        make = lambda symbol: _compiled(symbol, names["entry"])  # noqa: E731
-        _entries[name, model] = engine.load(name, function.__name__, make, model)
-    return _entries[name, model]
+    names: dict[str, Any] = {"argument": argument, "like": parts.like}
+    exec(f"def entry(): kernel({', '.join(translation.given(t, names) for t in run.types)})", names)
+    names["kernel"] = translation.function(run.made.keep, [run.made])
+    key = engine.digest_of([*translation.functions.values()], (run.types, translation.said))
+    make = partial(_compiled, entry=names["entry"])
+    return partial(engine.load, f"{run.__name__}-{key}", run.__name__, make, model)
 
 
 def _compiled(symbol: str, entry: Callable) -> bytes:
-    looks, config.ALWAYS_WARN_UNINIT_VAR = config.ALWAYS_WARN_UNINIT_VAR, True
     try:
         return compile_functions({symbol: (entry, None, ())})
     except Exception as error:  # whatever Numba raises for what it does not compile
-        lines = [line.strip() for line in str(error).splitlines() if not line.startswith("Failed in nopython")]
+        innermost = f"\n{error}".rpartition("Failed in nopython mode pipeline")[2].splitlines()[1:]
+        lines = (line.strip() for line in innermost)
         raise NotCompiled(f"is interpreted: {next(filter(None, lines), type(error).__name__)}") from error
-    finally:
-        config.ALWAYS_WARN_UNINIT_VAR = looks
 
 
 def words_of(value: Any, t: Any, address_of: Callable[[Any], int]) -> Iterator[int]:
     """The words of an argument. address_of: of the first element of an array of the device, in the run's memory"""
-    if isinstance(t, Arr):
+    if isinstance(t, (Arr, Rec)):
         yield from (address_of(value), *value.shape, *value.strides)
     elif isinstance(t, Tup):
         for one, of in zip(value, t.items, strict=True):

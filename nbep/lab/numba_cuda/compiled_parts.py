@@ -1,7 +1,4 @@
-"""What compiled plain kernels are made of: arrays whose accesses are the engine's, and what `numba.cuda` offers.
-
-A word is 64 bits. The first words of a kernel's arguments are the sizes of its blocks and of its grid, x, y, z each.
-"""
+"""What compiled plain kernels are made of: arrays whose accesses are the engine's, numbers, 64-bit words, atomics."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import math
 import operator
 from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,16 +24,11 @@ from numba.extending import (
     register_model,
 )
 
-from nbep.device.compilers.cpu import how, site_of_call
-from nbep.emulator.engine import access, meeting, schedule
+from nbep.device.compilers.cpu import how
 from nbep.emulator.engine.state import OUT_OF_BOUNDS, READ_ONLY, UNWRITTEN
-from nbep.emulator.engine.words import COMPILED, I1, I8, I32, I64, VOID, call, pointer
-from nbep.emulator.machine.orders import SCOPES
+from nbep.emulator.engine.words import COMPILED, I1, I8, I64, VOID, call, pointer
 
-from . import stubs
-from .math_rules import BINARY, UNARY
-
-GLOBAL, SHARED = 0, -1  # spaces; a local array's is the number of bytes from an element to its flags
+GLOBAL, SHARED, CONSTANT = 0, -1, -2  # spaces; a local array's is the number of bytes from an element to its flags
 LOCAL_BYTES = 6 << 10  # of a kernel: with a flag for each byte, less than the guard of a stack
 WORD = types.int64
 ATOMIC = {GLOBAL: how("relaxed", "gpu", False), SHARED: how("relaxed", "cta", False)}
@@ -51,7 +42,7 @@ def machine(builder, name: str, *values: Any) -> Any:
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
 class Elements(types.Type):
-    """An array of a kernel."""
+    """An array of a kernel; of no dimension: one element of it, such as a record."""
 
     def __init__(self, dtype: Any, ndim: int, space: int = GLOBAL, is_const: bool = False):
         self.dtype, self.ndim, self.space, self.is_const = dtype, ndim, space, is_const
@@ -119,6 +110,16 @@ def stack_of(nbytes: int) -> Any:
     return intrinsic(lambda typingctx: (WORD(), generate))
 
 
+def constant_of(data: bytes) -> Any:
+    """What gives the address of bytes that nobody changes."""
+
+    def generate(context, builder, signature, values):
+        there = ir.Constant(ir.ArrayType(I8, len(data)), bytearray(data))
+        return builder.ptrtoint(cgutils.global_constant(builder, "constant", there), I64)
+
+    return intrinsic(lambda typingctx: (WORD(), generate))
+
+
 def parts_of(index: Any) -> tuple[Any, ...]:
     parts = index.types if isinstance(index, types.BaseTuple) else (index,)
     return tuple(types.unliteral(t) for t in parts)
@@ -179,10 +180,31 @@ def view(typingctx, array, index):
     def generate(context, builder, signature, values):
         at, *sizes = walk(context, builder, array, index, values)
         there = cgutils.create_struct_proxy(made)(context, builder)
-        there.base, there.shape, there.strides = at, *(cgutils.pack_array(builder, one) for one in sizes)
+        there.base, there.shape, there.strides = at, *(cgutils.pack_array(builder, one, I64) for one in sizes)
         return there._getvalue()
 
     return made(array, index), generate
+
+
+@intrinsic(prefer_literal=True)
+def field(typingctx, array, name):
+    """A field of a record, or that of all records of an array: a view of it."""
+    there = array.dtype.fields[name.literal_value]
+    many = there.type if isinstance(there.type, types.NestedArray) else None
+    made = Elements(
+        many.dtype if many else there.type, array.ndim + (many.ndim if many else 0), array.space, array.is_const
+    )
+
+    def generate(context, builder, signature, values):
+        of = cgutils.create_struct_proxy(array)(context, builder, values[0])
+        new = cgutils.create_struct_proxy(made)(context, builder)
+        new.base = builder.add(of.base, I64(there.offset))
+        for what in ("shape", "strides"):
+            sizes = [*cgutils.unpack_tuple(builder, getattr(of, what)), *map(I64, getattr(many, what, ()))]
+            setattr(new, what, cgutils.pack_array(builder, sizes, I64))
+        return new._getvalue()
+
+    return made(array, name), generate
 
 
 @intrinsic
@@ -195,7 +217,7 @@ def load(typingctx, array, index):
             flags, written = flags_of(builder, array, at, size)
             with builder.if_then(builder.icmp_unsigned("!=", builder.load(flags, align=1), written), likely=False):
                 machine(builder, "fault", UNWRITTEN, at)
-        else:
+        elif array.space != CONSTANT:
             at = machine(builder, "load" if array.space == GLOBAL else "load_shared", at, size, 0)
         return context.unpack_value(builder, t, pointer(builder, at, context.get_data_type(t)))
 
@@ -225,16 +247,26 @@ def store(typingctx, array, index, value):
     return types.none(array, index, of), generate
 
 
-def _is_element(array: Any, index: Any) -> bool:
+def _is_number(array: Any, index: Any) -> bool:
+    """Whether an index of an array names one number."""
     parts = parts_of(index)
-    is_whole = isinstance(array, Elements) and len(parts) == array.ndim
+    is_whole = isinstance(array, Elements) and len(parts) == array.ndim and not isinstance(array.dtype, types.Record)
     return is_whole and all(isinstance(t, (types.Integer, types.Boolean)) for t in parts)
+
+
+def _field(array: Any, index: Any) -> Any:
+    """Numba's type of a field that an index names, if it does."""
+    is_name = isinstance(index, types.StringLiteral) and isinstance(getattr(array, "dtype", None), types.Record)
+    return array.dtype.fields[index.literal_value].type if is_name else None
 
 
 @overload(operator.getitem)
 def _getitem(array, index):
-    if _is_element(array, index):
+    if _is_number(array, index):
         return lambda array, index: load(array, index)
+    if t := _field(array, index):
+        is_view = array.ndim or isinstance(t, (types.NestedArray, types.Record))
+        return (lambda array, index: field(array, index)) if is_view else lambda array, index: field(array, index)[()]
     kinds = types.Integer, types.Boolean, types.SliceType
     is_view = isinstance(array, Elements) and all(isinstance(t, kinds) for t in parts_of(index))
     return (lambda array, index: view(array, index)) if is_view and len(parts_of(index)) <= array.ndim else None
@@ -242,8 +274,22 @@ def _getitem(array, index):
 
 @overload(operator.setitem)
 def _setitem(array, index, value):
-    is_number = isinstance(value, (types.Number, types.Boolean))
-    return (lambda array, index, value: store(array, index, value)) if is_number and _is_element(array, index) else None
+    if isinstance(value, (types.Number, types.Boolean)):
+        if _is_number(array, index):
+            return lambda array, index, value: store(array, index, value)
+        if _field(array, index) and not array.ndim:
+            return lambda array, index, value: store(field(array, index), (), value)
+    if isinstance(getattr(value, "dtype", None), types.Record) and value.dtype == (_field(array, index) or array.dtype):
+        elements = [
+            f"[{name!r}]{[*at] or ''}"
+            for name, one in value.dtype.fields.items()
+            for at in np.ndindex(getattr(one.type, "shape", ()))
+        ]
+        names: dict[str, Any] = {}
+        lines = ["    there = array[index]", *(f"    there{one} = value{one}" for one in elements)]
+        exec("\n".join(["def assign(array, index, value):", *lines]), names)
+        return names["assign"]
+    return None
 
 
 # --- numbers and words ------------------------------------------------------------------------------------------------
@@ -293,7 +339,7 @@ def like(typingctx, x, bits):
     return t(t, WORD), generate
 
 
-def _of_bits(result: Callable, least: int, emit: Callable) -> Any:
+def of_bits(result: Callable, least: int, emit: Callable) -> Any:
     """A function of the bits of an integer, of at least so many. result: its type, by their number"""
 
     def typer(typingctx, x):
@@ -312,12 +358,12 @@ def _of_bits(result: Callable, least: int, emit: Callable) -> Any:
     return intrinsic(typer)
 
 
-def _find_first(builder, x):
+def find_first(builder, x):
     zero = x.type(0)
     return builder.select(builder.icmp_unsigned("==", x, zero), zero, builder.add(builder.cttz(x, I1(0)), x.type(1)))
 
 
-def _rounded(function: Callable, names: str) -> Callable:
+def rounded(function: Callable, names: str) -> Callable:
     """A function of Python's `math`, whose result for float32 is rounded once."""
     space = {"f": function, "f32": np.float32, "f64": np.float64}
     plain = eval(f"lambda {names}: f({names})", space)
@@ -330,6 +376,20 @@ def _rounded(function: Callable, names: str) -> Callable:
     made = eval(f"lambda {names}: None", {})
     overload(made, strict=False)(eval(f"lambda {names}: choose({names})", {"choose": choose}))
     return made
+
+
+@cache
+def into_array(function: np.ufunc) -> Any:
+    """A function of NumPy of each element of an array, whose results go into another one."""
+
+    @register_jitable
+    def apply(array, out):
+        for i in range(out.shape[0]):
+            if array.shape[0] != out.shape[0] and array.shape[0] != 1:
+                raise ValueError
+            out[i] = function(array[i % array.shape[0]])
+
+    return apply
 
 
 # --- atomics ----------------------------------------------------------------------------------------------------------
@@ -380,114 +440,9 @@ ATOMICS: dict[str, Callable] = {
     "nanmax": lambda old, x: x if old != old else old if x != x else max(old, x),
     "nanmin": lambda old, x: x if old != old else old if x != x else min(old, x),
 }  # fmt: skip
-_cas = _atomic(lambda old, compare, x: x if old == compare else old)
+cas = _atomic(lambda old, compare, x: x if old == compare else old)
 
 
-def _of_one(change: Callable) -> Callable:
+def of_one(change: Callable) -> Callable:
     atomic = _atomic(change)
     return lambda array, index, value: atomic(array, index, (value,))
-
-
-# --- who a thread is: expressions that stand in its place, with the names of NAMES -----------------------------------
-about, argument = access.about_thread, access.argument
-_PLACES = "{0} % {1}", "{0} // {1} % {2}", "{0} // ({1} * {2})"
-DIMENSIONS: dict[Any, list[str]] = {
-    stub: [
-        f"i32({place.format(f'about({which})', f'argument({3 * which})', f'argument({3 * which + 1})')})"
-        for place in _PLACES
-    ]
-    for which, stub in enumerate((stubs.threadIdx, stubs.blockIdx))
-} | {
-    stub: [f"i32(argument({first + i}))" for i in range(3)] for first, stub in ((0, stubs.blockDim), (3, stubs.gridDim))
-}
-GRIDS = {
-    stubs.grid: [
-        f"(i64({DIMENSIONS[stubs.blockIdx][i]}) * argument({i}) + {DIMENSIONS[stubs.threadIdx][i]})" for i in range(3)
-    ],
-    stubs.gridsize: [f"(argument({i}) * argument({i + 3}))" for i in range(3)],
-}
-i32, i64 = np.int32, np.int64
-NAMES = {"about": about, "argument": argument, "i32": i32, "i64": i64, "turn": schedule.turn}
-
-
-# --- meetings ---------------------------------------------------------------------------------------------------------
-def _meeting(has_test: bool, decode: Callable) -> Any:
-    """A call of cuda.syncthreads. decode: the result, of how many predicates hold and << 32 how many do not"""
-
-    def generate(context, builder, signature, values):
-        threads = machine(builder, "about_thread", access.ABOUT.index("block_dim"))
-        test = builder.zext(values[0], I64) if values else I64(1)
-        site = site_of_call(SimpleNamespace(name="syncthreads")) or 1  # type: ignore[arg-type]
-        made = decode(builder, machine(builder, "meet", 0, threads, 2, test, site))
-        return context.get_dummy_value() if made is None else widened(builder, None, made, 32)
-
-    if has_test:
-        return intrinsic(lambda typingctx, predicate: (types.int32(types.boolean), generate))
-    return intrinsic(lambda typingctx: (types.none(), generate))
-
-
-@register_jitable
-def real(mask):
-    """A mask without the lanes that the block does not have."""
-    return np.int64(mask) & 0xFFFFFFFF & ((1 << min(32, about(3) - (about(0) & ~31))) - 1)
-
-
-def _shuffle(name: int) -> Callable:
-    return lambda mask, value, lane: like(value, meeting.collect(name, real(mask), bits(value), np.int64(lane), 0))
-
-
-def _vote(name: int) -> Callable:
-    return lambda mask, test: meeting.collect(name, real(mask), np.int64(test != 0), 0, 0) != 0
-
-
-def _match_all(mask, value):
-    same = meeting.collect(meeting.MATCH_ALL, real(mask), bits(value), 0, 0)
-    return np.int32(same), same != 0
-
-
-def _syncwarp(mask=0xFFFFFFFF):
-    meeting.collect(meeting.SYNC, real(mask), 0, 0, 0)
-
-
-def _fence(scope: str) -> Callable:
-    reach = SCOPES[scope]
-    return lambda: access.fence(reach)
-
-
-_PLAIN: dict[Any, Callable] = {
-    stubs.syncwarp: _syncwarp, stubs.match_all_sync: _match_all, stubs.nanosleep: lambda duration: schedule.pause(),
-    stubs.threadfence: _fence("gpu"), stubs.threadfence_block: _fence("cta"), stubs.threadfence_system: _fence("sys"),
-    stubs.ballot_sync: lambda mask, test: i32(meeting.collect(meeting.BALLOT, real(mask), i64(test != 0), 0, 0)),
-    stubs.match_any_sync: lambda mask, value: i32(meeting.collect(meeting.MATCH, real(mask), bits(value), 0, 0)),
-    stubs.selp: lambda test, a, b: a if test else b,
-    stubs.atomic.cas: lambda array, index, old, value: _cas(array, index, (old, value)),  # type: ignore[attr-defined]
-    stubs.atomic.compare_and_swap: lambda array, old, value: _cas(array, 0, (old, value)),  # type: ignore[attr-defined]
-    **{getattr(stubs.atomic, name): _of_one(change) for name, change in ATOMICS.items()},
-    **{
-        getattr(stubs, f"shfl{name}_sync"): _shuffle(getattr(meeting, f"SHFL_{mode}"))
-        for name, mode in (("", "IDX"), ("_up", "UP"), ("_down", "DOWN"), ("_xor", "XOR"))
-    },
-    **{
-        getattr(stubs, f"{name}_sync"): _vote(getattr(meeting, mode))
-        for name, mode in (("any", "ANY"), ("all", "ALL"), ("eq", "SAME"))
-    },
-    **{getattr(stubs, name): lambda array, index: array[index] for name in stubs.LOADS},
-}  # fmt: skip
-# What stands for what kernels call, by Numba's stub or Python's function.
-FUNCTIONS: dict[Any, Any] = {
-    stubs.syncthreads: _meeting(False, lambda builder, made: None),
-    stubs.syncthreads_count: _meeting(True, lambda builder, made: builder.trunc(made, I32)),
-    stubs.syncthreads_or: _meeting(
-        True, lambda builder, made: builder.icmp_unsigned("!=", builder.trunc(made, I32), I32(0))
-    ),
-    stubs.syncthreads_and: _meeting(
-        True, lambda builder, made: builder.icmp_unsigned("==", builder.lshr(made, I64(32)), I64(0))
-    ),
-    stubs.popc: _of_bits(lambda n: types.int64 if n > 32 else types.int32, 1, lambda b, x: b.ctpop(x)),
-    stubs.clz: _of_bits(lambda n: types.int32, 32, lambda b, x: b.ctlz(x, I1(0))),
-    stubs.ffs: _of_bits(lambda n: types.int32, 32, _find_first),
-    stubs.brev: _of_bits(lambda n: types.uint32 if n == 32 else types.uint64, 32, lambda b, x: b.bitreverse(x)),
-    **{stub: register_jitable(function) for stub, function in _PLAIN.items()},
-    **{getattr(math, name): _rounded(getattr(math, name), "x") for name in UNARY},
-    **{getattr(math, name): _rounded(getattr(math, name), "x, y") for name in BINARY},
-}

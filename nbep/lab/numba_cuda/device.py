@@ -116,9 +116,8 @@ def grid_sync(t: Thread, w: Who) -> int:
     barrier = _meet(t, w, site)
     if barrier.arrived[0] == t.thread_idx:
         cell = run.grid_cell.address
-        turn = run.turns[t.block.serial] = run.turns.get(t.block.serial, 0) + 1
         t.fence("acq_rel", "gpu")
-        t.atomic("add", cell, "s32", 1, "acq_rel", "gpu")
+        turn = t.atomic("add", cell, "s32", 1, "acq_rel", "gpu") // t.grid_dim + 1
         while t.load(cell, "s32", "acquire", "gpu") < turn * t.grid_dim:
             t.spin(1 << 62)
         t.fence("acq_rel", "gpu")

@@ -166,8 +166,11 @@ class Dispatcher:
         session = current()
         run = Run(session, unit, compiled, configured.griddim, configured.blockdim, configured.sharedmem)
         run.keep, run.types = prepared, types
-        if session.engine != "python":
-            run.entry = self.entry(session, types, unit, compiled)
+        run.nbytes = sum(getattr(one, "nbytes", 0) for one in prepared)
+        if session.engine == "compiled":
+            from .compiled import entry_of
+
+            entry_of(run, True)
         names = self.parameter_names(len(prepared))
         values = tuple(in_kernel(one, t, session, name) for one, t, name in zip(prepared, types, names, strict=True))
         if self.collects():
@@ -200,18 +203,6 @@ class Dispatcher:
             configured.stream.synchronize()
         for copy in back:
             copy()
-
-    def entry(self, session: Any, types: tuple[Any, ...], unit: Unit, made: Any) -> int | None:
-        """Where its machine code begins; None if it is interpreted. Raises: ValueError if it may not be"""
-        from .compiled import NotCompiled, entry_of
-
-        try:
-            return entry_of(self.py_func, types, unit, made, session.options["memory_model"])
-        except NotCompiled as error:
-            if session.engine == "compiled":
-                name = self.py_func.__name__
-                raise ValueError(f"engine: got 'compiled'; `{name}` {error}; 'auto' takes Python then") from None
-            return None
 
     def collects(self) -> bool:
         """Whether it takes any number of arguments."""

@@ -37,16 +37,16 @@ class Run:
     """One launch: what each of its threads calls, and what they have together."""
 
     def __init__(self, session: Session, unit: Unit, compiled: Any, grid: tuple, block: tuple, dynamic: int):
-        self.session, self.unit, self.code = session, unit, compiled.run
+        self.session, self.unit, self.made, self.code = session, unit, compiled, compiled.run
         self.grid, self.block, self.dynamic = grid, block, dynamic
         self.blocks: dict[int, BlockState] = {}
         self.parts: list[tuple[int, int, str, Callable[[int], str]]] = []
         self.constants: dict[int, KArray] = {}
         self.together: dict[Any, Any] = {}
-        self.turns: dict[int, int] = {}
         self.returned: dict[int, set[int]] = {}  # of blocks, the lines of `return` by which threads have left
         self.grid_cell: Any = None
         self.keep: Any = None  # arrays of the device live until the kernel is done
+        self.nbytes = 0  # of those
         self.types: Any = None
         self.entry: int | None = None  # of its machine code, if it has some
         self.__name__ = compiled.name
@@ -59,6 +59,7 @@ class Run:
         check_shared(compiled.name, places_of(unit.sites, 0)[1], dynamic, unit.successor)
         sms = session.options["num_sms"]
         self.most_blocks = blocks_at_once(math.prod(block), end, unit.successor) if sms is None else sms
+        self.num_warps = -(-math.prod(block) // 32) * math.prod(grid)
 
     def __call__(self, *args: Any) -> None:
         thread = current_thread()

@@ -19,10 +19,13 @@ from nbep.emulator import World
 from nbep.emulator.engine import Stopped, state, world
 from nbep.emulator.engine.checked_world import CheckedWorld
 from nbep.emulator.machine.memory import Allocation
-from nbep.emulator.machine.sms import UNLIMITED
 from nbep.emulator.machine.stream import Launch, Mark
 
 from .compiled import words_of
+from .launch import SM_WARPS
+from .loops import GRID_CELL
+from .memory import POISON
+from .session import _latest
 
 MANY_TURNS = 1 << 18  # of loops, while nothing changes, after which it is asked whether all look at one element each
 MANY_LOOKS = 1 << 8  # one after the other, of each thread
@@ -81,8 +84,9 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
     """
     there, model = session.world, session.world.memory_model
     launches = [item for one in there.streams for what, item, _ in one.queue if what == "launch"]
-    memories = dict.fromkeys(memory for one in launches for memory in _memories(one.function.keep))
-    saved = [(one, one.buffer.copy(), None if one.shadow is None else bytes(one.shadow)) for one in memories]
+    given = [[*one.function.keep, *one.function.unit.captured] for one in launches]
+    memories = dict.fromkeys(_memories(given))
+    saved = [(one, *_kept(one)) for one in memories]
     code = SimpleNamespace(machine=lambda: machine(model), entry=lambda address: address)
     options = {"memory_model": model, "strategy": there.strategy.name, "num_sms": session.options["num_sms"]}
     made: Any
@@ -91,6 +95,7 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
         with world.one_thread:
             made = _class_of(model)(1, there.seed, code=code, **options)
             made.max_calls = session.options["max_calls"]
+            _latest[:] = [made]  # which `how_far` looks at
             _run(there, made, streams, memories)
             _take_over(there, made)
         return None
@@ -106,9 +111,16 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
                 one.share = share
         return stopped
     finally:
-        World.latest = latest
+        World.latest, _latest[:] = latest, [there]
         if made.tables is not None:
             made.end()
+
+
+def _kept(memory: Any) -> tuple[Any, Any]:
+    """What puts memory back as it is: its bytes, and the flags of those that are written."""
+    if memory.shadow is not None and 1 not in memory.shadow:
+        return POISON, bytes(memory.nbytes)
+    return memory.buffer.copy(), None if memory.shadow is None else bytes(memory.shadow)
 
 
 def _run(there: Any, made: Any, streams: list[Any], memories: Any) -> None:
@@ -120,7 +132,7 @@ def _run(there: Any, made: Any, streams: list[Any], memories: Any) -> None:
         number = numbers[memory] = space.new_number()
         bytes_there: Any = memoryview(memory.buffer)[: memory.nbytes]
         allocation = Allocation(0, "", bytes_there, number)
-        allocation.shadow = memory.shadow
+        allocation.shadow, allocation.may_change = memory.shadow, False  # nobody loads it as if it were constant
         space.segments[number] = allocation
 
     def address_of(array: Any) -> int:
@@ -157,16 +169,20 @@ def _same(operation: Any, streams: dict[Any, Any]) -> Any:
 
 def _launch(old: Any, stream: Any, address_of: Any) -> Launch:
     run = old.function
-    words = [*run.block, *run.grid]
+    cell = None if run.grid_cell is None else stream.space.allocate(4, GRID_CELL, zero=True)
+    words = [*run.block, *run.grid, 0 if cell is None else cell.address]
     for site in run.unit.sites:
         begin = run.places.get(site, 0)
         words += [begin, (run.dynamic - begin) // site.dtype.itemsize]
-    for value, t in zip(run.keep, run.types, strict=True):
+    for value, t in (*zip(run.keep, run.types, strict=True), *run.unit.captured):
         words += words_of(value, t, address_of)
     new = Launch(stream, run.entry, tuple(words), old.grid, old.block, old.smem_bytes, old.name)
     new.starts_together, new.by_ptx = old.starts_together, True
     num_warps = -(-old.block // world.WARP_SIZE)
-    new.share = max(old.share, UNLIMITED // ((state.MOST_WARPS - 1) // num_warps))
+    number, fit = stream.sms.number, (state.MOST_WARPS - 1) // num_warps
+    if min(number // old.share, old.grid) > fit:
+        fit = SM_WARPS // num_warps  # as long as it is another run than Python's, one whose threads share a cache
+    new.share = max(old.share, number // fit)
     return new
 
 

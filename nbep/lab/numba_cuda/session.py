@@ -17,12 +17,15 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, ClassVar
 
+from nbep.device.engine import is_kept
 from nbep.emulator import World
 from nbep.emulator.engine import check_explained
+from nbep.emulator.engine.state import MOST_WARPS
 from nbep.emulator.machine import stream as machine
+from nbep.emulator.machine.block import WARP_SIZE
 from nbep.emulator.machine.errors import EmulatorError, Uninitialized
 from nbep.emulator.schedule.scheduler import Stuck
-from nbep.host.spawn import engine_for
+from nbep.host.spawn import LONG, engine_for
 
 from . import children
 from .code import KernelTypeError
@@ -30,6 +33,9 @@ from .loops import LoopingThread, hang, is_endless
 from .reports import describe, show_source, tell_writer, words_of
 
 MANY_CALLS = 1 << 12  # primitive calls between two looks for loops that never end
+FEW_CALLS = 1 << 9  # that Python runs as fast as machine code, which begins with a copy of memory
+FIRST_CALLS = 1 << 12  # or threads, that Python runs while the compiled engine is loaded
+_by_python = 0  # calls that Python has run
 OPTIONS: dict[str, Any] = {
     "seed": 0, "memory_model": "sc", "strategy": "uniform", "num_sms": None, "tracer": None, "on_failure": None,
     "max_calls": None, "engine": None,
@@ -92,7 +98,7 @@ class Session:
         options = {name: value for name, value in OPTIONS.items() if name not in ("seed", "engine")}
         self.options = dict(OPTIONS)
         name, model, strategy, tracer = (OPTIONS[one] for one in ("engine", "memory_model", "strategy", "tracer"))
-        self.engine = engine_for(name, model, strategy, tracer, ("sc", "checked"))
+        self.engine = engine_for(name, model, strategy, tracer, ("sc", "checked"), "auto")
         self.world = CudaWorld(OPTIONS["seed"], **options)
         self.rank = self.world.ranks[0]
         self.space = self.rank.space
@@ -101,6 +107,7 @@ class Session:
         self.dirty: dict[Any, bool] = {}  # streams in which something was queued since the default one waited for them
         self.behind: set[Any] = set()  # streams that wait for the latest of the default one
         self.default = self.new_stream("default stream")
+        self.small: set[Any] = set()  # what had few calls
         self.unseen: set[Any] = set()  # streams that have got work since the host has waited for all of theirs
         self.is_mixed = False  # whether the host has done something else meanwhile than to queue and to wait
         self.users: set[int] = set()  # threads of the host that have launched or waited
@@ -160,8 +167,11 @@ class Session:
             self._finish(self.streams if stream is None else [stream])
 
     def _finish(self, streams: list[machine.Stream]) -> None:
-        stopped, is_done = None, False
-        if self.may_rehearse(streams):
+        global _by_python
+        stopped, is_done, before = None, False, self.world.calls
+        queue = [item.function for one in streams for what, item, _ in one.queue if what == "launch"]
+        size = tuple((run.unit, run.grid, run.block, run.nbytes) for run in queue)
+        if self.may_rehearse(streams, queue, size):
             from .rehearsal import rehearse
 
             stopped = rehearse(self, streams)
@@ -169,15 +179,35 @@ class Session:
         for one in [] if is_done else streams:
             if one.is_busy or self.world.memory_model != "sc":
                 one.synchronize()
+        calls = self.world.calls - before
+        (self.small.add if calls < FEW_CALLS else self.small.discard)(size)
+        if not is_done:
+            _by_python += calls
+            for run in queue:
+                run.unit.by_python += calls
         self.unseen.difference_update(streams)
         self.is_mixed = bool(self.unseen) and self.is_mixed
         check_explained(stopped, self.world.seed)
 
-    def may_rehearse(self, streams: list[machine.Stream]) -> bool:
-        """Whether all that is not over is in queues of these streams, compiled."""
-        queued = [item for one in streams for what, item, _ in one.queue if what == "launch"]
+    def may_rehearse(self, streams: list[machine.Stream], queue: list[Any], size: Any) -> bool:
+        """Whether all that is not over is in queues of these streams, and to be run as machine code. size: of that
+
+        What is more than there are stacks is another run as machine code, so that must not depend on what was before.
+        """
         is_all = self.unseen <= set(streams) and not self.is_mixed and not self.world.launches
-        return bool(queued) and is_all and all(one.function.entry is not None for one in queued)
+        if not queue or not is_all or self.engine == "python":
+            return False
+        warps = sum(run.num_warps for run in queue)
+        must = self.engine == "compiled" or warps >= MOST_WARPS
+        known = sum(run.unit.by_python for run in queue) if _by_python > LONG else _by_python
+        is_short = size in self.small or known + WARP_SIZE * warps < FIRST_CALLS
+        if not must and (is_short or not (_by_python > LONG or is_kept("machine", self.world.memory_model))):
+            return False
+        from .compiled import entry_of
+
+        for run in queue:
+            run.entry = entry_of(run, must or _by_python > LONG)
+        return all(run.entry is not None for run in queue)
 
 
 launched: dict[str, int] = {}  # how often, of each kernel by module and name
@@ -290,8 +320,7 @@ def options(**given: Any) -> Iterator[None]:
     Args:
         given: seed, memory_model ("sc", "checked" or "delayed"), strategy, num_sms, tracer, on_failure: see `World`;
             max_calls: of primitives (loads, stores, barriers), after which a run ends with a report;
-            engine: "python", "compiled" or "auto", see `nbep.spawn`; None: what NBEP_ENGINE says. "auto" compiles what
-            it can, and is as good as "python" where that is nothing
+            engine: "python", "compiled" or "auto", see `may_rehearse`; None: what NBEP_ENGINE says, or "auto"
 
     Raises:
         TypeError: for others

@@ -53,6 +53,7 @@ class Compiled:
         self.returns: Any = UNKNOWN
         self.uses: set[str] = set()
         self.variables: dict[str, Any] = {}  # their types at the end
+        self.scope: dict[str, Any] = {}  # what it has found among its globals and in its closure
         self.keep: Any = None  # what its key among all functions has the id of
 
 
@@ -385,6 +386,7 @@ class FunctionCompiler(Expressions):
             if self.loops or name not in self.scope:  # from another turn, or an error of who comes here
                 return V(UNKNOWN, build(name))
         if name in self.scope:
+            self.compiled.scope[name] = self.scope[name]
             return self.known(self.scope[name])
         raise self.fail(f"`{name}` is not defined")
 

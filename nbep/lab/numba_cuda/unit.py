@@ -32,6 +32,9 @@ class Unit:
         self.constants: dict[int, tuple[Any, np.ndarray]] = {}
         self.uses: set[str] = set()
         self.depth = 0
+        self.entries: dict[str, Any] = {}  # by memory model: what says where its machine code begins
+        self.captured: list[Any] = []  # arrays of the device that are globals of that, with their types
+        self.by_python = 0  # how many primitive calls Python has run in waits for it
         self.by_constants: set[Any] = set()  # functions that must know the values of arguments
 
     def function(self, function: python.FunctionType, types: dict[str, Any], is_kernel: bool = False) -> Any:
@@ -39,7 +42,7 @@ class Unit:
         from .statements import Compiled, FunctionCompiler
 
         compiled = Compiled(function.__name__)
-        compiled.uses, compiled.is_kernel = self.uses, is_kernel
+        compiled.uses, compiled.is_kernel, compiled.keep = self.uses, is_kernel, function
         FunctionCompiler(self, function, types, compiled).compile()
         if is_kernel and compiled.returns != Known(None):
             raise KernelTypeError(f"{function.__name__}: a kernel returns {compiled.returns}; it must return nothing")

@@ -1,11 +1,11 @@
 """Runs the tests of numba-cuda-mlir, numba-cuda's successor, on the emulator, for who has its repository.
 
-    python tests/numba_cuda/successor.py FOLDER FILE                  all of FOLDER, its tests/; writes what comes out
-    python tests/numba_cuda/successor.py FOLDER FILE test_sm.py ...   these alone, beside what FILE has
-    python tests/numba_cuda/successor.py --page FILE                  write it into records/numba_programs.md
+    python tools/numba_mlir_tests.py FOLDER FILE                  all of FOLDER, its tests/; writes what comes out
+    python tools/numba_mlir_tests.py FOLDER FILE test_sm.py ...   these alone, beside what FILE has
+    python tools/numba_mlir_tests.py --page FILE                  write it into records/numba_programs.md
 
 It calls `pytest --nbep-cuda` for each file, with this module as a plugin: what the tests take of its `testing` is
-replaced as `theirs.py` does. Tests that ask for what a compiler makes, or for its own modules, are not counted.
+replaced as `numba_tests.py` does. Tests that ask for what a compiler makes, or for its own modules, are not counted.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numba_tests as theirs
 import pytest
-import theirs
 
 LIMIT_S = 10  # of CPU, of a test
 FOLDERS = ("ast_transforms", "runtime", "numba_cuda_tests/cudapy", ".")  # not of the driver, not doc_examples
@@ -137,7 +137,7 @@ def run(files: list[Path], folder: Path, there: Path) -> dict[str, list[str]]:
     own, part = Path(__file__).resolve().parent, Path(f"{there}.part")
     path = f"{own}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     options = (
-        "--nbep-cuda", "--nbep-cuda-memory-model=sc", "-p", "successor", "-p", "no:cacheprovider", "--tb=short",
+        "--nbep-cuda", "--nbep-cuda-memory-model=sc", "-p", "numba_mlir_tests", "-p", "no:cacheprovider", "--tb=short",
         "--continue-on-collection-errors", "-c", "/dev/null", f"--rootdir={folder}",
     )  # fmt: skip
     command = [sys.executable, "-m", "pytest", *options, *files]

@@ -1,10 +1,10 @@
 """Runs numba-cuda's own tests on the emulator, for who has them: they come with the package.
 
-    python tests/numba_cuda/theirs.py                       all modules about what kernels mean
-    python tests/numba_cuda/theirs.py test_atomics test_sm  these
-    python tests/numba_cuda/theirs.py --failures            with the last line of each failure
-    python tests/numba_cuda/theirs.py --save FILE [...]     add what comes out to a file of JSON
-    python tests/numba_cuda/theirs.py --page FILE           write it into records/numba_programs.md, with REASONS
+    python tools/numba_tests.py                       all modules about what kernels mean
+    python tools/numba_tests.py test_atomics test_sm  these
+    python tools/numba_tests.py --failures            with the last line of each failure
+    python tools/numba_tests.py --save FILE [...]     add what comes out to a file of JSON
+    python tools/numba_tests.py --page FILE           write it into records/numba_programs.md, with REASONS
 
 A test fails if it fails, and is skipped if its own decorators say so. What their `testing` and `support` take from the
 driver is replaced by the little that tests about kernels need.
@@ -52,7 +52,7 @@ test_transpose test_ufuncs test_userexc test_vector_type test_warp_ops
 """.split()  # noqa: SIM905
 
 
-PAGE = Path(__file__).resolve().parents[2] / "records" / "numba_programs.md"
+PAGE = Path(__file__).resolve().parents[1] / "records" / "numba_programs.md"
 UNWRITTEN = "finding: it reads shared memory that no thread has written"
 MODEL = "types with a data model of their own, of Numba's extension API, are not supported"
 # module, its tests, why they fail
