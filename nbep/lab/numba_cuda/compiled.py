@@ -428,8 +428,12 @@ def entry_of(run: Any, compiles: bool) -> int | None:
     except NotCompiled as error:
         if run.session.engine == "compiled":
             raise ValueError(f"engine: got 'compiled'; `{run.__name__}` {error}; 'auto' takes Python then") from None
-        entries[model] = lambda only_kept: None
+        entries[model] = partial(_refuse, str(error))
         return None
+
+
+def _refuse(reason: str, only_kept: bool) -> int:
+    raise NotCompiled(reason)
 
 
 def _loading(run: Any, model: str) -> Callable[[bool], int | None]:
