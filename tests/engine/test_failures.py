@@ -11,7 +11,7 @@ import nbep
 from nbep.device import engine
 from nbep.device import primitives as ptx
 from nbep.device.compile import CompileError
-from nbep.emulator.engine.switch import GUARD_BYTES, STACK_PITCH, Stacks
+from nbep.emulator.engine.switch import GUARD_BYTES, SAVED_BYTES, STACK_PITCH, Stacks, machine
 from nbep.host import spawn as spawn_module
 from nbep.lab.trace import Trace
 from nbep.lang import FULL_MASK, I32, In, InOut, device_function, kernel
@@ -203,7 +203,7 @@ def test_an_overflow_of_a_stack_names_the_thread(monkeypatch):
     def prepare(self, first, count, entry):
         pointers = whole(self, first, count, entry)
         thread = (first + 26) // 32 * 32 + 5
-        size, low = 64, self.begin + thread * STACK_PITCH + GUARD_BYTES + 16
+        size, low = SAVED_BYTES[machine()][0], self.begin + thread * STACK_PITCH + GUARD_BYTES + 16
         ctypes.memmove(low, int(pointers[thread - first]), size)
         pointers[thread - first] = low
         return pointers
