@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from parts import both_parts
 
 import nbep
 from nbep.device import engine
@@ -114,7 +115,7 @@ def error_of(kind, engine, seed=3, **options):
     return None
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", both_parts(["sc"], ["delayed"]))
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_it_is_found_and_said_as_by_python(kind, memory_model):
     interpreted = error_of(kind, "python", memory_model=memory_model)
@@ -176,7 +177,7 @@ def test_a_variable_that_may_have_no_value_is_not_compiled():
         run_on("auto", find)
 
 
-@pytest.mark.parametrize("memory_model", ["sc", "delayed"])
+@pytest.mark.parametrize("memory_model", both_parts(["sc"], ["delayed"]))
 def test_the_engine_finds_each_of_them_itself(monkeypatch, memory_model):
     """What Python would not find is said all the same, with the thread."""
     harmless = SimpleNamespace(num_ranks=1, run=lambda mains: [None])

@@ -34,7 +34,7 @@ def programs_of(part):
         yield seed, of_oracle(in_oracle(program))
 
 
-@pytest.mark.parametrize("memory_model", ["checked", "delayed"])
+@pytest.mark.parametrize("memory_model", both_parts(["checked"], ["delayed"]))
 @pytest.mark.parametrize("part", both_parts([0, 1], range(2, 8)))
 def test_random_programs_end_alike(part, memory_model):
     """At the same primitive call, and with the same memory, signals and draws where nothing is wrong."""

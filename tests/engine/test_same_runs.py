@@ -8,7 +8,6 @@ from engine_runs import run
 from parts import both_parts
 
 from nbep.device import primitives as ptx
-from nbep.emulator.engine import MODELS
 from nbep.emulator.engine.delayed_world import DelayedWorld
 from nbep.lab.check.scenario import accepted
 from nbep.lang import FULL_MASK, I32, InOut, device_function, kernel
@@ -78,14 +77,14 @@ def own_kernel(comm):
     return memory
 
 
-@pytest.mark.parametrize("memory_model", MODELS)
+@pytest.mark.parametrize("memory_model", both_parts(["sc", "checked"], ["delayed"]))
 @pytest.mark.parametrize("seed", both_parts([0, 1], range(2, 6)))
 def test_a_kernel_of_the_users(seed, memory_model):
     one, other = (run(own_kernel, 1, engine, seed, memory_model=memory_model) for engine in ("compiled", "python"))
     assert one == other
 
 
-@pytest.mark.parametrize("memory_model", MODELS)
+@pytest.mark.parametrize("memory_model", both_parts(["sc", "checked"], ["delayed"]))
 @pytest.mark.parametrize("strategy", ["starved", "late"])
 def test_strategies_choose_the_same(strategy, memory_model):
     options = {"strategy": strategy, "memory_model": memory_model}
@@ -167,7 +166,7 @@ THOROUGH = [one for one in VARIANTS if one[0].startswith("network")]
     ("name", "parameters"),
     both_parts(SHORT, THOROUGH, [one for one in VARIANTS if one not in SHORT + THOROUGH]),
 )
-@pytest.mark.parametrize("memory_model", MODELS)
+@pytest.mark.parametrize("memory_model", both_parts(["sc", "checked"], ["delayed"]))
 def test_all_modes(name, parameters, memory_model):
     """With an empty cache it compiles each kernel; later runs take them from there."""
     scenario = SCENARIOS[name]

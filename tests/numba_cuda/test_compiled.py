@@ -8,6 +8,7 @@ from pathlib import Path
 import nbep.numba_cuda
 import numpy as np
 import pytest
+from parts import both_parts
 
 from nbep.device import engine
 from nbep.emulator.engine import EngineError, Stopped, state
@@ -41,7 +42,7 @@ def everything(name, memory_model, seed, run):
     return (printed.getvalue(), error, world.counters, world.random.random()), stops
 
 
-@pytest.mark.parametrize("seed", [0, 5])
+@pytest.mark.parametrize("seed", both_parts([0], [5]))
 @pytest.mark.parametrize("memory_model", ["sc", "checked"])
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_is_the_same_run(path, memory_model, seed):
