@@ -85,20 +85,6 @@ def is_written(shadow, size):
 
 
 @register_jitable
-def mark_written(shadow, size):
-    if size == 4:
-        put_s32(shadow, 0x01010101)
-    elif size == 1:
-        put_u8(shadow, 1)
-    elif size == 2:
-        put_s16(shadow, 0x0101)
-    else:
-        put_s64(shadow, WRITTEN)
-        if size == 16:
-            put_s64(shadow + 8, WRITTEN)
-
-
-@register_jitable
 def write(place, size, low, high):
     if size == 4:
         put_s32(place, low)
@@ -110,6 +96,11 @@ def write(place, size, low, high):
         put_s64(place, low)
         if size == 16:
             put_s64(place + 8, high)
+
+
+@register_jitable
+def mark_written(shadow, size):
+    write(shadow, size, WRITTEN, WRITTEN)
 
 
 @compiled

@@ -27,10 +27,7 @@ from .pending import NO_ATOMIC, knowing, learn, new_store, publish
 from .schedule import fault, launches, make_runnable, operations_at, park, run, step, stop, threads
 from .state import (
     COPIES_DONE,
-    FULL_TABLE,
     MISALIGNED,
-    MOST_GROUPS,
-    MOST_MBARRIERS,
     MOST_OPERATIONS,
     NEVER,
     NO_MBARRIER,
@@ -48,15 +45,18 @@ from .words import (
     I64,
     VOID,
     address,
+    appending,
     call,
     compiled,
     copy_bytes,
     emitting,
     fill_bytes,
+    free_list,
     get_s32,
     get_s64,
     is_checked,
     is_delayed,
+    linked,
     pointer,
     put_s32,
     put_s64,
@@ -65,6 +65,10 @@ from .words import (
 
 segments, blocks = rows("segments"), rows("blocks")
 copies, groups, mbarriers = rows("copies"), rows("groups"), rows("mbarriers")
+take_copy, give_copy = free_list("copies")
+take_group, give_group = free_list("groups")
+take_mbarrier, _ = free_list("mbarriers")  # Python gives them back
+each_group, append_group = linked("groups"), appending("groups", "next", "first_group", "last_group")
 mbarriers_at = address("mbarriers")  # whose first field is the phase
 
 LOAD, READ, WRITE = range(3)
@@ -95,19 +99,11 @@ def mbarrier_place(t, where):
 @compiled
 def init_mbarrier(where: int, count: int) -> None:
     step()
-    r = run(0)
-    t = threads(r.current)
+    t = threads(run(0).current)
     place = mbarrier_place(t, where)
     if count < 1:
         fault(NO_MBARRIER, where)
-    i = r.free_mbarrier
-    if i != 0:
-        r.free_mbarrier = mbarriers(i).next
-    else:
-        r.num_mbarriers += 1
-        i = r.num_mbarriers
-        if i >= MOST_MBARRIERS:
-            fault(FULL_TABLE, where)
+    i = take_mbarrier()
     m = mbarriers(i)
     m.count = m.left = count
     m.expected = 0
@@ -174,26 +170,21 @@ def arrive_mbarrier(where: int, nbytes: int) -> None:
 def try_wait_mbarrier(where: int, parity: int) -> int:
     """Whether the phase of a parity is over; waits for that, within the limit of the hardware's patience."""
     i = mbarrier_of(where)
-    phase = mbarriers(i).phase
-    if phase != parity & 1:
-        if is_checked():
-            hear_phase(i, where)
-        if is_delayed():
-            learn(run(0).current, mbarriers(i).told)
-        return 1
-    t = threads(run(0).current)
-    deadline = NEVER if t.waited_once else 0
-    t.waited_once = 1
-    key, place = mbarrier_key(i), mbarriers_at(i)
-    expired = watch(new_cell(key, place, 8, 0, phase), deadline)
-    if expired or mbarriers(i).phase == phase:
-        note_polled(key, place, 8, 0, phase, 0)
-        return 0
-    t.waited_once = 0
+    m, t = mbarriers(i), threads(run(0).current)
+    phase = m.phase
+    if phase == parity & 1:
+        deadline = NEVER if t.waited_once else 0
+        t.waited_once = 1
+        key, place = mbarrier_key(i), mbarriers_at(i)
+        expired = watch(new_cell(key, place, 8, 0, phase), deadline)
+        if expired or m.phase == phase:
+            note_polled(key, place, 8, 0, phase, 0)
+            return 0
+        t.waited_once = 0
     if is_checked():
         hear_phase(i, where)
     if is_delayed():
-        learn(run(0).current, mbarriers(i).told)
+        learn(run(0).current, m.told)
     return 1
 
 
@@ -219,17 +210,9 @@ def submit(what: int) -> None:
 
 @register_jitable
 def new_copy(kind, t, where, smem, nbytes):
-    r = run(0)
-    i = r.free_copy
-    if i != 0:
-        r.free_copy = copies(i).next
-    else:
-        r.num_copies += 1
-        i = r.num_copies
-        if i >= MOST_OPERATIONS:
-            fault(FULL_TABLE, where)
+    i = take_copy()
     c = copies(i)
-    c.kind, c.thread, c.block, c.launch = kind, r.current, t.block, t.launch
+    c.kind, c.thread, c.block, c.launch = kind, run(0).current, t.block, t.launch
     c.where, c.smem, c.number = where, smem, nbytes
     launches(t.launch).copies += 1
     blocks(t.block).copies += 1
@@ -344,16 +327,14 @@ def copy(i: int) -> None:
         group = groups(c.goal)
         group.writes -= 1
         if group.writes == 0 and group.next == ORPHAN:
-            free_group(c.goal)
+            give_group(c.goal)
         progress(c.thread)
-    r = run(0)
-    c.next = r.free_copy
-    r.free_copy = i
+    give_copy(i)
     blocks(c.block).copies -= 1
     launch = launches(c.launch)
     launch.copies -= 1
     if launch.copies == 0 and launch.live == 0:
-        r.event, r.event_arg = COPIES_DONE, c.launch
+        run(0).event, run(0).event_arg = COPIES_DONE, c.launch
 
 
 # --- bulk groups: the open one, and the committed ones in order --------------------------------------------------
@@ -361,24 +342,9 @@ def copy(i: int) -> None:
 
 @compiled
 def new_group() -> int:
-    r = run(0)
-    i = r.free_group
-    if i != 0:
-        r.free_group = groups(i).next
-    else:
-        r.num_groups += 1
-        i = r.num_groups
-        if i >= MOST_GROUPS:
-            fault(FULL_TABLE, 0)
+    i = take_group()
     groups(i).reads = groups(i).writes = groups(i).next = 0
     return i
-
-
-@register_jitable
-def free_group(i):
-    r = run(0)
-    groups(i).next = r.free_group
-    r.free_group = i
 
 
 @compiled
@@ -387,11 +353,7 @@ def commit_group() -> None:
     t = threads(run(0).current)
     i = t.open_group if t.open_group != 0 else new_group()
     t.open_group = 0
-    if t.last_group != 0:
-        groups(t.last_group).next = i
-    else:
-        t.first_group = i
-    t.last_group = i
+    append_group(t, i)
     t.num_groups += 1
     if is_checked():
         close_group()
@@ -405,7 +367,7 @@ def is_satisfied(thread: int, n: int, reads: int) -> int:
         i = t.first_group
         t.first_group = groups(i).next
         t.num_groups -= 1
-        free_group(i)
+        give_group(i)
     if t.first_group == 0:
         t.last_group = 0
     i = t.first_group
@@ -440,11 +402,8 @@ def progress(thread: int) -> None:
 def leave_groups(thread: int) -> None:
     """A thread leaves. What still reads shared memory is an error; what still writes frees its group at its end."""
     t = threads(thread)
-    i = t.first_group
-    while i != 0:
-        after = groups(i).next
+    for i in each_group(t.first_group):
         leave_group(i)
-        i = after
     if t.open_group != 0:
         leave_group(t.open_group)
     t.first_group = t.last_group = t.open_group = 0
@@ -455,7 +414,7 @@ def leave_group(i):
     if groups(i).reads != 0:
         fault(UNREAD, 0)
     if groups(i).writes == 0:
-        free_group(i)
+        give_group(i)
     else:
         groups(i).next = ORPHAN
 

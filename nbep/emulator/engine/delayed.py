@@ -8,15 +8,40 @@ from __future__ import annotations
 from . import access, pending, state
 from .access import COMPARE, CONSTANT, PLAIN, POLLED, write
 from .cells import note_polled, notify, value_at
-from .knowledge import free_list
-from .pending import granule_at, granules, hear_store, knowing, publish, see, seen_at, sees, stores, versions
+from .pending import (
+    each_store,
+    granule_at,
+    granules,
+    hear_store,
+    knowing,
+    publish,
+    see,
+    seen_at,
+    sees,
+    stores,
+    versions,
+)
 from .schedule import fault, run, step, threads, uniform
 from .signals import ACQUIRE, REACH, RELEASE, RETURNED, UNUSED
-from .words import address, compiled, copy_bytes, declared, fill_bytes, get_s32, get_s64, put_s32, put_s64, rows
+from .words import (
+    address,
+    compiled,
+    copy_bytes,
+    declared,
+    fill_bytes,
+    free_list,
+    get_s32,
+    get_s64,
+    linked,
+    put_s32,
+    put_s64,
+    rows,
+)
 
 segments, blocks, cells, views = map(rows, ("segments", "blocks", "cells", "views"))
 stores_at, scratch_at = address("stores"), address("scratch")  # the first fields of a store are bytes
-take_view, give_view = free_list(pending.VIEWS, views, state.MOST_KNOWLEDGE)
+take_view, give_view = free_list("views")
+each_view = linked("views")
 submit = declared("submit", None, int)
 
 
@@ -68,16 +93,15 @@ def look(thread: int, s: int, offset: int, size: int, is_early: int, target: int
         older = get_s32(seen_at(count))
         copy_bytes(target, pending.versions_at(older) + (offset & 15), size)
         copy_bytes(written, pending.versions_at(older) + 16 + (offset & 15), size)
-    left, i = count - in_memory, g.pending
-    while i != 0 and left > 0:
-        if sees(thread, i):
+    left = count - in_memory
+    for i in each_store(g.pending):
+        if left > 0 and sees(thread, i):
             x = stores(i)
             left -= 1
             begin, end = max(x.where, offset), min(x.where + x.size, offset + size)
             if begin < end:
                 copy_bytes(target + begin - offset, stores_at(i) + begin - x.where, end - begin)
                 fill_bytes(written + begin - offset, 1, end - begin)
-        i = stores(i).next
     run(0).has_hole = not access.is_written(written, size)
     return count
 
@@ -139,7 +163,7 @@ def store_late(address: int, size: int, low: int, high: int, how: int) -> None:
         write(segment.memory + offset, size, low, high)
         run(0).has_changed = 1
         notify(segment.group << 32 | offset, size)
-        pending.append(granules(granule_at(segment, offset)), v)
+        pending.be_there(granules(granule_at(segment, offset)), v)
         return
     if segment.constant != 0 and access.is_constant(segment.constant, offset, size):
         fault(state.NOT_CONSTANT, address)
@@ -177,11 +201,10 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
             fault(state.PASSED_ON, address)
         submit(state.MOST_OPERATIONS + pending.new_store(thread, s, offset, size, reach, op, operand, compare))
         return 0
-    i, last = g.pending, 0
-    while i != 0:
+    last = 0
+    for i in each_store(g.pending):
         if sees(thread, i):
             last = i
-        i = stores(i).next
     if last != 0:
         pending.commit(last)
     if segment.shadow != 0 and not access.is_written(segment.shadow + offset, size):
@@ -195,7 +218,7 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
     said = hear_store(thread, granule, see(g, pending.NOBODY), offset, size, how)
     if op != COMPARE or old == compare:
         versions(v).says = max(versions(v).says, said)
-        pending.append(g, v)
+        pending.be_there(g, v)
     else:
         pending.give_version(v)
     return old
@@ -206,9 +229,10 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
 
 @compiled
 def fence_late(reach: int) -> None:
-    mine = knowing(run(0).current)
+    thread = run(0).current
+    mine = knowing(thread)
     publish(reach)
-    mine.floor = max(mine.floor, mine.shared, pending.heard_within(mine, reach))
+    mine.floor = max(mine.floor, mine.shared, get_s32(pending.heard_within(thread, reach)))
     mine.block_floor = max(mine.block_floor, mine.shared_block)
     pending.note_release(mine)
 
@@ -254,14 +278,10 @@ def forget_granules(begin: int, number: int) -> int:
     left = 0
     for i in range(number):
         g = granules(begin + i * pending.GRANULE_BYTES)
-        while g.oldest != 0:
-            v = g.oldest
-            g.oldest = versions(v).next
+        for v in pending.each_version(g.oldest):
             pending.give_version(v)
-        while g.views != 0:
-            view = g.views
-            g.views = views(view).next
+        for view in each_view(g.views):
             give_view(view)
-        g.newest = g.count = 0
+        g.oldest = g.newest = g.views = g.count = 0
         left += g.pending != 0
     return left

@@ -13,13 +13,14 @@ from .copy_signals import depart
 from .delayed import come_to_meet
 from .knowledge import drop, join, minds, signal
 from .pending import knowing, learn
-from .schedule import fault, make_runnable, park, run, step, threads
+from .schedule import each_waiting, fault, make_runnable, park, run, step, threads
 from .signals import come_to_barrier, conclude_barrier, conclude_warp
 from .state import BLOCK_LEFT, DIVERGED, NEVER_FULL, NUM_BARRIERS, NUM_COLLECTIVES
-from .words import address, compiled, get_s64, is_checked, is_delayed, put_s64, rows
+from .words import address, appending, compiled, get_s64, is_checked, is_delayed, put_s64, rows
 
 warps, collectives, blocks, barriers = rows("warps"), rows("collectives"), rows("blocks"), rows("barriers")
 values_at = address("values")
+append_waiting = appending("threads")
 
 SHFL_IDX, SHFL_XOR, SHFL_UP, SHFL_DOWN, ANY, ALL, BALLOT, SYNC, SAME, MATCH, MATCH_ALL = range(11)
 NOT_BROUGHT = -1
@@ -181,12 +182,7 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
         t.result = shfl_source(name, t.lane, operand)
     here.missing ^= 1 << t.lane
     if here.missing != 0:
-        t.next = 0
-        if here.last != 0:
-            threads(here.last).next = thread
-        else:
-            here.first = thread
-        here.last = thread
+        append_waiting(here, thread)
         if t.has_news:
             t.has_news = 0
             bring(c, t.warp)
@@ -200,14 +196,11 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
     return t.result
 
 
-@register_jitable
-def release(first):
+@compiled
+def release(first: int) -> None:
     """Make runnable who has waited, in the order of arrival."""
-    thread = first
-    while thread != 0:
-        after = threads(thread).next
+    for thread in each_waiting(first):
         make_runnable(thread)
-        thread = after
 
 
 @register_jitable
@@ -223,12 +216,10 @@ def fill(block: int, number: int, last: int) -> None:
     result = here.holds | (here.arrived - here.holds) << 32
     here.arrived = 0
     blocks(block).phase += 1
-    waiting = here.first
-    while waiting != 0:
+    for waiting in each_waiting(here.first):
         threads(waiting).result = result
         if is_delayed():
             knowing(waiting).told = here.told
-        waiting = threads(waiting).next
     if last != 0:
         threads(last).result = result
         if is_delayed():
@@ -301,12 +292,7 @@ def wait_at(t, number, waits):
     """Wait for those who have not come; or go on, if this thread does not wait."""
     here = barriers(t.block * NUM_BARRIERS + number)
     if waits:
-        t.next = 0
-        if here.last != 0:
-            threads(here.last).next = run(0).current
-        else:
-            here.first = run(0).current
-        here.last = run(0).current
+        append_waiting(here, run(0).current)
         here.waiting += 1
     else:
         t.passed |= 1 << number

@@ -28,16 +28,17 @@ from .words import (
     get_s32,
     get_s64,
     is_delayed,
+    linked,
     low_u32,
     pointer,
     put_s32,
     rows,
+    run,
     switch_stacks,
 )
 
-run = rows("run")
-threads = rows("threads")
-launches = rows("launches")
+threads, launches = rows("threads"), rows("launches")
+each_waiting = linked("threads")
 runnable_at, slow_at, hosts_at = address("runnable"), address("slow"), address("hosts")
 quanta_at, generator_at, operations_at = address("quanta"), address("generator"), address("operations")
 threads_at = address("threads")  # whose first field is the stack pointer

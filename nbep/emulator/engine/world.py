@@ -305,12 +305,11 @@ class CompiledWorld(World):
         if self._blocks.get(block.number) is not block:
             return
         del self._blocks[block.number]
-        here, run, mbarriers = self.tables.blocks[block.number], self.tables.run, self.tables.mbarriers
-        i = int(here["mbarriers"])
+        mbarriers, pool = self.tables.mbarriers, self.tables.pools[state.NUMBERS["mbarriers"]]
+        i = int(self.tables.blocks[block.number]["mbarriers"])
         while i:
             after = int(mbarriers["next"][i])
-            mbarriers["next"][i] = run["free_mbarrier"]
-            run["free_mbarrier"] = i
+            mbarriers["next"][i], pool["free"] = pool["free"], i
             i = after
         self._free_warps[block.num_warps].append(block.number)
         self._free_memory[-(-block.launch.smem_bytes // ROUND) * ROUND].append(block.memory)
