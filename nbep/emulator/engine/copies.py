@@ -8,6 +8,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import register_jitable
 
+from . import state
 from .access import WRITTEN, is_constant, padded, segment_of
 from .cells import new_cell, note_polled, notify, watch
 from .copy_signals import (
@@ -25,21 +26,6 @@ from .delayed import look
 from .knowledge import fence_proxies
 from .pending import NO_ATOMIC, knowing, learn, new_store, publish
 from .schedule import fault, launches, make_runnable, operations_at, park, run, step, stop, threads
-from .state import (
-    COPIES_DONE,
-    MISALIGNED,
-    MOST_OPERATIONS,
-    NEVER,
-    NO_MBARRIER,
-    NOT_CONSTANT,
-    OF_MBARRIERS,
-    OUT_OF_BOUNDS,
-    READ_ONLY,
-    UNFENCED,
-    UNMAPPED,
-    UNREAD,
-    UNWRITTEN,
-)
 from .words import (
     I8,
     I64,
@@ -92,7 +78,7 @@ def free(builder, place):
 def mbarrier_place(t, where):
     """Where the number of the mbarrier of 8 shared bytes is kept."""
     if where & 7 or where < 0 or where + 8 > t.shared_bytes:
-        fault(NO_MBARRIER, where)
+        fault(state.NO_MBARRIER, where)
     return t.side + padded(t) + (padded(t) >> 1) + ((where >> 3) << 2)
 
 
@@ -102,7 +88,7 @@ def init_mbarrier(where: int, count: int) -> None:
     t = threads(run(0).current)
     place = mbarrier_place(t, where)
     if count < 1:
-        fault(NO_MBARRIER, where)
+        fault(state.NO_MBARRIER, where)
     i = take_mbarrier()
     m = mbarriers(i)
     m.count = m.left = count
@@ -123,7 +109,7 @@ def mbarrier_of(where):
     step()
     i = get_s32(mbarrier_place(threads(run(0).current), where))
     if i == 0:
-        fault(NO_MBARRIER, where)
+        fault(state.NO_MBARRIER, where)
     return i
 
 
@@ -137,7 +123,7 @@ def inval_mbarrier(where: int) -> None:
 
 @register_jitable
 def mbarrier_key(i):
-    return (OF_MBARRIERS + i) << 32
+    return (state.OF_MBARRIERS + i) << 32
 
 
 @compiled
@@ -173,7 +159,7 @@ def try_wait_mbarrier(where: int, parity: int) -> int:
     m, t = mbarriers(i), threads(run(0).current)
     phase = m.phase
     if phase == parity & 1:
-        deadline = NEVER if t.waited_once else 0
+        deadline = state.NEVER if t.waited_once else 0
         t.waited_once = 1
         key, place = mbarrier_key(i), mbarriers_at(i)
         expired = watch(new_cell(key, place, 8, 0, phase), deadline)
@@ -194,9 +180,9 @@ def try_wait_mbarrier(where: int, parity: int) -> int:
 @register_jitable
 def check_range(where, nbytes, lowest, end):
     if where & 15 or nbytes & 15 or nbytes <= 0:
-        fault(MISALIGNED, where)
+        fault(state.MISALIGNED, where)
     if where < lowest or where + nbytes > end:
-        fault(OUT_OF_BOUNDS, where)
+        fault(state.OUT_OF_BOUNDS, where)
 
 
 @compiled
@@ -240,7 +226,7 @@ def bulk_store(where: int, smem: int, nbytes: int) -> None:
     s = segment_of(where, t)
     check_range(where & 0xFFFFFFFF, nbytes, segments(s).lowest, segments(s).end)
     if segments(s).is_writable == 0:
-        fault(READ_ONLY, where)
+        fault(state.READ_ONLY, where)
     check_range(smem, nbytes, 0, t.shared_bytes)
     first = blocks(t.block).first
     for granule in range(smem >> 4, (smem + nbytes) >> 4):
@@ -248,7 +234,7 @@ def bulk_store(where: int, smem: int, nbytes: int) -> None:
         word = get_s64(place)  # see `access.store_shared`
         if word != 0:
             if (word >> 10) - 1 >= max(threads(first + (word & 1023)).fenced, t.fenced):
-                fault(UNFENCED, smem)
+                fault(state.UNFENCED, smem)
             put_s64(place, 0)
     if t.open_group == 0:
         t.open_group = new_group()
@@ -279,7 +265,7 @@ def copy(i: int) -> None:
     there, shadow = segment.memory + c.where, segment.shadow
     if c.kind == READ:
         if not is_all_written(side, c.number):
-            stop(UNWRITTEN, c.smem, c.thread)
+            stop(state.UNWRITTEN, c.smem, c.thread)
             return
         c.buffer = malloc(c.number)
         copy_bytes(c.buffer, shared, c.number)
@@ -289,7 +275,7 @@ def copy(i: int) -> None:
         submit(i)
         return
     if segment.is_freed:
-        stop(UNMAPPED, c.where, c.thread)
+        stop(state.UNMAPPED, c.where, c.thread)
         return
     if c.kind == LOAD:
         is_seen = is_delayed()
@@ -300,7 +286,7 @@ def copy(i: int) -> None:
                     is_seen = 0
         if not is_seen:
             if shadow != 0 and not is_all_written(shadow + c.where, c.number):
-                stop(UNWRITTEN, c.where, c.thread)
+                stop(state.UNWRITTEN, c.where, c.thread)
                 return
             copy_bytes(shared, there, c.number)
         fill_bytes(side, 1, c.number)
@@ -310,13 +296,13 @@ def copy(i: int) -> None:
         update_mbarrier(c.goal, 0, -c.number)
     else:
         if segment.constant != 0 and is_constant(segment.constant, c.where, c.number):
-            stop(NOT_CONSTANT, c.where, c.thread)
+            stop(state.NOT_CONSTANT, c.where, c.thread)
             return
         if is_delayed():
             for k in range(0, c.number, 16):
                 low, high = get_s64(c.buffer + k), get_s64(c.buffer + k + 8)
                 new = new_store(c.thread, c.segment, c.where + k, 16, 0, NO_ATOMIC, low, high)
-                submit(MOST_OPERATIONS + new)
+                submit(state.MOST_OPERATIONS + new)
             free(c.buffer)
         else:
             copy_bytes(there, c.buffer, c.number)
@@ -334,7 +320,7 @@ def copy(i: int) -> None:
     launch = launches(c.launch)
     launch.copies -= 1
     if launch.copies == 0 and launch.live == 0:
-        run(0).event, run(0).event_arg = COPIES_DONE, c.launch
+        run(0).event, run(0).event_arg = state.COPIES_DONE, c.launch
 
 
 # --- bulk groups: the open one, and the committed ones in order --------------------------------------------------
@@ -412,7 +398,7 @@ def leave_groups(thread: int) -> None:
 @register_jitable
 def leave_group(i):
     if groups(i).reads != 0:
-        fault(UNREAD, 0)
+        fault(state.UNREAD, 0)
     if groups(i).writes == 0:
         give_group(i)
     else:

@@ -104,30 +104,19 @@ def forget_list(first: int) -> None:
         drop_store(a)
 
 
-@register_jitable
-def forget_loads(first):
-    for a in each_access(first):
-        give_access(a)
-
-
-@compiled
-def forget_overwritten(notes: int) -> None:
-    for group in each_group(get_s32(notes + OVER)):
-        forget_list(overwritten(group).first)
-        give_group(group)
-    put_s32(notes + OVER, 0)
-
-
 @compiled
 def forget(notes: int, number: int) -> None:
     """Memory is gone: so are the notes of these many bytes."""
     for p in range(notes, notes + number, 16):
         if get_s32(p) != 0 or get_s32(p + LOADS) != 0 or get_s32(p + OVER) != 0:
             forget_list(get_s32(p))
-            forget_loads(get_s32(p + LOADS))
-            forget_overwritten(p)
-            put_s32(p, 0)
-            put_s32(p + LOADS, 0)
+            for a in each_access(get_s32(p + LOADS)):
+                give_access(a)
+            for group in each_group(get_s32(p + OVER)):
+                forget_list(overwritten(group).first)
+                give_group(group)
+            for field in (0, LOADS, OVER):
+                put_s32(p + field, 0)
 
 
 # --- what is noted -----------------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ def below(number):
     shift = 32
     while number >> (32 - shift):
         shift -= 1
-    word = random_word(1) >> shift
+    word = number
     while word >= number:
         word = random_word(1) >> shift
     return word

@@ -89,6 +89,13 @@ def whole(builder, x):
     return builder.fptosi(x, I64)
 
 
+@register_jitable
+def lanes_of(mask):
+    for i in range(32):
+        if (mask >> i) & 1:
+            yield i
+
+
 # --- the loop ----------------------------------------------------------------------------------------------------
 
 

@@ -51,7 +51,7 @@ from .notes import (
     where_of,
 )
 from .races import conflict, is_changed, knows_access, may_not_meet
-from .schedule import each_waiting, fault, run
+from .schedule import fault, lanes_of, run
 from .state import RACE
 from .words import address, compiled, free_list, get_s32, get_s64, linked, put_s32, rows
 
@@ -286,16 +286,9 @@ def note_fence(reach: int) -> None:
 # --- where threads meet ------------------------------------------------------------------------------------------
 
 
-@register_jitable
-def telling(told, who, latest):
-    """What those who meet know with one more. latest: what the one before knew"""
-    k = minds(who).known
-    return told if k == latest else joined(told, k)
-
-
 @compiled
 def tell(told: int, slot: int, number: int) -> int:
-    """The same with a signal; takes over the use, and changes what nobody else has."""
+    """What those who meet know, and a signal; takes over the use, and changes what nobody else has."""
     x = knowledge(told)
     if x.uses == 1 and x.stores != x.loads and vectors(x.stores).uses == 1 and vectors(x.loads).uses == 1:
         put_s32(vector_at(x.stores) + 4 * slot, max(number, number_of(x.stores, slot)))
@@ -311,28 +304,16 @@ def come_to_barrier(b: int) -> None:
     """The running thread is counted in."""
     r = run(0)
     here = barriers(b)
-    here.told = telling(here.told, r.current, here.latest)
-    if here.latest != minds(r.current).known:
+    known = minds(r.current).known
+    if here.latest != known:
+        here.told = joined(here.told, known)
         drop(here.latest)
-        here.latest = keep(minds(r.current).known)
+        here.latest = keep(known)
     here.told = tell(here.told, slot_of(r.current), r.signals)
 
 
 @compiled
-def conclude_barrier(b: int, last: int) -> None:
-    """All are there: what those know who wait, and the last one if it does."""
-    here = barriers(b)
-    for thread in each_waiting(here.first):
-        learn_at_barrier(thread, here.told)
-    if last != 0:
-        learn_at_barrier(last, here.told)
-    drop(here.told)
-    drop(here.latest)
-    here.told = here.latest = 0
-
-
-@register_jitable
-def learn_at_barrier(who, told):
+def learn_at_barrier(who: int, told: int) -> None:
     know(who, keep(told))
     m = minds(who)
     stores, o = knowledge(told).stores, owners(m.owner)
@@ -348,24 +329,21 @@ def conclude_warp(c: int, warp: int) -> None:
     warp_known = run(0).signals
     if not is_all:
         warp_known = 0
-        for i in range(32):
-            if (here.mask >> i) & 1:
-                warp_known = max(warp_known, minds(w.first + i).warp_known)
+        for i in lanes_of(here.mask):
+            warp_known = max(warp_known, minds(w.first + i).warp_known)
         for j in range(32):
             number = get_s64(values_at(c * 32 + j)) if (here.mask & ~w.exited) >> j & 1 else 0
-            for i in range(32):
-                if (here.mask >> i) & 1 and minds(w.first + i).has_lanes:
+            for i in lanes_of(here.mask):
+                if minds(w.first + i).has_lanes:
                     number = max(number, get_s32(lanes_known_at((w.first + i) * 32 + j)))
-            for i in range(32):
+            for i in lanes_of(here.mask):
                 # The others' are read for the lanes that follow: those of j are read already.
-                if (here.mask >> i) & 1:
-                    put_s32(lanes_known_at((w.first + i) * 32 + j), number)
-    for i in range(32):
-        if (here.mask >> i) & 1:
-            m = minds(w.first + i)
-            if m.known != here.told:
-                know(w.first + i, keep(here.told))
-            m.warp_known = warp_known
-            m.has_lanes = 0 if is_all else 1
+                put_s32(lanes_known_at((w.first + i) * 32 + j), number)
+    for i in lanes_of(here.mask):
+        m = minds(w.first + i)
+        if m.known != here.told:
+            know(w.first + i, keep(here.told))
+        m.warp_known = warp_known
+        m.has_lanes = 0 if is_all else 1
     drop(here.told)
     here.told = 0
