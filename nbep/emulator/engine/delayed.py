@@ -86,7 +86,7 @@ def look(thread: int, s: int, offset: int, size: int, is_early: int, target: int
     fill_bytes(written, 1, size)
     if segment.shadow != 0:
         copy_bytes(written, segment.shadow + offset, size)
-    count, in_memory = see(g, thread), g.count
+    count, in_memory = see(granule, thread), g.count
     if is_early and count > 0:
         count = choose(thread, granule, count)
     if count < in_memory:
@@ -129,7 +129,7 @@ def load_late(s: int, offset: int, size: int, how: int) -> int:
             hear_store(thread, granule, 0, offset, 0, how)
         return 0
     if how & CONSTANT:  # have these bytes changed since this kernel began?
-        for i in range(see(g, pending.EVERYBODY)):
+        for i in range(see(granule, pending.EVERYBODY)):
             x, begin = versions(get_s32(seen_at(i))), offset & 15
             if x.begin < begin + size and begin < x.end and not 0 < x.seen3 <= knowing(thread).first_moment:
                 fault(state.NOT_CONSTANT, offset)
@@ -215,7 +215,7 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
     old = value_at(place, size)
     write(place, size, access.changed_by(op, old, operand, compare), 0)
     access.note_changed(place, size, old, key, s)
-    said = hear_store(thread, granule, see(g, pending.NOBODY), offset, size, how)
+    said = hear_store(thread, granule, see(granule, pending.NOBODY), offset, size, how)
     if op != COMPARE or old == compare:
         versions(v).says = max(versions(v).says, said)
         pending.be_there(g, v)

@@ -140,8 +140,8 @@ def remains(who: int, notes: int, number: int, rank: int) -> int:
     return 0
 
 
-@register_jitable
-def is_unknown(who, here, rank):
+@compiled
+def is_unknown(who: int, here: int, rank: int) -> int:
     if unknown_in(who, get_s32(here), rank, 0) or unknown_in(who, get_s32(here + LOADS), rank, 1):
         return 1
     for group in each_group(get_s32(here + OVER)):

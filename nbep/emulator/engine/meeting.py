@@ -75,8 +75,9 @@ def check_others(warp, found, lane):
                 fault(DIVERGED, other.mask)
 
 
-@register_jitable
-def lanes_with(mask, values, value):
+@compiled
+def lanes_with(mask: int, values: int, value: int) -> int:
+    """The lanes that pass a value."""
     lanes = 0
     for i in lanes_of(mask):
         if get_s64(values + 8 * i) == value:
@@ -84,9 +85,10 @@ def lanes_with(mask, values, value):
     return lanes
 
 
-@register_jitable
-def work_out(c, here, w):
+@compiled
+def work_out(c: int, warp: int) -> None:
     """The results of all lanes of a full collective."""
+    here, w = collectives(c), warps(warp)
     name, mask, values = here.name, here.mask & ~w.exited, values_at(c * 32)
     ballot = lanes_with(mask, values, 0) ^ mask
     for i in lanes_of(mask):
@@ -139,7 +141,7 @@ def is_missed(thread: int) -> int:
 def conclude(c: int, warp: int) -> None:
     """All lanes are there for which a collective waits."""
     here, w = collectives(c), warps(warp)
-    work_out(c, here, w)
+    work_out(c, warp)
     if is_checked() and here.name == SYNC:
         conclude_warp(c, warp)
     if is_delayed() and here.name == SYNC:

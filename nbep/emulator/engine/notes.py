@@ -340,8 +340,8 @@ def take_overwritten(notes: int, where: int) -> None:
     put_s32(notes + OVER, overwritten(0).next)
 
 
-@register_jitable
-def last_to(notes, where):
+@compiled
+def last_to(notes: int, where: int) -> int:
     """Of the last stores, the one whose value these bytes are: a row; 0 if they are of another size, or all weak."""
     for a in each_access(get_s32(notes)):
         if overlap(accesses(a).where, where):

@@ -141,10 +141,10 @@ def learn(thread, floor):
     mine.block_floor = max(mine.block_floor, run(0).moment)
 
 
-@register_jitable
-def see(g, thread):
+@compiled
+def see(granule: int, thread: int) -> int:
     """Put into `seen` the versions in memory, oldest first, and those on their way that a thread sees: how many."""
-    count = 0
+    g, count = granules(granule), 0
     for v in each_version(g.oldest):
         put_s32(seen_at(count), v)
         count += 1
@@ -247,7 +247,7 @@ def arrive(i: int) -> None:
         if x.op != NO_ATOMIC:
             version = versions(x.version)
             low = changed_by(x.op, value_at(segment.memory + x.where, x.size), low, x.high)
-            count = see(g, NOBODY)
+            count = see(x.granule, NOBODY)
             said = hear_store(x.thread, x.granule, count, x.where, x.size, version.reach << REACH)
             version.says = max(version.says, said)
         keep(x.version, segment, x.where)

@@ -244,8 +244,8 @@ def hear(who: int, notes: int, where: int, how: int) -> None:
         observe(store, storing(who))
 
 
-@register_jitable
-def add_heard(who, notes, where, needed, k):
+@compiled
+def add_heard(who: int, notes: int, where: int, needed: int, k: int) -> None:
     for h in each_heard(minds(who).heard):
         it = heard(h)
         if it.place == notes and it.where == where & 0x7FF and it.needed == needed:

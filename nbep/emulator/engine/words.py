@@ -1,4 +1,4 @@
-"""What compiled functions do with memory: words, records of a table, and calls of each other by symbol.
+"""What compiled functions do with memory: words, records of a table, lists of them, and calls by symbol.
 
 A run's tables are found through one symbol, `nbep_tables`: an array with the address of each. So the code belongs to no
 run, and can be kept in a file.
@@ -239,7 +239,11 @@ def free_list(name: str) -> tuple[Any, Any]:
 
 
 def linked(name: str, link: str = "next") -> Any:
-    """The function that goes through a list, to its end or to a number < 0; meanwhile its rows may be given back."""
+    """The function that goes through a list, to its end or to a number < 0.
+
+    It looks for the next row before it gives one: this one may be given back, or be put into another list.
+    Only functions that are `compiled` may call it: Numba makes it again for others, and `build` may not link that.
+    """
     table = rows(name)
 
     @register_jitable
