@@ -5,43 +5,18 @@ Functions of the machine call these where `is_delayed`.
 
 from __future__ import annotations
 
-from . import access, pending, state
+from . import access, pending, state, words
 from .access import COMPARE, CONSTANT, PLAIN, POLLED, write
 from .cells import note_polled, notify, value_at
-from .pending import (
-    each_store,
-    granule_at,
-    granules,
-    hear_store,
-    knowing,
-    publish,
-    see,
-    seen_at,
-    sees,
-    stores,
-    versions,
-)
+from .pending import granule_at, granules, hear_store, knowing, publish, see, seen_at, sees, stores, versions
 from .schedule import fault, run, step, threads, uniform
 from .signals import ACQUIRE, REACH, RELEASE, RETURNED, UNUSED
-from .words import (
-    address,
-    compiled,
-    copy_bytes,
-    declared,
-    fill_bytes,
-    free_list,
-    get_s32,
-    get_s64,
-    linked,
-    put_s32,
-    put_s64,
-    rows,
-)
+from .words import address, compiled, copy_bytes, declared, fill_bytes, get_s32, get_s64, put_s32, put_s64, rows
 
 segments, blocks, cells, views = map(rows, ("segments", "blocks", "cells", "views"))
 stores_at, scratch_at = address("stores"), address("scratch")  # the first fields of a store are bytes
-take_view, give_view = free_list("views")
-each_view = linked("views")
+take_view, give_view = words.free_list("views")
+each_view = words.linked("views")
 submit = declared("submit", None, int)
 
 
@@ -94,7 +69,7 @@ def look(thread: int, s: int, offset: int, size: int, is_early: int, target: int
         copy_bytes(target, pending.versions_at(older) + (offset & 15), size)
         copy_bytes(written, pending.versions_at(older) + 16 + (offset & 15), size)
     left = count - in_memory
-    for i in each_store(g.pending):
+    for i in pending.each_store(g.pending):
         if left > 0 and sees(thread, i):
             x = stores(i)
             left -= 1
@@ -202,7 +177,7 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
         submit(state.MOST_OPERATIONS + pending.new_store(thread, s, offset, size, reach, op, operand, compare))
         return 0
     last = 0
-    for i in each_store(g.pending):
+    for i in pending.each_store(g.pending):
         if sees(thread, i):
             last = i
     if last != 0:

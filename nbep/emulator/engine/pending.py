@@ -14,29 +14,16 @@ from .cells import notify, value_at
 from .schedule import HUB, launches, operate, proceed, random_word, run, stop, threads, threads_at
 from .signals import ACQUIRE, REACH
 from .state import FULL_TABLE, MOST_OPERATIONS, MOST_THREADS
-from .words import (
-    address,
-    appending,
-    compiled,
-    copy_bytes,
-    fill_bytes,
-    free_list,
-    get_s32,
-    get_s64,
-    linked,
-    linked_twice,
-    put_s32,
-    rows,
-)
+from .words import address, compiled, copy_bytes, fill_bytes, get_s32, get_s64, linked, put_s32, rows
 
 segments, blocks = rows("segments"), rows("blocks")
 versions, stores, queues, knowing = map(rows, ("versions", "stores", "queues", "knowing"))
 granules, GRANULE_BYTES = rows("granules", by_address=True), state.TABLES["granules"].dtype.itemsize
 versions_at, seen_at = address("versions"), address("seen")  # the first fields of a version are bytes
-take_version, give_version = free_list("versions")
-take_store, give_store = free_list("stores")
-each_version, append_version = linked("versions"), appending("versions", "next", "oldest", "newest")
-each_store, (append_store, remove_store) = linked("stores"), linked_twice("stores", "after", "before")
+take_version, give_version = words.free_list("versions")
+take_store, give_store = words.free_list("stores")
+each_version, append_version = linked("versions"), words.appending("versions", "next", "oldest", "newest")
+each_store, (append_store, remove_store) = linked("stores"), words.linked_twice("stores", "after", "before")
 heard_at = address("knowing", "heard1")  # by reach, 1 to 3
 copy = words.declared("copy", None, int)
 KEPT = 8  # versions of 16 bytes in memory
