@@ -1,7 +1,7 @@
 """The engine: kernels compiled by Numba for the CPU, each thread a coroutine with a stack of its own.
 
  switch     stacks and the switch between them, in module assembly
- words      what compiled functions do with memory: words, records of a table, calls by symbol
+ words      what compiled functions do with memory: words, records of a table, lists of them, calls by symbol
  state      the tables that a run consists of
  schedule   who runs next, as `schedule.scheduler` decides it
  cells      cells that threads poll, and who wakes them

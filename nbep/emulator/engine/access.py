@@ -7,20 +7,10 @@ from __future__ import annotations
 
 from numba.extending import register_jitable
 
+from . import state
 from .cells import forget_last_polled, forget_polled, have_changed, note_polled, notify, value_at, watch
 from .schedule import fault, launches, pause, run, step, threads
 from .signals import REACH, RELEASE, UNUSED, note_atomic, note_fence, note_load, note_store
-from .state import (
-    EMPTY_SPINS,
-    HOST_ATOMIC,
-    MISALIGNED,
-    NO_DEADLINE,
-    NOT_CONSTANT,
-    OUT_OF_BOUNDS,
-    READ_ONLY,
-    UNMAPPED,
-    UNWRITTEN,
-)
 from .words import (
     compiled,
     declared,
@@ -58,19 +48,19 @@ def segment_of(address, t):
     """The row of the segment that an address lies in."""
     number = address >> 32
     if number >> 22 != t.space:
-        fault(UNMAPPED, address)
+        fault(state.UNMAPPED, address)
     s = get_s32(t.segments + ((number & 0x3FFFFF) << 2))
     if s == 0:
-        fault(UNMAPPED, address)
+        fault(state.UNMAPPED, address)
     return s
 
 
 @register_jitable
 def check_place(address, offset, size, lowest, end):
     if offset & (size - 1):
-        fault(MISALIGNED, address)
+        fault(state.MISALIGNED, address)
     if offset < lowest or offset + size > end:
-        fault(OUT_OF_BOUNDS, address)
+        fault(state.OUT_OF_BOUNDS, address)
 
 
 @register_jitable
@@ -85,20 +75,6 @@ def is_written(shadow, size):
 
 
 @register_jitable
-def mark_written(shadow, size):
-    if size == 4:
-        put_s32(shadow, 0x01010101)
-    elif size == 1:
-        put_u8(shadow, 1)
-    elif size == 2:
-        put_s16(shadow, 0x0101)
-    else:
-        put_s64(shadow, WRITTEN)
-        if size == 16:
-            put_s64(shadow + 8, WRITTEN)
-
-
-@register_jitable
 def write(place, size, low, high):
     if size == 4:
         put_s32(place, low)
@@ -110,6 +86,11 @@ def write(place, size, low, high):
         put_s64(place, low)
         if size == 16:
             put_s64(place + 8, high)
+
+
+@register_jitable
+def mark_written(shadow, size):
+    write(shadow, size, WRITTEN, WRITTEN)
 
 
 @compiled
@@ -163,7 +144,7 @@ def load(address: int, size: int, how: int) -> int:
         if place != 0:
             return place
     if segment.shadow != 0 and not is_written(segment.shadow + offset, size):
-        fault(UNWRITTEN, address)
+        fault(state.UNWRITTEN, address)
     place = segment.memory + offset
     if how & POLLED:
         note_polled(segment.group << 32 | offset, place, size, s, value_at(place, size), 1)
@@ -178,9 +159,9 @@ def load(address: int, size: int, how: int) -> int:
 def check_store(address, offset, size, segment):
     check_place(address, offset, size, segment.lowest, segment.end)
     if segment.constant != 0 and is_constant(segment.constant, offset, size):
-        fault(NOT_CONSTANT, address)
+        fault(state.NOT_CONSTANT, address)
     if segment.is_writable == 0:
-        fault(READ_ONLY, address)
+        fault(state.READ_ONLY, address)
     if segment.shadow != 0:
         mark_written(segment.shadow + offset, size)
 
@@ -235,11 +216,11 @@ def begin_atomic(address: int, size: int, how: int) -> int:
     look(t, address)
     segment = segments(segment_of(address, t))
     if segment.on_host and (how >> REACH) & 3 == 3:
-        fault(HOST_ATOMIC, address)
+        fault(state.HOST_ATOMIC, address)
     offset = address & 0xFFFFFFFF
     check_place(address, offset, size, segment.lowest, segment.end)
     if segment.shadow != 0 and not is_written(segment.shadow + offset, size):
-        fault(UNWRITTEN, address)
+        fault(state.UNWRITTEN, address)
     check_store(address, offset, size, segment)
     return segment.memory + offset
 
@@ -279,9 +260,9 @@ def padded(t):
 @register_jitable
 def check_shared(address, size, t):
     if address & (size - 1):
-        fault(MISALIGNED, address)
+        fault(state.MISALIGNED, address)
     if address < 0 or address + size > t.shared_bytes:
-        fault(OUT_OF_BOUNDS, address)
+        fault(state.OUT_OF_BOUNDS, address)
 
 
 @register_jitable
@@ -297,7 +278,7 @@ def load_shared(address: int, size: int, how: int) -> int:
     look(t, address)
     check_shared(address, size, t)
     if not is_written(t.side + address, size):
-        fault(UNWRITTEN, address)
+        fault(state.UNWRITTEN, address)
     place = t.shared + address
     if how & POLLED:
         note_polled(shared_key(t, address), place, size, 0, value_at(place, size), 1)
@@ -333,7 +314,7 @@ def begin_shared_atomic(address: int, size: int) -> int:
     look(t, address)
     check_shared(address, size, t)
     if not is_written(t.side + address, size):
-        fault(UNWRITTEN, address)
+        fault(state.UNWRITTEN, address)
     return t.shared + address
 
 
@@ -395,7 +376,7 @@ def spin(deadline: int) -> int:
     if t.first_polled == 0:
         t.empty_spins += 1
         if t.empty_spins > MAX_EMPTY_SPINS:
-            fault(EMPTY_SPINS, 0)
+            fault(state.EMPTY_SPINS, 0)
         t.has_news = 0
         pause()
         return 0
@@ -424,7 +405,7 @@ def time_out():
 @compiled
 def fault_due(deadline: int, report: int) -> None:
     """This thread reports a fault if the deadline passes; what it has looked at last it does not wait for."""
-    threads(run(0).current).fault_deadline = deadline if report else NO_DEADLINE
+    threads(run(0).current).fault_deadline = deadline if report else state.NO_DEADLINE
     forget_last_polled()
 
 

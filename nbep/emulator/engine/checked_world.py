@@ -19,7 +19,7 @@ from ..machine.stream import Order
 from ..models.knowledge import CPU
 from . import Stopped, state
 from .state import MOST_CLOCKS, MOST_THREADS, address_of
-from .world import ROUND, CompiledBlock, CompiledWorld, HostMemory, field
+from .world import ROUND, CompiledBlock, CompiledWorld, HostMemory, field, rounded
 
 READS, POLLS, LOOKS = range(3)  # as `signals` has them
 ALL_RANKS = -2
@@ -97,7 +97,7 @@ class CheckedMemory(HostMemory):
         world = self._world
         if world.failure is not None or world.is_over or not allocation.nbytes:
             return
-        if world.ask(name, self.number(), world.notes_of(allocation), *arguments):
+        if world.ask(name, self.number(), world.notes_at(allocation), *arguments):
             world.stop_host(state.RACE)
 
 
@@ -150,7 +150,7 @@ class CheckedWorld(CompiledWorld):
     signals, has_failed = field("signals"), field("has_failed")
     model = "checked"
     host_class = CheckedMemory
-    num_sides = 4  # behind what is noted of shared memory for `sc` lie the notes of `races`
+    num_sides = 4  # with the notes of `races`
     cpu: Any
 
     def __init__(self, num_ranks: int, seed: int = 0, **options: Any):
@@ -241,14 +241,12 @@ class CheckedWorld(CompiledWorld):
         tables, block = self.tables, launch.blocks[-1]
         known, stream = self.tables.launches["known"][self._launches[launch]], self.order.clock_of(launch.stream)
         count, first, number = launch.block, block.number * WARP_SIZE, self.count_block()
-        padded = -(-launch.smem_bytes // ROUND) * ROUND
-        tables.blocks["notes"][block.number] = block.memory + 3 * padded
         minds = tables.minds[first : first + count]
         minds[:] = 0
         minds["lane"] = np.arange(count) % WARP_SIZE
         minds["known"] = known
         tables.knowledge["uses"][known] += count
-        has_copies = padded and not launch.by_ptx
+        has_copies = launch.smem_bytes and not launch.by_ptx
         for i in range(block.num_warps):
             lanes = minds[i * WARP_SIZE : (i + 1) * WARP_SIZE]
             for name in ("owner", "engine")[: 2 if has_copies else 1]:
@@ -261,8 +259,8 @@ class CheckedWorld(CompiledWorld):
 
     def take_back(self, block: CompiledBlock) -> None:
         if self._blocks.get(block.number) is block:
-            padded = -(-block.launch.smem_bytes // ROUND) * ROUND
-            self.call("forget", block.memory + 3 * padded, padded)
+            notes = self.tables.blocks["notes"][block.number]
+            self.call("forget", int(notes), rounded(block.launch.smem_bytes))
             self._left += block.clocks
         super().take_back(block)
 
@@ -280,7 +278,7 @@ class CheckedWorld(CompiledWorld):
 
     # --- memory -------------------------------------------------------------------------------------------------
 
-    def notes_of(self, allocation: Allocation) -> int:
+    def notes_at(self, allocation: Allocation) -> int:
         """Where it is noted who has accessed an allocation: 16 bytes for 16, the same for all mappings of its bytes."""
         key = id(allocation.last_stores)
         if key not in self._notes:
@@ -290,12 +288,6 @@ class CheckedWorld(CompiledWorld):
             notes = state.new_zeros((len(allocation.memory) // ROUND + 2) * ROUND)
             self._notes[key] = notes, allocation.last_stores, None if is_array else allocation
         return address_of(self._notes[key][0])
-
-    def enter(self, allocation: Allocation) -> int:
-        row = super().enter(allocation)
-        if not self.tables.segments["notes"][row]:
-            self.tables.segments["notes"][row] = self.notes_of(allocation)
-        return row
 
     def _look_around_memory(self) -> None:
         for row, allocation in self._rows.values():

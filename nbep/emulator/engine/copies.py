@@ -8,6 +8,7 @@ from __future__ import annotations
 from numba import types
 from numba.extending import register_jitable
 
+from . import state
 from .access import WRITTEN, is_constant, padded, segment_of
 from .cells import new_cell, note_polled, notify, watch
 from .copy_signals import (
@@ -25,38 +26,23 @@ from .delayed import look
 from .knowledge import fence_proxies
 from .pending import NO_ATOMIC, knowing, learn, new_store, publish
 from .schedule import fault, launches, make_runnable, operations_at, park, run, step, stop, threads
-from .state import (
-    COPIES_DONE,
-    FULL_TABLE,
-    MISALIGNED,
-    MOST_GROUPS,
-    MOST_MBARRIERS,
-    MOST_OPERATIONS,
-    NEVER,
-    NO_MBARRIER,
-    NOT_CONSTANT,
-    OF_MBARRIERS,
-    OUT_OF_BOUNDS,
-    READ_ONLY,
-    UNFENCED,
-    UNMAPPED,
-    UNREAD,
-    UNWRITTEN,
-)
 from .words import (
     I8,
     I64,
     VOID,
     address,
+    appending,
     call,
     compiled,
     copy_bytes,
     emitting,
     fill_bytes,
+    free_list,
     get_s32,
     get_s64,
     is_checked,
     is_delayed,
+    linked,
     pointer,
     put_s32,
     put_s64,
@@ -65,6 +51,10 @@ from .words import (
 
 segments, blocks = rows("segments"), rows("blocks")
 copies, groups, mbarriers = rows("copies"), rows("groups"), rows("mbarriers")
+take_copy, give_copy = free_list("copies")
+take_group, give_group = free_list("groups")
+take_mbarrier, _ = free_list("mbarriers")  # Python gives them back
+each_group, append_group = linked("groups"), appending("groups", "next", "first_group", "last_group")
 mbarriers_at = address("mbarriers")  # whose first field is the phase
 
 LOAD, READ, WRITE = range(3)
@@ -88,26 +78,18 @@ def free(builder, place):
 def mbarrier_place(t, where):
     """Where the number of the mbarrier of 8 shared bytes is kept."""
     if where & 7 or where < 0 or where + 8 > t.shared_bytes:
-        fault(NO_MBARRIER, where)
+        fault(state.NO_MBARRIER, where)
     return t.side + padded(t) + (padded(t) >> 1) + ((where >> 3) << 2)
 
 
 @compiled
 def init_mbarrier(where: int, count: int) -> None:
     step()
-    r = run(0)
-    t = threads(r.current)
+    t = threads(run(0).current)
     place = mbarrier_place(t, where)
     if count < 1:
-        fault(NO_MBARRIER, where)
-    i = r.free_mbarrier
-    if i != 0:
-        r.free_mbarrier = mbarriers(i).next
-    else:
-        r.num_mbarriers += 1
-        i = r.num_mbarriers
-        if i >= MOST_MBARRIERS:
-            fault(FULL_TABLE, where)
+        fault(state.NO_MBARRIER, where)
+    i = take_mbarrier()
     m = mbarriers(i)
     m.count = m.left = count
     m.expected = 0
@@ -127,7 +109,7 @@ def mbarrier_of(where):
     step()
     i = get_s32(mbarrier_place(threads(run(0).current), where))
     if i == 0:
-        fault(NO_MBARRIER, where)
+        fault(state.NO_MBARRIER, where)
     return i
 
 
@@ -141,7 +123,7 @@ def inval_mbarrier(where: int) -> None:
 
 @register_jitable
 def mbarrier_key(i):
-    return (OF_MBARRIERS + i) << 32
+    return (state.OF_MBARRIERS + i) << 32
 
 
 @compiled
@@ -174,26 +156,21 @@ def arrive_mbarrier(where: int, nbytes: int) -> None:
 def try_wait_mbarrier(where: int, parity: int) -> int:
     """Whether the phase of a parity is over; waits for that, within the limit of the hardware's patience."""
     i = mbarrier_of(where)
-    phase = mbarriers(i).phase
-    if phase != parity & 1:
-        if is_checked():
-            hear_phase(i, where)
-        if is_delayed():
-            learn(run(0).current, mbarriers(i).told)
-        return 1
-    t = threads(run(0).current)
-    deadline = NEVER if t.waited_once else 0
-    t.waited_once = 1
-    key, place = mbarrier_key(i), mbarriers_at(i)
-    expired = watch(new_cell(key, place, 8, 0, phase), deadline)
-    if expired or mbarriers(i).phase == phase:
-        note_polled(key, place, 8, 0, phase, 0)
-        return 0
-    t.waited_once = 0
+    m, t = mbarriers(i), threads(run(0).current)
+    phase = m.phase
+    if phase == parity & 1:
+        deadline = state.NEVER if t.waited_once else 0
+        t.waited_once = 1
+        key, place = mbarrier_key(i), mbarriers_at(i)
+        expired = watch(new_cell(key, place, 8, 0, phase), deadline)
+        if expired or m.phase == phase:
+            note_polled(key, place, 8, 0, phase, 0)
+            return 0
+        t.waited_once = 0
     if is_checked():
         hear_phase(i, where)
     if is_delayed():
-        learn(run(0).current, mbarriers(i).told)
+        learn(run(0).current, m.told)
     return 1
 
 
@@ -203,9 +180,9 @@ def try_wait_mbarrier(where: int, parity: int) -> int:
 @register_jitable
 def check_range(where, nbytes, lowest, end):
     if where & 15 or nbytes & 15 or nbytes <= 0:
-        fault(MISALIGNED, where)
+        fault(state.MISALIGNED, where)
     if where < lowest or where + nbytes > end:
-        fault(OUT_OF_BOUNDS, where)
+        fault(state.OUT_OF_BOUNDS, where)
 
 
 @compiled
@@ -219,17 +196,9 @@ def submit(what: int) -> None:
 
 @register_jitable
 def new_copy(kind, t, where, smem, nbytes):
-    r = run(0)
-    i = r.free_copy
-    if i != 0:
-        r.free_copy = copies(i).next
-    else:
-        r.num_copies += 1
-        i = r.num_copies
-        if i >= MOST_OPERATIONS:
-            fault(FULL_TABLE, where)
+    i = take_copy()
     c = copies(i)
-    c.kind, c.thread, c.block, c.launch = kind, r.current, t.block, t.launch
+    c.kind, c.thread, c.block, c.launch = kind, run(0).current, t.block, t.launch
     c.where, c.smem, c.number = where, smem, nbytes
     launches(t.launch).copies += 1
     blocks(t.block).copies += 1
@@ -257,7 +226,7 @@ def bulk_store(where: int, smem: int, nbytes: int) -> None:
     s = segment_of(where, t)
     check_range(where & 0xFFFFFFFF, nbytes, segments(s).lowest, segments(s).end)
     if segments(s).is_writable == 0:
-        fault(READ_ONLY, where)
+        fault(state.READ_ONLY, where)
     check_range(smem, nbytes, 0, t.shared_bytes)
     first = blocks(t.block).first
     for granule in range(smem >> 4, (smem + nbytes) >> 4):
@@ -265,7 +234,7 @@ def bulk_store(where: int, smem: int, nbytes: int) -> None:
         word = get_s64(place)  # see `access.store_shared`
         if word != 0:
             if (word >> 10) - 1 >= max(threads(first + (word & 1023)).fenced, t.fenced):
-                fault(UNFENCED, smem)
+                fault(state.UNFENCED, smem)
             put_s64(place, 0)
     if t.open_group == 0:
         t.open_group = new_group()
@@ -296,7 +265,7 @@ def copy(i: int) -> None:
     there, shadow = segment.memory + c.where, segment.shadow
     if c.kind == READ:
         if not is_all_written(side, c.number):
-            stop(UNWRITTEN, c.smem, c.thread)
+            stop(state.UNWRITTEN, c.smem, c.thread)
             return
         c.buffer = malloc(c.number)
         copy_bytes(c.buffer, shared, c.number)
@@ -306,7 +275,7 @@ def copy(i: int) -> None:
         submit(i)
         return
     if segment.is_freed:
-        stop(UNMAPPED, c.where, c.thread)
+        stop(state.UNMAPPED, c.where, c.thread)
         return
     if c.kind == LOAD:
         is_seen = is_delayed()
@@ -317,7 +286,7 @@ def copy(i: int) -> None:
                     is_seen = 0
         if not is_seen:
             if shadow != 0 and not is_all_written(shadow + c.where, c.number):
-                stop(UNWRITTEN, c.where, c.thread)
+                stop(state.UNWRITTEN, c.where, c.thread)
                 return
             copy_bytes(shared, there, c.number)
         fill_bytes(side, 1, c.number)
@@ -327,13 +296,13 @@ def copy(i: int) -> None:
         update_mbarrier(c.goal, 0, -c.number)
     else:
         if segment.constant != 0 and is_constant(segment.constant, c.where, c.number):
-            stop(NOT_CONSTANT, c.where, c.thread)
+            stop(state.NOT_CONSTANT, c.where, c.thread)
             return
         if is_delayed():
             for k in range(0, c.number, 16):
                 low, high = get_s64(c.buffer + k), get_s64(c.buffer + k + 8)
                 new = new_store(c.thread, c.segment, c.where + k, 16, 0, NO_ATOMIC, low, high)
-                submit(MOST_OPERATIONS + new)
+                submit(state.MOST_OPERATIONS + new)
             free(c.buffer)
         else:
             copy_bytes(there, c.buffer, c.number)
@@ -344,16 +313,14 @@ def copy(i: int) -> None:
         group = groups(c.goal)
         group.writes -= 1
         if group.writes == 0 and group.next == ORPHAN:
-            free_group(c.goal)
+            give_group(c.goal)
         progress(c.thread)
-    r = run(0)
-    c.next = r.free_copy
-    r.free_copy = i
+    give_copy(i)
     blocks(c.block).copies -= 1
     launch = launches(c.launch)
     launch.copies -= 1
     if launch.copies == 0 and launch.live == 0:
-        r.event, r.event_arg = COPIES_DONE, c.launch
+        run(0).event, run(0).event_arg = state.COPIES_DONE, c.launch
 
 
 # --- bulk groups: the open one, and the committed ones in order --------------------------------------------------
@@ -361,24 +328,9 @@ def copy(i: int) -> None:
 
 @compiled
 def new_group() -> int:
-    r = run(0)
-    i = r.free_group
-    if i != 0:
-        r.free_group = groups(i).next
-    else:
-        r.num_groups += 1
-        i = r.num_groups
-        if i >= MOST_GROUPS:
-            fault(FULL_TABLE, 0)
+    i = take_group()
     groups(i).reads = groups(i).writes = groups(i).next = 0
     return i
-
-
-@register_jitable
-def free_group(i):
-    r = run(0)
-    groups(i).next = r.free_group
-    r.free_group = i
 
 
 @compiled
@@ -387,11 +339,7 @@ def commit_group() -> None:
     t = threads(run(0).current)
     i = t.open_group if t.open_group != 0 else new_group()
     t.open_group = 0
-    if t.last_group != 0:
-        groups(t.last_group).next = i
-    else:
-        t.first_group = i
-    t.last_group = i
+    append_group(t, i)
     t.num_groups += 1
     if is_checked():
         close_group()
@@ -405,7 +353,7 @@ def is_satisfied(thread: int, n: int, reads: int) -> int:
         i = t.first_group
         t.first_group = groups(i).next
         t.num_groups -= 1
-        free_group(i)
+        give_group(i)
     if t.first_group == 0:
         t.last_group = 0
     i = t.first_group
@@ -440,11 +388,8 @@ def progress(thread: int) -> None:
 def leave_groups(thread: int) -> None:
     """A thread leaves. What still reads shared memory is an error; what still writes frees its group at its end."""
     t = threads(thread)
-    i = t.first_group
-    while i != 0:
-        after = groups(i).next
+    for i in each_group(t.first_group):
         leave_group(i)
-        i = after
     if t.open_group != 0:
         leave_group(t.open_group)
     t.first_group = t.last_group = t.open_group = 0
@@ -453,9 +398,9 @@ def leave_groups(thread: int) -> None:
 @register_jitable
 def leave_group(i):
     if groups(i).reads != 0:
-        fault(UNREAD, 0)
+        fault(state.UNREAD, 0)
     if groups(i).writes == 0:
-        free_group(i)
+        give_group(i)
     else:
         groups(i).next = ORPHAN
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from numba.extending import register_jitable
 
 from .knowledge import (
-    BULK_GROUPS,
-    BULKS,
     OF_COPY,
     drop,
     epochs,
-    free_list,
     join,
     joined,
     keep,
@@ -19,25 +16,22 @@ from .knowledge import (
     minds,
     new_epoch,
     owners,
+    put_knowledge,
     signal,
     slot_of,
     storing,
 )
-from .notes import (
-    LOADS,
-    OVER,
-    WHOLE,
-    remember_load,
-    remember_store,
-)
+from .notes import LOADS, OVER, WHOLE, remember_load, remember_store
 from .races import copy_conflict
 from .schedule import fault, launches, run, threads
 from .signals import (
     OF_CTA,
+    at_reach,
     blocks,
     bulk_groups,
     bulks,
     copies,
+    fences_at,
     mbarriers,
     note_load,
     note_store,
@@ -45,11 +39,13 @@ from .signals import (
     take_heard,
     tell,
 )
-from .state import MOST_KNOWLEDGE, RACE, UNREAD
-from .words import compiled, get_s32
+from .state import RACE, UNREAD
+from .words import appending, compiled, free_list, get_s32, linked
 
-take_bulk, give_bulk = free_list(BULKS, bulks, MOST_KNOWLEDGE)
-take_bulk_group, give_bulk_group = free_list(BULK_GROUPS, bulk_groups, MOST_KNOWLEDGE)
+take_bulk, give_bulk = free_list("bulks")
+take_bulk_group, give_bulk_group = free_list("bulk_groups")
+each_bulk, each_bulk_group = linked("bulks"), linked("bulk_groups")
+append_group = appending("bulk_groups")
 
 
 @register_jitable
@@ -83,11 +79,10 @@ def end_phase(i: int) -> None:
     m = mbarriers(i)
     drop(m.phase_told)
     m.phase_told = keep(m.told)
-    while m.there != 0:
-        bulk = m.there
-        m.there = bulks(bulk).next
+    for bulk in each_bulk(m.there):
         bulks(bulk).next = m.done
         m.done = bulk
+    m.there = 0
 
 
 @compiled
@@ -96,14 +91,13 @@ def hear_phase(i: int, where: int) -> None:
     note_mbarrier(where, 0)
     r, m = run(0), mbarriers(i)
     r.signals += 1
-    while m.done != 0:
-        bulk = m.done
-        m.done = bulks(bulk).next
+    for bulk in each_bulk(m.done):
         epochs(bulks(bulk).load).number = epochs(bulks(bulk).store).number = r.signals
         slot = owners(epochs(bulks(bulk).load).owner).slot
         m.phase_told = tell(m.phase_told, slot, r.signals)
         m.told = tell(m.told, slot, r.signals)
         give_bulk(bulk)
+    m.done = 0
     know(r.current, join(minds(r.current).known, m.phase_told))
 
 
@@ -162,13 +156,8 @@ def new_bulk_group(first):
 @compiled
 def close_group() -> None:
     m = minds(run(0).current)
-    g = new_bulk_group(m.open)
+    append_group(m, new_bulk_group(m.open))
     m.open = 0
-    if m.last != 0:
-        bulk_groups(m.last).next = g
-    else:
-        m.first = g
-    m.last = g
     m.num_groups += 1
 
 
@@ -180,21 +169,16 @@ def waited(n: int, reads: int) -> None:
     if reads:
         g = m.first
         for _ in range(m.num_groups - n):
-            bulk = bulk_groups(g).first
-            while bulk != 0:
+            for bulk in each_bulk(bulk_groups(g).first):
                 take_over_load(who, bulk)
-                bulk = bulks(bulk).next
             g = bulk_groups(g).next
         return
     while m.num_groups > n:
         g = m.first
-        bulk = bulk_groups(g).first
-        while bulk != 0:
+        for bulk in each_bulk(bulk_groups(g).first):
             take_over_load(who, bulk)
             epochs(bulks(bulk).store).same = storing(who)
-            after = bulks(bulk).next
             give_bulk(bulk)
-            bulk = after
         m.first = bulk_groups(g).next
         give_bulk_group(g)
         m.num_groups -= 1
@@ -216,26 +200,21 @@ def depart() -> None:
     m, t = minds(who), threads(run(0).current)
     launch = launches(t.launch)
     if m.open != 0 or m.first != 0:
-        g = new_bulk_group(m.open)
-        bulk_groups(g).next = m.first
-        while g != 0:
-            bulk = bulk_groups(g).first
-            while bulk != 0:
+        new = new_bulk_group(m.open)
+        bulk_groups(new).next = m.first
+        for g in each_bulk_group(new):
+            for bulk in each_bulk(bulk_groups(g).first):
                 if bulks(bulk).load != 0:
                     fault(UNREAD, 0)
-                bulk = bulks(bulk).next
             bulk_groups(g).owner, bulk_groups(g).lane = m.owner, m.lane
-            after = bulk_groups(g).next
             bulk_groups(g).next = launch.left
             launch.left = g
-            g = after
     signal(who, 1)
     launch.learned = joined(launch.learned, m.known)
     take_heard(who, 0, 0, 3)
     know(who, 0)
-    drop(m.fence1)
-    drop(m.fence2)
-    drop(m.fence3)
+    for reach in range(1, 4):
+        put_knowledge(at_reach(fences_at(who), reach), 0)
 
 
 @compiled
@@ -243,18 +222,14 @@ def end_copies(number: int) -> None:
     """A launch is done, and so are copies for which no thread has waited."""
     launch = launches(number)
     last_owner, last_lane = 0, -1
-    while launch.left != 0:
-        g = launch.left
-        launch.left = bulk_groups(g).next
+    for g in each_bulk_group(launch.left):
         owner, lane = bulk_groups(g).owner, bulk_groups(g).lane
-        bulk = bulk_groups(g).first
-        while bulk != 0:
+        for bulk in each_bulk(bulk_groups(g).first):
             if owner != last_owner or lane != last_lane:
                 run(0).signals += 1
                 last_owner, last_lane = owner, lane
             e = epochs(bulks(bulk).store)
             e.owner, e.lane, e.number = owner, lane | OF_COPY, run(0).signals
-            after = bulks(bulk).next
             give_bulk(bulk)
-            bulk = after
         give_bulk_group(g)
+    launch.left = 0

@@ -5,10 +5,9 @@ Functions of the machine call these where `is_delayed`.
 
 from __future__ import annotations
 
-from . import access, pending, state
+from . import access, pending, state, words
 from .access import COMPARE, CONSTANT, PLAIN, POLLED, write
 from .cells import note_polled, notify, value_at
-from .knowledge import free_list
 from .pending import granule_at, granules, hear_store, knowing, publish, see, seen_at, sees, stores, versions
 from .schedule import fault, run, step, threads, uniform
 from .signals import ACQUIRE, REACH, RELEASE, RETURNED, UNUSED
@@ -16,7 +15,8 @@ from .words import address, compiled, copy_bytes, declared, fill_bytes, get_s32,
 
 segments, blocks, cells, views = map(rows, ("segments", "blocks", "cells", "views"))
 stores_at, scratch_at = address("stores"), address("scratch")  # the first fields of a store are bytes
-take_view, give_view = free_list(pending.VIEWS, views, state.MOST_KNOWLEDGE)
+take_view, give_view = words.free_list("views")
+each_view = words.linked("views")
 submit = declared("submit", None, int)
 
 
@@ -61,23 +61,22 @@ def look(thread: int, s: int, offset: int, size: int, is_early: int, target: int
     fill_bytes(written, 1, size)
     if segment.shadow != 0:
         copy_bytes(written, segment.shadow + offset, size)
-    count, in_memory = see(g, thread), g.count
+    count, in_memory = see(granule, thread), g.count
     if is_early and count > 0:
         count = choose(thread, granule, count)
     if count < in_memory:
         older = get_s32(seen_at(count))
         copy_bytes(target, pending.versions_at(older) + (offset & 15), size)
         copy_bytes(written, pending.versions_at(older) + 16 + (offset & 15), size)
-    left, i = count - in_memory, g.pending
-    while i != 0 and left > 0:
-        if sees(thread, i):
+    left = count - in_memory
+    for i in pending.each_store(g.pending):
+        if left > 0 and sees(thread, i):
             x = stores(i)
             left -= 1
             begin, end = max(x.where, offset), min(x.where + x.size, offset + size)
             if begin < end:
                 copy_bytes(target + begin - offset, stores_at(i) + begin - x.where, end - begin)
                 fill_bytes(written + begin - offset, 1, end - begin)
-        i = stores(i).next
     run(0).has_hole = not access.is_written(written, size)
     return count
 
@@ -105,7 +104,7 @@ def load_late(s: int, offset: int, size: int, how: int) -> int:
             hear_store(thread, granule, 0, offset, 0, how)
         return 0
     if how & CONSTANT:  # have these bytes changed since this kernel began?
-        for i in range(see(g, pending.EVERYBODY)):
+        for i in range(see(granule, pending.EVERYBODY)):
             x, begin = versions(get_s32(seen_at(i))), offset & 15
             if x.begin < begin + size and begin < x.end and not 0 < x.seen3 <= knowing(thread).first_moment:
                 fault(state.NOT_CONSTANT, offset)
@@ -139,7 +138,7 @@ def store_late(address: int, size: int, low: int, high: int, how: int) -> None:
         write(segment.memory + offset, size, low, high)
         run(0).has_changed = 1
         notify(segment.group << 32 | offset, size)
-        pending.append(granules(granule_at(segment, offset)), v)
+        pending.be_there(granules(granule_at(segment, offset)), v)
         return
     if segment.constant != 0 and access.is_constant(segment.constant, offset, size):
         fault(state.NOT_CONSTANT, address)
@@ -177,11 +176,10 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
             fault(state.PASSED_ON, address)
         submit(state.MOST_OPERATIONS + pending.new_store(thread, s, offset, size, reach, op, operand, compare))
         return 0
-    i, last = g.pending, 0
-    while i != 0:
+    last = 0
+    for i in pending.each_store(g.pending):
         if sees(thread, i):
             last = i
-        i = stores(i).next
     if last != 0:
         pending.commit(last)
     if segment.shadow != 0 and not access.is_written(segment.shadow + offset, size):
@@ -192,10 +190,10 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
     old = value_at(place, size)
     write(place, size, access.changed_by(op, old, operand, compare), 0)
     access.note_changed(place, size, old, key, s)
-    said = hear_store(thread, granule, see(g, pending.NOBODY), offset, size, how)
+    said = hear_store(thread, granule, see(granule, pending.NOBODY), offset, size, how)
     if op != COMPARE or old == compare:
         versions(v).says = max(versions(v).says, said)
-        pending.append(g, v)
+        pending.be_there(g, v)
     else:
         pending.give_version(v)
     return old
@@ -206,9 +204,10 @@ def atomic_late(op: int, address: int, size: int, operand: int, compare: int, ho
 
 @compiled
 def fence_late(reach: int) -> None:
-    mine = knowing(run(0).current)
+    thread = run(0).current
+    mine = knowing(thread)
     publish(reach)
-    mine.floor = max(mine.floor, mine.shared, pending.heard_within(mine, reach))
+    mine.floor = max(mine.floor, mine.shared, get_s32(pending.heard_within(thread, reach)))
     mine.block_floor = max(mine.block_floor, mine.shared_block)
     pending.note_release(mine)
 
@@ -254,14 +253,10 @@ def forget_granules(begin: int, number: int) -> int:
     left = 0
     for i in range(number):
         g = granules(begin + i * pending.GRANULE_BYTES)
-        while g.oldest != 0:
-            v = g.oldest
-            g.oldest = versions(v).next
+        for v in pending.each_version(g.oldest):
             pending.give_version(v)
-        while g.views != 0:
-            view = g.views
-            g.views = views(view).next
+        for view in each_view(g.views):
             give_view(view)
-        g.newest = g.count = 0
+        g.oldest = g.newest = g.views = g.count = 0
         left += g.pending != 0
     return left

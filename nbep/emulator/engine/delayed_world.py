@@ -38,7 +38,7 @@ class DelayedWorld(CompiledWorld):
     cpu: Any
     model = "delayed"
     host_class = DelayedMemory
-    num_sides = 5  # behind what is noted of shared memory for `sc` lies what strong stores to it tell
+    num_sides = 5  # with what strong stores to shared memory tell
     moment, unfinished = field("moment"), field("unfinished")
 
     def __init__(self, num_ranks: int, seed: int = 0, **options: Any):
@@ -51,9 +51,7 @@ class DelayedWorld(CompiledWorld):
         super().start_block(launch)
         tables, block = self.tables, launch.blocks[-1]
         first = block.number * WARP_SIZE
-        here = tables.blocks[block.number]
-        here["notes"] = block.memory + 3 * (-(-launch.smem_bytes // ROUND) * ROUND)
-        here["serial"] = self.count_block()
+        tables.blocks["serial"][block.number] = self.count_block()
         knowing = tables.knowing[first : first + launch.block]
         knowing[:] = 0
         for name in ("floor", "block_floor", "first_moment"):
@@ -67,11 +65,8 @@ class DelayedWorld(CompiledWorld):
             self._notes[key] = state.new_zeros(number * GRANULES.itemsize).view(GRANULES), allocation.pending
         return self._notes[key][0]
 
-    def enter(self, allocation: Allocation) -> int:
-        row = super().enter(allocation)
-        if not self.tables.segments["notes"][row]:
-            self.tables.segments["notes"][row] = address_of(self.notes_of(allocation))
-        return row
+    def notes_at(self, allocation: Allocation) -> int:
+        return address_of(self.notes_of(allocation))
 
     def _forget(self, allocation: Allocation) -> None:
         super()._forget(allocation)

@@ -27,6 +27,8 @@ from .notes import (
     OVER,
     WHOLE,
     accesses,
+    each_access,
+    each_group,
     last_to,
     messages,
     observe,
@@ -37,7 +39,7 @@ from .notes import (
     take_message,
     where_of,
 )
-from .races import conflict, knows_store
+from .races import conflict, knows_access
 from .schedule import run
 from .words import compiled, get_s32, put_s32
 
@@ -73,19 +75,16 @@ def part_of(here, begin, end, reach):
 
 @compiled
 def host_load(who: int, notes: int, offset: int, number: int, how: int) -> int:
-    """A host reads: the epoch of an access with which that races, or 0."""
+    """A host reads: whether that races with an access."""
     reach = 0 if how == READS else 3
     e = 0 if how == LOOKS else host_epoch(who)
     for here in range(offset & ~15, offset + number, 16):
         where = part_of(here, offset, offset + number, reach)
-        found = conflict(who, notes + here, where, 0)
-        if found != 0:
-            return found
-        a = get_s32(notes + here) if how == POLLS else 0
-        while a > 0:
-            if overlap(accesses(a).where, where) and not knows_store(who, a):
+        if conflict(who, notes + here, where, 0):
+            return 1
+        for a in each_access(get_s32(notes + here) if how == POLLS else 0):
+            if overlap(accesses(a).where, where) and not knows_access(who, a, 0):
                 observe(a, host_epoch(who))
-            a = accesses(a).next
         if how != LOOKS:
             remember_load(who, notes + here, where, e)
     if how == POLLS:
@@ -115,12 +114,11 @@ def own_vector(v):
 
 @compiled
 def host_store(who: int, notes: int, offset: int, number: int) -> int:
-    """A host writes: the epoch of an access with which that races, or 0."""
+    """A host writes: whether that races with an access."""
     reach = 3 if number <= 8 else 0
     for here in range(offset & ~15, offset + number, 16):
-        found = conflict(who, notes + here, part_of(here, offset, offset + number, reach), 1)
-        if found != 0:
-            return found
+        if conflict(who, notes + here, part_of(here, offset, offset + number, reach), 1):
+            return 1
     e = host_epoch(who)
     for here in range(offset & ~15, offset + number, 16):
         a = remember_store(who, notes + here, part_of(here, offset, offset + number, reach), e)
@@ -134,35 +132,29 @@ def host_store(who: int, notes: int, offset: int, number: int) -> int:
 
 @compiled
 def remains(who: int, notes: int, number: int, rank: int) -> int:
-    """Memory is given up: the epoch of an access to it that a host cannot know of. rank: whose; -2 for all"""
+    """Memory is given up: whether a host cannot know of an access to it. rank: whose; -2 for all"""
     for here in range(notes, notes + number, 16):
         if get_s32(here) != 0 or get_s32(here + LOADS) != 0 or get_s32(here + OVER) != 0:
-            found = conflict(who, here, WHOLE, 1) if rank == -2 else unknown_of(who, here, rank)
-            if found != 0:
-                return found
+            if conflict(who, here, WHOLE, 1) if rank == -2 else is_unknown(who, here, rank):
+                return 1
     return 0
 
 
-@register_jitable
-def unknown_of(who, here, rank):
-    found = unknown_in(who, get_s32(here), rank, 0)
-    if found == 0:
-        found = unknown_in(who, get_s32(here + LOADS), rank, 1)
-    group = get_s32(here + OVER)
-    while found == 0 and group != 0:
-        found = unknown_in(who, overwritten(group).first, rank, 0)
-        group = overwritten(group).next
-    return found
+@compiled
+def is_unknown(who: int, here: int, rank: int) -> int:
+    if unknown_in(who, get_s32(here), rank, 0) or unknown_in(who, get_s32(here + LOADS), rank, 1):
+        return 1
+    for group in each_group(get_s32(here + OVER)):
+        if unknown_in(who, overwritten(group).first, rank, 0):
+            return 1
+    return 0
 
 
 @compiled
 def unknown_in(who: int, first: int, rank: int, is_load: int) -> int:
     if first < 0:
-        return -first if owners(epochs(-first).owner).rank == rank and not knows(who, -first, is_load) else 0
-    a = first
-    while a != 0:
-        e = accesses(a).epoch
-        if owners(epochs(e).owner).rank == rank and not knows(who, e, is_load) and (is_load or not knows_store(who, a)):
-            return e
-        a = accesses(a).next
+        return owners(epochs(-first).owner).rank == rank and not knows(who, -first, is_load)
+    for a in each_access(first):
+        if owners(epochs(accesses(a).epoch).owner).rank == rank and not knows_access(who, a, is_load):
+            return 1
     return 0

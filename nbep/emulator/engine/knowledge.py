@@ -12,50 +12,37 @@ from numba import types
 from numba.extending import register_jitable
 
 from .schedule import run, stop
-from .state import FULL_TABLE, MOST_CLOCKS, MOST_EPOCHS, MOST_KNOWLEDGE, MOST_VECTORS
-from .words import I32, I64, address, compiled, copy_bytes, emitting, get_s32, pointer, put_s32, rows
+from .state import FULL_TABLE, MOST_CLOCKS
+from .words import (
+    I32,
+    I64,
+    address,
+    compiled,
+    copy_bytes,
+    emitting,
+    free_list,
+    get_s32,
+    linked,
+    pointer,
+    put_s32,
+    rows,
+    unused,
+)
 
 owners, epochs, minds = rows("owners"), rows("epochs"), rows("minds")
-vectors, knowledge, pools = rows("vectors"), rows("knowledge"), rows("pools")
+vectors, knowledge = rows("vectors"), rows("knowledge")
 numbers_at, clocks_at, lanes_known_at = address("numbers"), address("clocks"), address("lanes_known")
 
-VECTORS, KNOWLEDGE, EPOCHS, ACCESSES, OBSERVERS, MESSAGES, OVERWRITTEN, HEARD, BULKS, BULK_GROUPS, STAMPS = range(11)
+parts_at = address("knowledge")  # whose first fields are its vectors
+take_vector, give_vector = free_list("vectors")
+take_knowledge, give_knowledge = free_list("knowledge")
+unused_epoch = unused("epochs")
+each_unfenced_shared, each_unfenced_global = linked("epochs", "then_shared"), linked("epochs", "then_global")
+
 OF_COPY = 64  # beside the lane of an epoch
 PART = 16  # numbers at once
-
-
-@register_jitable
-def used(pool, most):
-    """A row that was never used; the first one, and the end of the run, if there is none."""
-    p = pools(pool)
-    p.used += 1
-    if p.used >= most:
-        p.used = most - 1
-        stop(FULL_TABLE, pool, run(0).current)
-    return p.used
-
-
-def free_list(pool, table, most):
-    """Functions that take a row of a table, which was used before or never, and give it back."""
-
-    @register_jitable
-    def take():
-        row = pools(pool).free
-        if row != 0:
-            pools(pool).free = table(row).next
-            return row
-        return used(pool, most)
-
-    @register_jitable
-    def give(row):
-        table(row).next = pools(pool).free
-        pools(pool).free = row
-
-    return take, give
-
-
-take_vector, give_vector = free_list(VECTORS, vectors, MOST_VECTORS)
-take_knowledge, give_knowledge = free_list(KNOWLEDGE, knowledge, MOST_KNOWLEDGE)
+# Where vectors are in a row of knowledge; those of stores come first.
+ENGINE, LOADS, SHARED, READ, END = 4, 8, 12, 16, 20
 
 
 # --- vectors -----------------------------------------------------------------------------------------------------
@@ -165,16 +152,37 @@ def keep(k):
 
 
 @compiled
+def same(k: int) -> int:
+    """What is known, to be changed: a row of its own."""
+    new = take_knowledge()
+    for part in range(0, END, 4):
+        put_s32(parts_at(new) + part, keep_vector(get_s32(parts_at(k) + part)))
+    knowledge(new).uses = 1
+    return new
+
+
+@register_jitable
+def put_vector(place, v):
+    """Put a vector in the place of another; takes over its use."""
+    drop_vector(get_s32(place))
+    put_s32(place, v)
+
+
+@register_jitable
+def put_knowledge(place, k):
+    """The same of what is known."""
+    drop(get_s32(place))
+    put_s32(place, k)
+
+
+@compiled
 def drop(k: int) -> None:
     if k != 0:
         here = knowledge(k)
         here.uses -= 1
         if here.uses == 0:
-            drop_vector(here.stores)
-            drop_vector(here.engine)
-            drop_vector(here.loads)
-            drop_vector(here.shared)
-            drop_vector(here.read)
+            for part in range(parts_at(k), parts_at(k) + END, 4):
+                drop_vector(get_s32(part))
             give_knowledge(k)
 
 
@@ -185,16 +193,16 @@ def join(a: int, b: int) -> int:
         return keep(a)
     if a == 0:
         return keep(b)
-    x, y = knowledge(a), knowledge(b)
-    stores, engine, loads = later(x.stores, y.stores), later(x.engine, y.engine), later(x.loads, y.loads)
-    shared, read = later(x.shared, y.shared), later(x.read, y.read)
-    new = new_knowledge(stores, engine, loads, shared, read)
-    if stores == x.stores and engine == x.engine and loads == x.loads and shared == x.shared and read == x.read:
+    new, is_a, is_b = take_knowledge(), True, True
+    knowledge(new).uses = 1
+    for part in range(0, END, 4):
+        x, y = get_s32(parts_at(a) + part), get_s32(parts_at(b) + part)
+        both = later(x, y)
+        put_s32(parts_at(new) + part, both)
+        is_a, is_b = is_a and both == x, is_b and both == y
+    if is_a or is_b:
         drop(new)
-        return keep(a)
-    if stores == y.stores and engine == y.engine and loads == y.loads and shared == y.shared and read == y.read:
-        drop(new)
-        return keep(b)
+        return keep(a if is_a else b)
     return new
 
 
@@ -234,7 +242,7 @@ def know(who, k):
 
 @compiled
 def new_epoch(owner: int, lane: int) -> int:
-    e = used(EPOCHS, MOST_EPOCHS)
+    e = unused_epoch()
     epochs(e).owner, epochs(e).lane = owner, lane
     return e
 
@@ -355,31 +363,18 @@ def fence_proxies(who: int, is_shared: int) -> None:
     """A proxy fence: what the thread has done is fenced, and so is what it knows of."""
     number = signal(who, 1)
     m = minds(who)
-    x = knowledge(m.known)
+    k = same(m.known)
     if is_shared:
-        e = m.unfenced_shared
-        while e != 0:
+        for e in each_unfenced_shared(m.unfenced_shared):
             epochs(e).fenced_shared = number
-            e = epochs(e).then_shared
         m.unfenced_shared = 0
-        read = with_number(x.loads, slot_of(who), m.warp_known)
-        know(
-            who,
-            new_knowledge(keep_vector(x.stores), keep_vector(x.engine), keep_vector(x.loads), known_stores(who), read),
-        )
+        put_vector(parts_at(k) + READ, with_number(knowledge(k).loads, slot_of(who), m.warp_known))
     else:
-        e = m.unfenced_global
-        while e != 0:
+        for e in each_unfenced_global(m.unfenced_global):
             epochs(e).fenced_global = number
-            e = epochs(e).then_global
         m.unfenced_global = 0
-        known = known_stores(who)
-        know(
-            who,
-            new_knowledge(
-                keep_vector(x.stores), known, keep_vector(x.loads), keep_vector(x.shared), keep_vector(x.read)
-            ),
-        )
+    put_vector(parts_at(k) + (SHARED if is_shared else ENGINE), known_stores(who))
+    know(who, k)
 
 
 @compiled

@@ -11,15 +11,16 @@ from .cells import forget_polled, unwatch
 from .copies import leave_groups
 from .copy_signals import depart
 from .delayed import come_to_meet
-from .knowledge import drop, join, minds, signal
+from .knowledge import drop, joined, minds, signal
 from .pending import knowing, learn
-from .schedule import fault, make_runnable, park, run, step, threads
-from .signals import come_to_barrier, conclude_barrier, conclude_warp
+from .schedule import each_waiting, fault, lanes_of, make_runnable, park, run, step, threads
+from .signals import come_to_barrier, conclude_warp, learn_at_barrier
 from .state import BLOCK_LEFT, DIVERGED, NEVER_FULL, NUM_BARRIERS, NUM_COLLECTIVES
-from .words import address, compiled, get_s64, is_checked, is_delayed, put_s64, rows
+from .words import address, appending, compiled, get_s64, is_checked, is_delayed, put_s64, rows
 
 warps, collectives, blocks, barriers = rows("warps"), rows("collectives"), rows("blocks"), rows("barriers")
 values_at = address("values")
+append_waiting = appending("threads")
 
 SHFL_IDX, SHFL_XOR, SHFL_UP, SHFL_DOWN, ANY, ALL, BALLOT, SYNC, SAME, MATCH, MATCH_ALL = range(11)
 NOT_BROUGHT = -1
@@ -74,35 +75,39 @@ def check_others(warp, found, lane):
                 fault(DIVERGED, other.mask)
 
 
-@register_jitable
-def work_out(c, here, w):
+@compiled
+def lanes_with(mask: int, values: int, value: int) -> int:
+    """The lanes that pass a value."""
+    lanes = 0
+    for i in lanes_of(mask):
+        if get_s64(values + 8 * i) == value:
+            lanes |= 1 << i
+    return lanes
+
+
+@compiled
+def work_out(c: int, warp: int) -> None:
     """The results of all lanes of a full collective."""
+    here, w = collectives(c), warps(warp)
     name, mask, values = here.name, here.mask & ~w.exited, values_at(c * 32)
-    ballot = 0
-    for i in range(32):
-        if (mask >> i) & 1 and get_s64(values + 8 * i) != 0:
-            ballot |= 1 << i
-    for i in range(32):
-        if (mask >> i) & 1:
-            t = threads(w.first + i)
-            if name <= SHFL_DOWN:
-                source = t.result
-                t.lost = (mask >> source) & 1 ^ 1
-                t.result = get_s64(values + 8 * source)
-            elif name == ANY:
-                t.result = ballot != 0
-            elif name == ALL:
-                t.result = ballot == mask
-            elif name == BALLOT:
-                t.result = ballot
-            elif name == SAME:
-                t.result = ballot == 0 or ballot == mask
-            elif name >= MATCH:
-                same = 0
-                for j in range(32):
-                    if (mask >> j) & 1 and get_s64(values + 8 * j) == get_s64(values + 8 * i):
-                        same |= 1 << j
-                t.result = same if name == MATCH or same == mask else 0
+    ballot = lanes_with(mask, values, 0) ^ mask
+    for i in lanes_of(mask):
+        t = threads(w.first + i)
+        if name <= SHFL_DOWN:
+            source = t.result
+            t.lost = (mask >> source) & 1 ^ 1
+            t.result = get_s64(values + 8 * source)
+        elif name == ANY:
+            t.result = ballot != 0
+        elif name == ALL:
+            t.result = ballot == mask
+        elif name == BALLOT:
+            t.result = ballot
+        elif name == SAME:
+            t.result = ballot == 0 or ballot == mask
+        elif name >= MATCH:
+            same = lanes_with(mask, values, get_s64(values + 8 * i))
+            t.result = same if name == MATCH or same == mask else 0
 
 
 @compiled
@@ -112,9 +117,8 @@ def bring(c: int, warp: int) -> None:
     if here.brought == NOT_BROUGHT:
         here.brought = 0
     first = warps(warp).first
-    lanes = here.missing & ~here.brought
-    for i in range(32):
-        if (lanes >> i) & 1 and threads(first + i).polling:
+    for i in lanes_of(here.missing & ~here.brought):
+        if threads(first + i).polling:
             here.brought |= 1 << i
             threads(first + i).has_news = 0
             unwatch(first + i)
@@ -137,13 +141,12 @@ def is_missed(thread: int) -> int:
 def conclude(c: int, warp: int) -> None:
     """All lanes are there for which a collective waits."""
     here, w = collectives(c), warps(warp)
-    work_out(c, here, w)
+    work_out(c, warp)
     if is_checked() and here.name == SYNC:
         conclude_warp(c, warp)
     if is_delayed() and here.name == SYNC:
-        for i in range(32):
-            if (here.mask >> i) & 1:
-                knowing(w.first + i).told = here.told
+        for i in lanes_of(here.mask):
+            knowing(w.first + i).told = here.told
         here.told = 0
     release(here.first)
     here.mask = 0
@@ -172,21 +175,14 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
         check_others(t.warp, c, t.lane)
     put_s64(values_at(c * 32 + t.lane), passed)
     if is_checked() and name == SYNC and here.told != minds(thread).known:
-        told = join(here.told, minds(thread).known)
-        drop(here.told)
-        here.told = told
+        here.told = joined(here.told, minds(thread).known)
     if is_delayed() and name == SYNC:
         here.told = max(here.told, knowing(thread).floor)
     if name <= SHFL_DOWN:
         t.result = shfl_source(name, t.lane, operand)
     here.missing ^= 1 << t.lane
     if here.missing != 0:
-        t.next = 0
-        if here.last != 0:
-            threads(here.last).next = thread
-        else:
-            here.first = thread
-        here.last = thread
+        append_waiting(here, thread)
         if t.has_news:
             t.has_news = 0
             bring(c, t.warp)
@@ -200,20 +196,26 @@ def collect(name: int, mask: int, value: int, operand: int, site: int) -> int:
     return t.result
 
 
-@register_jitable
-def release(first):
+@compiled
+def release(first: int) -> None:
     """Make runnable who has waited, in the order of arrival."""
-    thread = first
-    while thread != 0:
-        after = threads(thread).next
+    for thread in each_waiting(first):
         make_runnable(thread)
-        thread = after
 
 
 @register_jitable
 def absent(block, here):
     """How many threads have left for which a barrier does not wait."""
     return block.num_threads - block.live if block.by_ptx and here.expected == block.num_threads else 0
+
+
+@register_jitable
+def pass_barrier(thread, here, result):
+    threads(thread).result = result
+    if is_delayed():
+        knowing(thread).told = here.told
+    if is_checked():
+        learn_at_barrier(thread, here.told)
 
 
 @compiled
@@ -223,21 +225,17 @@ def fill(block: int, number: int, last: int) -> None:
     result = here.holds | (here.arrived - here.holds) << 32
     here.arrived = 0
     blocks(block).phase += 1
-    waiting = here.first
-    while waiting != 0:
-        threads(waiting).result = result
-        if is_delayed():
-            knowing(waiting).told = here.told
-        waiting = threads(waiting).next
+    for waiting in each_waiting(here.first):
+        pass_barrier(waiting, here, result)
     if last != 0:
-        threads(last).result = result
-        if is_delayed():
-            knowing(last).told = here.told
+        pass_barrier(last, here, result)
     if here.passed:
         for i in range(blocks(block).num_threads):
             threads(blocks(block).first + i).passed &= ~(1 << number)
     if is_checked():
-        conclude_barrier(block * NUM_BARRIERS + number, last)
+        drop(here.told)
+        drop(here.latest)
+        here.told = here.latest = 0
     release(here.first)
 
 
@@ -301,12 +299,7 @@ def wait_at(t, number, waits):
     """Wait for those who have not come; or go on, if this thread does not wait."""
     here = barriers(t.block * NUM_BARRIERS + number)
     if waits:
-        t.next = 0
-        if here.last != 0:
-            threads(here.last).next = run(0).current
-        else:
-            here.first = run(0).current
-        here.last = run(0).current
+        append_waiting(here, run(0).current)
         here.waiting += 1
     else:
         t.passed |= 1 << number

@@ -14,33 +14,20 @@ from __future__ import annotations
 
 from numba.extending import register_jitable
 
-from .knowledge import (
-    ACCESSES,
-    MESSAGES,
-    OBSERVERS,
-    OVERWRITTEN,
-    STAMPS,
-    drop,
-    epochs,
-    free_list,
-    knowledge,
-    knows,
-    minds,
-    number_of,
-    owners,
-    pools,
-    resolve,
-    used,
-)
-from .schedule import launches, threads
-from .state import MOST_ACCESSES, MOST_KNOWLEDGE, MOST_STAMPS, MOST_THREADS
-from .words import compiled, get_s32, put_s32, rows
+from .knowledge import drop, epochs, knowledge, knows, minds, number_of, owners, resolve
+from .schedule import launches, run, threads
+from .state import MOST_STAMPS, MOST_THREADS
+from .words import address, compiled, free_list, get_s32, linked, put_s32, rows, unused
 
 accesses, observers, messages, overwritten = rows("accesses"), rows("observers"), rows("messages"), rows("overwritten")
 stamps = rows("stamps")
-take_access, give_access = free_list(ACCESSES, accesses, MOST_ACCESSES)  # also of strong loads: nobody observes those
-take_message, give_message = free_list(MESSAGES, messages, MOST_KNOWLEDGE)
-take_group, give_group = free_list(OVERWRITTEN, overwritten, MOST_KNOWLEDGE)
+told_at = address("messages")  # whose first fields are what is known by somebody
+take_access, give_access = free_list("accesses")  # also of strong loads: nobody observes those
+take_message, give_message = free_list("messages")
+take_group, give_group = free_list("overwritten")
+unused_observer = unused("observers")
+each_access, each_group = linked("accesses"), linked("overwritten")
+each_observer, each_successor = linked("observers"), linked("accesses", "successor")
 
 LOADS, OVER, MORE_LOADS = 4, 8, 12  # where they are in notes; stores come first
 FEW_LOADS = 32
@@ -48,6 +35,7 @@ MANY_STORES = 64  # as `models.knowledge` has it
 RANGE = 0x7FF  # of `where`: the first byte, the one behind the last << 5, and 1024 if there are more in the next 16
 WHOLE = 16 << 5
 MIXED = -1  # in place of a range
+NUM_TOLD = 11  # fields of a message
 
 
 @register_jitable
@@ -91,20 +79,9 @@ def new_access(epoch: int, where: int, following: int) -> int:
 def free_message(i: int) -> None:
     """Nobody reads the value of a store any more."""
     if i != 0:
-        m = messages(i)
-        drop(m.part1)
-        drop(m.part2)
-        drop(m.part3)
-        drop(m.own1)
-        drop(m.own2)
-        drop(m.own3)
-        drop(m.heard1)
-        drop(m.heard2)
-        drop(m.heard3)
-        drop(m.before)
-        drop(m.after)
-        m.part1 = m.part2 = m.part3 = m.own1 = m.own2 = m.own3 = 0
-        m.heard1 = m.heard2 = m.heard3 = m.before = m.after = 0
+        for place in range(told_at(i), told_at(i) + 4 * NUM_TOLD, 4):
+            drop(get_s32(place))
+            put_s32(place, 0)
         give_message(i)
 
 
@@ -123,31 +100,8 @@ def drop_store(a):
 
 @compiled
 def forget_list(first: int) -> None:
-    a = first
-    while a > 0:
-        after = accesses(a).next
+    for a in each_access(first):
         drop_store(a)
-        a = after
-
-
-@register_jitable
-def forget_loads(first):
-    a = first
-    while a > 0:
-        after = accesses(a).next
-        give_access(a)
-        a = after
-
-
-@compiled
-def forget_overwritten(notes: int) -> None:
-    group = get_s32(notes + OVER)
-    while group != 0:
-        forget_list(overwritten(group).first)
-        after = overwritten(group).next
-        give_group(group)
-        group = after
-    put_s32(notes + OVER, 0)
 
 
 @compiled
@@ -156,10 +110,13 @@ def forget(notes: int, number: int) -> None:
     for p in range(notes, notes + number, 16):
         if get_s32(p) != 0 or get_s32(p + LOADS) != 0 or get_s32(p + OVER) != 0:
             forget_list(get_s32(p))
-            forget_loads(get_s32(p + LOADS))
-            forget_overwritten(p)
-            put_s32(p, 0)
-            put_s32(p + LOADS, 0)
+            for a in each_access(get_s32(p + LOADS)):
+                give_access(a)
+            for group in each_group(get_s32(p + OVER)):
+                forget_list(overwritten(group).first)
+                give_group(group)
+            for field in (0, LOADS, OVER):
+                put_s32(p + field, 0)
 
 
 # --- what is noted -----------------------------------------------------------------------------------------------
@@ -218,14 +175,14 @@ def remember_load(who: int, notes: int, where: int, epoch: int) -> None:
 
 @register_jitable
 def is_repeated(a):
-    """Whether one like this access, by the same thread, has been asked for since `pools(STAMPS).used` changed."""
+    """Whether one like this access, by the same thread, has been asked for since `stamps_round` changed."""
     here = epochs(resolve(accesses(a).epoch))
     key = (here.owner << 7 | here.lane) << 16 | accesses(a).where
     place = (key * 0x9E3779B97F4A7C1) >> 40
     for i in range(8):
         stamp = stamps((place + i) & (MOST_STAMPS - 1))
-        if stamp.round != pools(STAMPS).used:
-            stamp.round, stamp.key = pools(STAMPS).used, key
+        if stamp.round != run(0).stamps_round:
+            stamp.round, stamp.key = run(0).stamps_round, key
             return False
         if stamp.key == key:
             return True
@@ -237,22 +194,20 @@ def look_through(who: int, first: int) -> int:
     """Of the loads behind the first one, forget older ones of the same threads, and those that whoever knows of the
     first one knows of: its kernel knew of them when it started. How many loads may come before the next look.
     """
-    pools(STAMPS).used += 1
+    run(0).stamps_round += 1
     is_repeated(first)
     known = knowledge(launches(threads(who).launch).known).loads if who < MOST_THREADS else 0
     number, kept = 1, first
-    a = accesses(first).next
-    while a != 0:
-        after = accesses(a).next
+    for a in each_access(accesses(first).next):
         here = epochs(resolve(accesses(a).epoch))
         is_old = here.number != 0 and here.number <= number_of(known, owners(here.owner).stream)
         if is_repeated(a) or (is_old and is_covered(who, a, accesses(first).where)):
-            accesses(kept).next = after
             give_access(a)
         else:
+            accesses(kept).next = a
             kept = a
             number += 1
-        a = after
+    accesses(kept).next = 0
     return max(number, 2 * FEW_LOADS)
 
 
@@ -276,34 +231,25 @@ def remember_store(who, notes, where, epoch):
 def store_over(who: int, notes: int, where: int, epoch: int) -> int:
     reach = reach_of(where)
     # The loads
-    first, last = 0, 0
-    a = as_list(notes + LOADS)
-    while a != 0:
+    last = 0  # the row of none: there stands where the list of those that stay begins
+    for a in each_access(as_list(notes + LOADS)):
         here = accesses(a)
-        after = here.next
         stays = is_left(here.where, where)
         if not stays and reach != 0:
             stays = not is_covered(who, a, where) or not knows(who, here.epoch, 1)
         if stays:
-            if last != 0:
-                accesses(last).next = a
-            else:
-                first = a
+            accesses(last).next = a
             last = a
         else:
             give_access(a)
-        a = after
-    if last != 0:
-        accesses(last).next = 0
-    put_s32(notes + LOADS, first)
+    accesses(last).next = 0
+    put_s32(notes + LOADS, accesses(0).next)
     if reach == 0 and get_s32(notes + OVER) != 0:
         take_overwritten(notes, where)
     # The stores
     new = new_access(epoch, where, 0)
     last = new
-    a = as_list(notes)
-    while a != 0:
-        after = accesses(a).next
+    for a in each_access(as_list(notes)):
         if is_left(accesses(a).where, where):
             accesses(last).next = a
             last = a
@@ -312,7 +258,6 @@ def store_over(who: int, notes: int, where: int, epoch: int) -> int:
             overwrite(notes, a)
         else:
             drop_store(a)
-        a = after
     accesses(last).next = 0
     put_s32(notes, new)
     return new
@@ -349,25 +294,23 @@ def overwrite(notes: int, a: int) -> None:
         thin_out(group)
 
 
-@register_jitable
-def thin_out(group):
+@compiled
+def thin_out(group: int) -> None:
     """Of those that are older than the latest 32, keep the last one of each thread to the same bytes."""
     g = overwritten(group)
     last = g.first
     for _ in range(MANY_STORES // 2 - 1):
         last = accesses(last).next
     number = MANY_STORES // 2
-    pools(STAMPS).used += 1
-    a = accesses(last).next
-    while a != 0:
-        after = accesses(a).next
+    run(0).stamps_round += 1
+    for a in each_access(accesses(last).next):
         if is_repeated(a):
-            accesses(last).next = after
             drop_store(a)
         else:
+            accesses(last).next = a
             last = a
             number += 1
-        a = after
+    accesses(last).next = 0
     g.count = number
     g.limit = max(MANY_STORES, 2 * number)
 
@@ -375,53 +318,40 @@ def thin_out(group):
 @compiled
 def take_overwritten(notes: int, where: int) -> None:
     """A weak store takes the bytes of some that were stored over."""
-    group = get_s32(notes + OVER)
     before = 0
-    while group != 0:
+    for group in each_group(get_s32(notes + OVER)):
         g = overwritten(group)
-        following = g.next
-        first, last, count = 0, 0, 0
-        a = g.first
-        while a != 0:
-            after = accesses(a).next
+        last = g.count = 0
+        for a in each_access(g.first):
             if is_left(accesses(a).where, where):
-                if last != 0:
-                    accesses(last).next = a
-                else:
-                    first = a
+                accesses(last).next = a
                 last = a
-                count += 1
+                g.count += 1
             else:
                 drop_store(a)
-            a = after
-        if last != 0:
-            accesses(last).next = 0
-        g.first, g.count = first, count
-        if count != 0:
+        accesses(last).next = 0
+        g.first = accesses(0).next
+        if g.count != 0:
+            overwritten(before).next = group
             before = group
         else:
-            if before != 0:
-                overwritten(before).next = following
-            else:
-                put_s32(notes + OVER, following)
             give_group(group)
-        group = following
+    overwritten(before).next = 0
+    put_s32(notes + OVER, overwritten(0).next)
 
 
-@register_jitable
-def last_to(notes, where):
+@compiled
+def last_to(notes: int, where: int) -> int:
     """Of the last stores, the one whose value these bytes are: a row; 0 if they are of another size, or all weak."""
-    a = get_s32(notes)
-    while a > 0:
+    for a in each_access(get_s32(notes)):
         if overlap(accesses(a).where, where):
             return 0 if is_partial(accesses(a).where, where) else a
-        a = accesses(a).next
     return 0
 
 
 @compiled
 def observe(store: int, epoch: int) -> None:
     """One has read the value of a strong store: from its next release on it tells of that store, too."""
-    o = used(OBSERVERS, MOST_ACCESSES)
+    o = unused_observer()
     observers(o).epoch, observers(o).next = epoch, accesses(store).observed
     accesses(store).observed = o

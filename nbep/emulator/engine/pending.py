@@ -11,19 +11,20 @@ from numba.extending import register_jitable
 from . import state, words
 from .access import changed_by, mark_written, write
 from .cells import notify, value_at
-from .knowledge import free_list
 from .schedule import HUB, launches, operate, proceed, random_word, run, stop, threads, threads_at
 from .signals import ACQUIRE, REACH
-from .state import FULL_TABLE, MOST_OPERATIONS, MOST_STORES, MOST_THREADS, MOST_VERSIONS
-from .words import address, compiled, copy_bytes, fill_bytes, get_s32, get_s64, put_s32, rows
+from .state import FULL_TABLE, MOST_OPERATIONS, MOST_THREADS
+from .words import address, compiled, copy_bytes, fill_bytes, get_s32, get_s64, linked, put_s32, rows
 
 segments, blocks = rows("segments"), rows("blocks")
 versions, stores, queues, knowing = map(rows, ("versions", "stores", "queues", "knowing"))
 granules, GRANULE_BYTES = rows("granules", by_address=True), state.TABLES["granules"].dtype.itemsize
 versions_at, seen_at = address("versions"), address("seen")  # the first fields of a version are bytes
-VERSIONS, STORES, VIEWS = range(3)
-take_version, give_version = free_list(VERSIONS, versions, MOST_VERSIONS)
-take_store, give_store = free_list(STORES, stores, MOST_STORES)
+take_version, give_version = words.free_list("versions")
+take_store, give_store = words.free_list("stores")
+each_version, append_version = linked("versions"), words.appending("versions", "next", "oldest", "newest")
+each_store, (append_store, remove_store) = linked("stores"), words.linked_twice("stores", "after", "before")
+heard_at = address("knowing", "heard1")  # by reach, 1 to 3
 copy = words.declared("copy", None, int)
 KEPT = 8  # versions of 16 bytes in memory
 NO_ATOMIC = -1
@@ -63,23 +64,18 @@ def keep(v, segment, offset):
 
 
 @register_jitable
-def append(g, v):
+def be_there(g, v):
     """A version is in memory now, for everybody."""
     run(0).moment += 1
     moment, x = run(0).moment, versions(v)
     x.seen1, x.seen2, x.seen3 = x.seen1 or moment, x.seen2 or moment, x.seen3 or moment
-    x.next = 0
     if g.count == KEPT:
         oldest = g.oldest
         g.oldest = versions(oldest).next
         give_version(oldest)
     else:
         g.count += 1
-    if g.newest != 0:
-        versions(g.newest).next = v
-    else:
-        g.oldest = v
-    g.newest = v
+    append_version(g, v)
 
 
 @register_jitable
@@ -92,9 +88,9 @@ def knows(thread, v):
 
 
 @register_jitable
-def heard_within(mine, reach):
-    """What a thread has read by strong accesses so far, of those whose scope reaches so far."""
-    return mine.heard1 if reach == 1 else mine.heard2 if reach == 2 else mine.heard3
+def heard_within(thread, reach):
+    """Where it is what a thread has read by strong accesses so far, of those whose scope reaches so far."""
+    return heard_at(thread) + 4 * (reach - 1)
 
 
 @register_jitable
@@ -117,13 +113,11 @@ def hear_store(thread: int, granule: int, count: int, offset: int, size: int, ho
     if count == 0 and g.signal:
         said, away = r.moment, 3
     if how & ACQUIRE:
-        mine.floor = max(mine.floor, said, heard_within(mine, reach))
+        mine.floor = max(mine.floor, said, get_s32(heard_within(thread, reach)))
         return said
-    if away == 1:
-        mine.heard1 = max(mine.heard1, said)
-    if away <= 2:
-        mine.heard2 = max(mine.heard2, said)
-    mine.heard3 = max(mine.heard3, said)
+    for level in range(away, 4):
+        place = heard_within(thread, level)
+        put_s32(place, max(get_s32(place), said))
     return said
 
 
@@ -134,18 +128,17 @@ def learn(thread, floor):
     mine.block_floor = max(mine.block_floor, run(0).moment)
 
 
-@register_jitable
-def see(g, thread):
+@compiled
+def see(granule: int, thread: int) -> int:
     """Put into `seen` the versions in memory, oldest first, and those on their way that a thread sees: how many."""
-    count, v, i = 0, g.oldest, g.pending
-    while v != 0:
+    g, count = granules(granule), 0
+    for v in each_version(g.oldest):
         put_s32(seen_at(count), v)
-        count, v = count + 1, versions(v).next
-    while i != 0 and thread != NOBODY:
+        count += 1
+    for i in each_store(g.pending if thread != NOBODY else 0):
         if thread == EVERYBODY or sees(thread, i):
             put_s32(seen_at(count), stores(i).version)
             count += 1
-        i = stores(i).next
     return count
 
 
@@ -158,7 +151,7 @@ def below(number):
     shift = 32
     while number >> (32 - shift):
         shift -= 1
-    word = random_word(1) >> shift
+    word = number
     while word >= number:
         word = random_word(1) >> shift
     return word
@@ -167,26 +160,11 @@ def below(number):
 @register_jitable
 def move(i, q):
     """Take a store out of the queue in which it is, and put it into another one; 0: none."""
-    x = stores(i)
-    if x.queue != 0:
-        line = queues(x.queue)
-        if x.before != 0:
-            stores(x.before).after = x.after
-        else:
-            line.first = x.after
-        if x.after != 0:
-            stores(x.after).before = x.before
-        else:
-            line.last = x.before
-    x.queue = q
+    if stores(i).queue != 0:
+        remove_store(queues(stores(i).queue), i)
+    stores(i).queue = q
     if q != 0:
-        line = queues(q)
-        x.before, x.after = line.last, 0
-        if line.last != 0:
-            stores(line.last).after = i
-        else:
-            line.first = i
-        line.last = i
+        append_store(queues(q), i)
 
 
 @register_jitable
@@ -208,20 +186,19 @@ def new_store(thread: int, s: int, where: int, size: int, reach: int, op: int, l
     x.granule = granule_at(segments(s), where)
     x.level = x.done = x.queue = 0
     g = granules(x.granule)
-    least, most, other = 0, 0, g.pending
-    while other != 0:
+    least = most = 0
+    for other in each_store(g.pending):
         most += 1
         if sees(thread, other):
             least = most
-        other = stores(other).next
     place = least if least == most else least + below(most - least + 1)
     if place == 0:
         x.next, g.pending = g.pending, i
     else:
-        other = g.pending
+        before = g.pending
         for _ in range(place - 1):
-            other = stores(other).next
-        x.next, stores(other).next = stores(other).next, i
+            before = stores(before).next
+        x.next, stores(before).next = stores(before).next, i
     move(i, 2 * thread + (op != NO_ATOMIC))
     launches(t.launch).copies += 1
     blocks(t.block).copies += 1
@@ -257,11 +234,11 @@ def arrive(i: int) -> None:
         if x.op != NO_ATOMIC:
             version = versions(x.version)
             low = changed_by(x.op, value_at(segment.memory + x.where, x.size), low, x.high)
-            count = see(g, NOBODY)
+            count = see(x.granule, NOBODY)
             said = hear_store(x.thread, x.granule, count, x.where, x.size, version.reach << REACH)
             version.says = max(version.says, said)
         keep(x.version, segment, x.where)
-        append(g, x.version)
+        be_there(g, x.version)
         write(segment.memory + x.where, x.size, low, x.high)
         if segment.shadow != 0:
             mark_written(segment.shadow + x.where, x.size)

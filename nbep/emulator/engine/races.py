@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from numba.extending import register_jitable
 
-from .knowledge import (
-    distance,
-    epochs,
-    is_fenced,
-    is_told,
-    knowledge,
-    knows,
-    minds,
-    resolve,
-)
+from .knowledge import distance, epochs, is_fenced, is_told, knowledge, knows, minds, resolve
 from .notes import (
     LOADS,
     MIXED,
     OVER,
     accesses,
+    each_access,
+    each_group,
+    each_observer,
+    each_successor,
     is_partial,
     observers,
     overlap,
@@ -33,20 +28,19 @@ from .words import compiled, get_s32
 @compiled
 def is_observed(who: int, store: int) -> int:
     """Whether one who has read the value of a strong store is `who`, or is known to it."""
-    a = store
-    while a != 0:
-        o = accesses(a).observed
-        while o != 0:
+    for a in each_successor(store):
+        for o in each_observer(accesses(a).observed):
             if knows(who, observers(o).epoch, 0):
                 return 1
-            o = observers(o).next
-        a = accesses(a).successor
     return 0
 
 
 @register_jitable
-def knows_store(who, a):
-    return knows(who, accesses(a).epoch, 0) or (reach_of(accesses(a).where) != 0 and is_observed(who, a))
+def knows_access(who, a, is_load):
+    """Whether somebody can know of an access, or of one who has read what it stored."""
+    if knows(who, accesses(a).epoch, is_load):
+        return True
+    return not is_load and reach_of(accesses(a).where) != 0 and is_observed(who, a) != 0
 
 
 @register_jitable
@@ -59,81 +53,63 @@ def may_not_meet(who, where, a):
 
 
 @compiled
+def races_in(who: int, first: int, where: int, is_load: int) -> int:
+    """Whether an access races with one of a list."""
+    if first < 0:
+        return not knows(who, -first, is_load)
+    for a in each_access(first):
+        if may_not_meet(who, where, a) and not knows_access(who, a, is_load):
+            return 1
+    return 0
+
+
+@compiled
 def conflict(who: int, notes: int, where: int, is_store: int) -> int:
-    """The epoch of an access with which this one races; 0 if there is none."""
-    a = get_s32(notes)
-    if a < 0 and not knows(who, -a, 0):
-        return -a
-    while a > 0:
-        if may_not_meet(who, where, a) and not knows_store(who, a):
-            return accesses(a).epoch
-        a = accesses(a).next
-    group = get_s32(notes + OVER)
-    while group != 0:
+    """Whether an access races with an earlier one."""
+    if races_in(who, get_s32(notes), where, 0):
+        return 1
+    for group in each_group(get_s32(notes + OVER)):
         g = overwritten(group)
         is_met = g.reach != 0 and reach_of(where) >= g.reach and place_of(minds(who).owner, g.reach) == g.at
         if not is_met or g.where == MIXED or is_partial(g.where, where):
-            a = g.first
-            while a != 0:
-                if may_not_meet(who, where, a) and not knows_store(who, a):
-                    return accesses(a).epoch
-                a = accesses(a).next
-        group = g.next
-    if is_store:
-        a = get_s32(notes + LOADS)
-        if a < 0 and not knows(who, -a, 1):
-            return -a
-        while a > 0:
-            if may_not_meet(who, where, a) and not knows(who, accesses(a).epoch, 1):
-                return accesses(a).epoch
-            a = accesses(a).next
+            if races_in(who, g.first, where, 0):
+                return 1
+    return is_store and races_in(who, get_s32(notes + LOADS), where, 1)
+
+
+@compiled
+def copy_races_in(who: int, first: int, is_load: int, is_proxys: int, is_shared: int) -> int:
+    """Whether a bulk copy races with one of a list. is_proxys: a proxy fence must be between, too"""
+    if first < 0:
+        return not (knows(who, -first, is_load) and (not is_proxys or is_fenced(who, -first, is_load, is_shared)))
+    for a in each_access(first):
+        if not knows_access(who, a, is_load) or (is_proxys and not is_access_fenced(who, a, is_load, is_shared)):
+            return 1
     return 0
 
 
 @compiled
 def copy_conflict(who: int, notes: int, is_store: int, is_shared: int) -> int:
-    """The same of a bulk copy, which somebody starts, of 16 bytes. It must be behind a proxy fence, too."""
+    """Whether a bulk copy, which somebody starts, of 16 bytes races with an earlier access."""
     is_proxys = is_shared or not is_store
-    a = get_s32(notes)
-    if a < 0 and not (knows(who, -a, 0) and (not is_proxys or is_fenced(who, -a, 0, is_shared))):
-        return -a
-    while a > 0:
-        if not knows_store(who, a) or (is_proxys and not is_store_fenced(who, a, is_shared)):
-            return accesses(a).epoch
-        a = accesses(a).next
-    group = get_s32(notes + OVER)
-    while group != 0:
-        a = overwritten(group).first
-        while a != 0:
-            if not knows_store(who, a):
-                return accesses(a).epoch
-            a = accesses(a).next
-        group = overwritten(group).next
-    if is_store:
-        a = get_s32(notes + LOADS)
-        if a < 0 and not (knows(who, -a, 1) and (not is_proxys or is_fenced(who, -a, 1, is_shared))):
-            return -a
-        while a > 0:
-            e = accesses(a).epoch
-            if not knows(who, e, 1) or (is_proxys and not is_fenced(who, e, 1, is_shared)):
-                return e
-            a = accesses(a).next
-    return 0
+    if copy_races_in(who, get_s32(notes), 0, is_proxys, is_shared):
+        return 1
+    for group in each_group(get_s32(notes + OVER)):
+        if copy_races_in(who, overwritten(group).first, 0, 0, is_shared):
+            return 1
+    return is_store and copy_races_in(who, get_s32(notes + LOADS), 1, is_proxys, is_shared)
 
 
 @compiled
-def is_store_fenced(who: int, store: int, is_shared: int) -> int:
-    """Whether a proxy fence is behind a store, or behind one who has read its value."""
-    if is_fenced(who, accesses(store).epoch, 0, is_shared):
+def is_access_fenced(who: int, access: int, is_load: int, is_shared: int) -> int:
+    """Whether a proxy fence is behind an access, or behind one who has read the value of a store."""
+    if is_fenced(who, accesses(access).epoch, is_load, is_shared):
         return 1
-    a = store
-    while a != 0:
-        o = accesses(a).observed
-        while o != 0:
-            if is_fenced(who, observers(o).epoch, 0, is_shared):
-                return 1
-            o = observers(o).next
-        a = accesses(a).successor
+    if not is_load:
+        for a in each_successor(access):
+            for o in each_observer(accesses(a).observed):
+                if is_fenced(who, observers(o).epoch, 0, is_shared):
+                    return 1
     return 0
 
 
@@ -141,13 +117,12 @@ def is_store_fenced(who: int, store: int, is_shared: int) -> int:
 def is_changed(thread: int, notes: int, where: int) -> int:
     """Whether bytes that are read as constant may have changed since the thread's kernel began."""
     known = knowledge(launches(threads(thread).launch).known).stores
-    a = get_s32(notes)
-    if a < 0:
-        return is_beyond(known, -a)
-    while a > 0:
+    first = get_s32(notes)
+    if first < 0:
+        return is_beyond(known, -first)
+    for a in each_access(first):
         if overlap(where, accesses(a).where) and is_beyond(known, accesses(a).epoch):
             return 1
-        a = accesses(a).next
     return 0
 
 

@@ -28,16 +28,17 @@ from .words import (
     get_s32,
     get_s64,
     is_delayed,
+    linked,
     low_u32,
     pointer,
     put_s32,
     rows,
+    run,
     switch_stacks,
 )
 
-run = rows("run")
-threads = rows("threads")
-launches = rows("launches")
+threads, launches = rows("threads"), rows("launches")
+each_waiting = linked("threads")
 runnable_at, slow_at, hosts_at = address("runnable"), address("slow"), address("hosts")
 quanta_at, generator_at, operations_at = address("quanta"), address("generator"), address("operations")
 threads_at = address("threads")  # whose first field is the stack pointer
@@ -86,6 +87,13 @@ def uniform(early: int) -> float:
 def whole(builder, x):
     """Rounded towards 0."""
     return builder.fptosi(x, I64)
+
+
+@register_jitable
+def lanes_of(mask):
+    for i in range(32):
+        if (mask >> i) & 1:
+            yield i
 
 
 # --- the loop ----------------------------------------------------------------------------------------------------

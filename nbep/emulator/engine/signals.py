@@ -8,16 +8,14 @@ from __future__ import annotations
 from numba.extending import register_jitable
 
 from .knowledge import (
-    HEARD,
+    LOADS,
     distance,
     drop,
     drop_vector,
     epochs,
-    free_list,
     join,
     joined,
     keep,
-    keep_vector,
     know,
     knowledge,
     lanes_known_at,
@@ -27,7 +25,11 @@ from .knowledge import (
     new_knowledge,
     number_of,
     owners,
+    parts_at,
+    put_knowledge,
+    put_vector,
     said_by_others,
+    same,
     signal,
     slot_of,
     storing,
@@ -48,16 +50,20 @@ from .notes import (
     take_message,
     where_of,
 )
-from .races import conflict, is_changed, knows_store, may_not_meet
-from .schedule import fault, run, threads
-from .state import MOST_KNOWLEDGE, RACE
-from .words import address, compiled, get_s32, get_s64, put_s32, rows
+from .races import conflict, is_changed, knows_access, may_not_meet
+from .schedule import fault, lanes_of, run
+from .state import RACE
+from .words import address, compiled, free_list, get_s32, get_s64, linked, put_s32, rows
 
 segments, blocks, barriers, collectives = rows("segments"), rows("blocks"), rows("barriers"), rows("collectives")
 mbarriers, copies, warps = rows("mbarriers"), rows("copies"), rows("warps")
 heard, bulks, bulk_groups = rows("heard"), rows("bulks"), rows("bulk_groups")
 values_at = address("values")
-take_heard_row, give_heard_row = free_list(HEARD, heard, MOST_KNOWLEDGE)
+take_heard_row, give_heard_row = free_list("heard")
+each_heard = linked("heard")
+# What threads and messages know by reach, 1 to 3, in fields one behind the other
+parts_of_messages, own_at, said_at = (address("messages", name) for name in ("part1", "own1", "heard1"))
+fences_at = address("minds", "fence1")
 
 # How memory is accessed: a bit or two for what `access` looks at, then the reach, 0 for a weak access, and the order
 CONSTANT, REACH, ACQUIRE, RELEASE = 2, 2, 16, 32
@@ -68,12 +74,24 @@ OF_CTA = 1 << REACH
 # --- accesses ----------------------------------------------------------------------------------------------------
 
 
+@register_jitable
+def place_in(offset, size, how):
+    """An access, as it is noted of its 16 bytes."""
+    return where_of(offset & 15, (offset & 15) + size, (how >> REACH) & 3)
+
+
+@register_jitable
+def at_reach(place, reach):
+    """Of three fields, the one of a reach."""
+    return place + 4 * (reach - 1)
+
+
 @compiled
 def note_load(notes: int, offset: int, size: int, how: int) -> None:
     """The running thread has loaded: check it, and remember it."""
     r = run(0)
     here = notes + (offset & ~15)
-    where = where_of(offset & 15, (offset & 15) + size, (how >> REACH) & 3)
+    where = place_in(offset, size, how)
     if not r.has_failed:
         if conflict(r.current, here, where, 0):
             fault(RACE, offset)
@@ -90,7 +108,7 @@ def note_store(notes: int, offset: int, size: int, how: int, is_atomic: int) -> 
     r = run(0)
     who = r.current
     here = notes + (offset & ~15)
-    where = where_of(offset & 15, (offset & 15) + size, (how >> REACH) & 3)
+    where = place_in(offset, size, how)
     if not r.has_failed and conflict(who, here, where, 1):
         fault(RACE, offset)
     if reach_of(where) == 0:
@@ -113,21 +131,23 @@ def note_atomic(notes: int, offset: int, size: int, how: int, has_written: int) 
     if not has_written:
         note_load(notes, offset, size, how | 1)
         return
-    hear(run(0).current, notes + (offset & ~15), where_of(offset & 15, (offset & 15) + size, (how >> REACH) & 3), how)
+    hear(run(0).current, notes + (offset & ~15), place_in(offset, size, how), how)
     note_store(notes, offset, size, how, 1)
 
 
 @register_jitable
 def add_part(i, reach, k):
     """Let a message tell more; takes over the use."""
-    m = messages(i)
-    if reach == 1:
-        m.part1 = joined(m.part1, k)
-    elif reach == 2:
-        m.part2 = joined(m.part2, k)
-    else:
-        m.part3 = joined(m.part3, k)
+    place = at_reach(parts_of_messages(i), reach)
+    put_s32(place, joined(get_s32(place), k))
     drop(k)
+
+
+@register_jitable
+def add_parts(i, reach, place):
+    """Let a message tell more, of each reach, but none farther than its own."""
+    for part in range(1, 4):
+        add_part(i, min(part, reach), keep(get_s32(at_reach(place, part))))
 
 
 @compiled
@@ -141,36 +161,21 @@ def send(who: int, store: int, how: int, old: int, before: int, is_atomic: int) 
     number = signal(who, how & RELEASE)
     m = minds(who)
     i = take_message()
-    message = messages(i)
     accesses(store).message = i
     if before != 0 and knows_itself(who, accesses(old).epoch):
-        theirs = messages(before)
-        message.own1, message.own2, message.own3 = keep(theirs.own1), keep(theirs.own2), keep(theirs.own3)
+        for part in range(1, 4):
+            put_s32(at_reach(own_at(i), part), keep(get_s32(at_reach(own_at(before), part))))
     if how & RELEASE:
         now = with_signal(m.known, slot_of(who), number)
-        if reach == 1:
-            drop(message.own1)
-            message.own1 = keep(now)
-        elif reach == 2:
-            drop(message.own2)
-            message.own2 = keep(now)
-        else:
-            drop(message.own3)
-            message.own3 = keep(now)
+        put_knowledge(at_reach(own_at(i), reach), keep(now))
         add_part(i, reach, now)
     else:
         loads = with_number(knowledge(m.known).loads, slot_of(who), number)
         add_part(i, reach, new_knowledge(0, 0, loads, 0, 0))
-        add_part(i, 1, keep(m.fence1))
-        add_part(i, min(2, reach), keep(m.fence2))
-        add_part(i, reach, keep(m.fence3))
-        add_part(i, 1, keep(message.own1))
-        add_part(i, min(2, reach), keep(message.own2))
-        add_part(i, reach, keep(message.own3))
+        add_parts(i, reach, fences_at(who))
+        add_parts(i, reach, own_at(i))
     if is_atomic and before != 0 and reach >= distance(who, accesses(old).epoch):
-        add_part(i, 1, keep(messages(before).part1))
-        add_part(i, min(2, reach), keep(messages(before).part2))
-        add_part(i, reach, keep(messages(before).part3))
+        add_parts(i, reach, parts_of_messages(before))
 
 
 @register_jitable
@@ -182,24 +187,17 @@ def knows_itself(who, epoch):
 @compiled
 def said(i: int, needed: int) -> int:
     """What a message tells a thread that is so far away: a proxy fence of another block says nothing."""
-    m = messages(i)
-    kept = m.heard1 if needed == 1 else m.heard2 if needed == 2 else m.heard3
-    if kept != 0:
-        return kept
-    k = keep(m.part3)
-    if needed <= 2:
-        k = joined(k, m.part2)
-    if needed == 1:
-        k = joined(k, m.part1)
-        m.heard1 = k
-        return k
-    mine = said_by_others(k)
-    drop(k)
-    if needed == 2:
-        m.heard2 = mine
-    else:
-        m.heard3 = mine
-    return mine
+    place = at_reach(said_at(i), needed)
+    if get_s32(place) == 0:
+        k = keep(messages(i).part3)
+        for reach in range(2, needed - 1, -1):
+            k = joined(k, get_s32(at_reach(parts_of_messages(i), reach)))
+        if needed > 1:
+            whole = k
+            k = said_by_others(whole)
+            drop(whole)
+        put_s32(place, k)
+    return get_s32(place)
 
 
 @compiled
@@ -239,45 +237,41 @@ def hear(who: int, notes: int, where: int, how: int) -> None:
         if loads == x.loads:
             drop_vector(loads)
         else:
-            stores, engine = keep_vector(x.stores), keep_vector(x.engine)
-            know(who, new_knowledge(stores, engine, loads, keep_vector(x.shared), keep_vector(x.read)))
-    if store != 0 and reach >= needed and reach_of(accesses(store).where) >= needed and not knows_store(who, store):
+            now = same(m.known)
+            put_vector(parts_at(now) + LOADS, loads)
+            know(who, now)
+    if store != 0 and reach >= needed and reach_of(accesses(store).where) >= needed and not knows_access(who, store, 0):
         observe(store, storing(who))
 
 
-@register_jitable
-def add_heard(who, notes, where, needed, k):
-    h = minds(who).heard
-    while h != 0:
+@compiled
+def add_heard(who: int, notes: int, where: int, needed: int, k: int) -> None:
+    for h in each_heard(minds(who).heard):
         it = heard(h)
         if it.place == notes and it.where == where & 0x7FF and it.needed == needed:
             it.known = joined(it.known, k)
             return
-        h = it.next
-    h = take_heard_row()
-    it = heard(h)
+    new = take_heard_row()
+    it = heard(new)
     it.place, it.where, it.needed, it.known, it.next = notes, where & 0x7FF, needed, keep(k), minds(who).heard
-    minds(who).heard = h
+    minds(who).heard = new
 
 
 @compiled
 def take_heard(who: int, notes: int, where: int, reach: int) -> None:
     """Acquire what relaxed loads have met that came from so far away: of one cell, or of any if notes is 0."""
-    h, last = minds(who).heard, 0
-    while h != 0:
+    last = 0  # the row of none: there stands where the list of those that stay begins
+    for h in each_heard(minds(who).heard):
         it = heard(h)
-        after = it.next
         if it.needed <= reach and (notes == 0 or (it.place == notes and it.where == where & 0x7FF)):
             know(who, join(minds(who).known, it.known))
             drop(it.known)
-            if last != 0:
-                heard(last).next = after
-            else:
-                minds(who).heard = after
             give_heard_row(h)
         else:
+            heard(last).next = h
             last = h
-        h = after
+    heard(last).next = 0
+    minds(who).heard = heard(0).next
 
 
 @compiled
@@ -286,31 +280,15 @@ def note_fence(reach: int) -> None:
     m = minds(who)
     if m.heard != 0:
         take_heard(who, 0, 0, reach)
-    now = with_signal(m.known, slot_of(who), signal(who, 1))
-    if reach == 1:
-        drop(m.fence1)
-        m.fence1 = now
-    elif reach == 2:
-        drop(m.fence2)
-        m.fence2 = now
-    else:
-        drop(m.fence3)
-        m.fence3 = now
+    put_knowledge(at_reach(fences_at(who), reach), with_signal(m.known, slot_of(who), signal(who, 1)))
 
 
 # --- where threads meet ------------------------------------------------------------------------------------------
 
 
-@register_jitable
-def telling(told, who, latest):
-    """What those who meet know with one more. latest: what the one before knew"""
-    k = minds(who).known
-    return told if k == latest else joined(told, k)
-
-
 @compiled
 def tell(told: int, slot: int, number: int) -> int:
-    """The same with a signal; takes over the use, and changes what nobody else has."""
+    """What those who meet know, and a signal; takes over the use, and changes what nobody else has."""
     x = knowledge(told)
     if x.uses == 1 and x.stores != x.loads and vectors(x.stores).uses == 1 and vectors(x.loads).uses == 1:
         put_s32(vector_at(x.stores) + 4 * slot, max(number, number_of(x.stores, slot)))
@@ -326,30 +304,16 @@ def come_to_barrier(b: int) -> None:
     """The running thread is counted in."""
     r = run(0)
     here = barriers(b)
-    here.told = telling(here.told, r.current, here.latest)
-    if here.latest != minds(r.current).known:
+    known = minds(r.current).known
+    if here.latest != known:
+        here.told = joined(here.told, known)
         drop(here.latest)
-        here.latest = keep(minds(r.current).known)
+        here.latest = keep(known)
     here.told = tell(here.told, slot_of(r.current), r.signals)
 
 
 @compiled
-def conclude_barrier(b: int, last: int) -> None:
-    """All are there: what those know who wait, and the last one if it does."""
-    here = barriers(b)
-    thread = here.first
-    while thread != 0:
-        learn_at_barrier(thread, here.told)
-        thread = threads(thread).next
-    if last != 0:
-        learn_at_barrier(last, here.told)
-    drop(here.told)
-    drop(here.latest)
-    here.told = here.latest = 0
-
-
-@register_jitable
-def learn_at_barrier(who, told):
+def learn_at_barrier(who: int, told: int) -> None:
     know(who, keep(told))
     m = minds(who)
     stores, o = knowledge(told).stores, owners(m.owner)
@@ -365,24 +329,21 @@ def conclude_warp(c: int, warp: int) -> None:
     warp_known = run(0).signals
     if not is_all:
         warp_known = 0
-        for i in range(32):
-            if (here.mask >> i) & 1:
-                warp_known = max(warp_known, minds(w.first + i).warp_known)
+        for i in lanes_of(here.mask):
+            warp_known = max(warp_known, minds(w.first + i).warp_known)
         for j in range(32):
             number = get_s64(values_at(c * 32 + j)) if (here.mask & ~w.exited) >> j & 1 else 0
-            for i in range(32):
-                if (here.mask >> i) & 1 and minds(w.first + i).has_lanes:
+            for i in lanes_of(here.mask):
+                if minds(w.first + i).has_lanes:
                     number = max(number, get_s32(lanes_known_at((w.first + i) * 32 + j)))
-            for i in range(32):
+            for i in lanes_of(here.mask):
                 # The others' are read for the lanes that follow: those of j are read already.
-                if (here.mask >> i) & 1:
-                    put_s32(lanes_known_at((w.first + i) * 32 + j), number)
-    for i in range(32):
-        if (here.mask >> i) & 1:
-            m = minds(w.first + i)
-            if m.known != here.told:
-                know(w.first + i, keep(here.told))
-            m.warp_known = warp_known
-            m.has_lanes = 0 if is_all else 1
+                put_s32(lanes_known_at((w.first + i) * 32 + j), number)
+    for i in lanes_of(here.mask):
+        m = minds(w.first + i)
+        if m.known != here.told:
+            know(w.first + i, keep(here.told))
+        m.warp_known = warp_known
+        m.has_lanes = 0 if is_all else 1
     drop(here.told)
     here.told = 0

@@ -100,11 +100,10 @@ TABLES: dict[str, Table] = {
     "run": _records(
         1,
         "calls left granted skipped parks steps sequence fault fault_address "
-        "free_cell num_cells free_group num_groups free_mbarrier num_mbarriers free_copy num_copies "
         "stacks old_action signals moment num_versions "
         "current stage event event_arg tick_at tick_left num_runnable num_slow num_operations turns "
         "num_polling has_changed fault_thread has_failed num_clocks "
-        "operating resumes unfinished num_woken has_hole",
+        "operating resumes unfinished num_woken has_hole stamps_round",
         floats="operation_rate willing early_rate",
     ),
     "threads": _records(
@@ -148,8 +147,8 @@ TABLES: dict[str, Table] = {
     "groups": _records(MOST_GROUPS, "", "reads writes next"),
     "mbarriers": _records(MOST_MBARRIERS, "phase", "count left expected next told phase_told there done"),
     "out": Table(np.dtype("i8"), 4),  # a vector on its way
-    # How many rows of other tables were ever used, and which is the first of those that are free.
-    "pools": _records(16, "", "used free"),
+    # By the number of a table: how many of its rows were ever used, and which is the first of those that are free.
+    "pools": _records(64, "", "used free"),
 }
 # For `checked`; see `knowledge` and `races`.
 CHECKED_TABLES: dict[str, Table] = {
@@ -174,7 +173,7 @@ CHECKED_TABLES: dict[str, Table] = {
     "accesses": _records(MOST_ACCESSES, "", "epoch next where observed successor message"),
     "observers": _records(MOST_ACCESSES, "", "epoch next"),
     "messages": _records(
-        MOST_KNOWLEDGE, "", "part1 part2 part3 own1 own2 own3 heard1 heard2 heard3 before reach after next"
+        MOST_KNOWLEDGE, "", "part1 part2 part3 own1 own2 own3 heard1 heard2 heard3 before after reach next"
     ),
     "overwritten": _records(MOST_KNOWLEDGE, "", "reach at first count limit where next"),
     "stamps": _records(MOST_STAMPS, "key round"),
@@ -210,7 +209,7 @@ DELAYED_TABLES: dict[str, Table] = {
 }
 OF_MODELS = {"sc": TABLES, "checked": TABLES | CHECKED_TABLES, "delayed": TABLES | DELAYED_TABLES}
 TABLES = TABLES | CHECKED_TABLES | DELAYED_TABLES
-
+NUMBERS = {name: i for i, name in enumerate(TABLES)}  # also of the rows of `pools`
 
 AT: dict[str, int] = {name: field[1] // 8 for name, field in (TABLES["run"].dtype.fields or {}).items()}
 

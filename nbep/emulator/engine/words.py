@@ -1,4 +1,4 @@
-"""What compiled functions do with memory: words, records of a table, and calls of each other by symbol.
+"""What compiled functions do with memory: words, records of a table, lists of them, and calls by symbol.
 
 A run's tables are found through one symbol, `nbep_tables`: an array with the address of each. So the code belongs to no
 run, and can be kept in a file.
@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, get_type_hints
 from llvmlite import ir
 from numba import from_dtype, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
-from .state import TABLES, TABLES_SYMBOL
+from .state import FULL_TABLE, NUMBERS, TABLES, TABLES_SYMBOL
 from .switch import SWITCH
 
 I1, I8, I32, I64, F32, F64 = (
@@ -121,7 +121,7 @@ def call_kernel(builder, entry):
 
 def rows(name: str, by_address: bool = False) -> Any:
     """The function that gives a row of a table, or what is like one at an address: a record with fields."""
-    number, dtype = list(TABLES).index(name), TABLES[name].dtype
+    number, dtype = NUMBERS[name], TABLES[name].dtype
     if not dtype.fields:
         raise TypeError(f"{name}: its rows are no records")
     record = from_dtype(dtype)
@@ -135,13 +135,15 @@ def rows(name: str, by_address: bool = False) -> Any:
     return row
 
 
-def address(name: str) -> Any:
-    """The function that gives the address of a row of a table."""
-    number, size = list(TABLES).index(name), TABLES[name].dtype.itemsize
+def address(name: str, field: str = "") -> Any:
+    """The function that gives the address of a row of a table, or of a field of it."""
+    number, dtype = NUMBERS[name], TABLES[name].dtype
+    begin = dtype.fields[field][1] if field and dtype.fields else 0
 
     @emitting(types.int64, types.int64)
     def where(builder, index):
-        return builder.add(table_at(builder, number), builder.mul(index, I64(size)))
+        row = builder.mul(index, I64(dtype.itemsize))
+        return builder.add(table_at(builder, number), builder.add(row, I64(begin)))
 
     return where
 
@@ -193,3 +195,103 @@ def declared(name: str, result: Any, *kinds: type) -> Any:
         return None if returned == types.none else made
 
     return calling
+
+
+# --- rows of a table: those that are free, and lists of them -----------------------------------------------------
+
+run, pools, stop = rows("run"), rows("pools"), declared("stop", None, int, int, int)
+
+
+def unused(name: str) -> Any:
+    """The function that gives a row that was never used; the last one, and the end of the run, if there is none."""
+    pool, most = NUMBERS[name], TABLES[name].rows
+
+    @register_jitable
+    def new():
+        p = pools(pool)
+        p.used += 1
+        if p.used >= most:
+            p.used = most - 1
+            stop(FULL_TABLE, pool, run(0).current)
+        return p.used
+
+    return new
+
+
+def free_list(name: str) -> tuple[Any, Any]:
+    """Functions that take a row of a table, which was used before or never, and give it back."""
+    pool, table, new = NUMBERS[name], rows(name), unused(name)
+
+    @register_jitable
+    def take():
+        row = pools(pool).free
+        if row == 0:
+            return new()
+        pools(pool).free = table(row).next
+        return row
+
+    @register_jitable
+    def give(row):
+        table(row).next = pools(pool).free
+        pools(pool).free = row
+
+    return take, give
+
+
+def linked(name: str, link: str = "next") -> Any:
+    """The function that goes through a list, to its end or to a number < 0.
+
+    It looks for the next row before it gives one: this one may be given back, or be put into another list.
+    Only functions that are `compiled` may call it: Numba makes it again for others, and `build` may not link that.
+    """
+    table = rows(name)
+
+    @register_jitable
+    def each(first):
+        row = first
+        while row > 0:
+            after = table(row)[link]
+            yield row
+            row = after
+
+    return each
+
+
+def appending(name: str, link: str = "next", first: str = "first", last: str = "last") -> Any:
+    """The function that puts a row behind the last one of a list. first, last: fields of who has the list"""
+    table = rows(name)
+
+    @register_jitable
+    def append(owner, row):
+        table(row)[link] = 0
+        if owner[last] != 0:
+            table(owner[last])[link] = row
+        else:
+            owner[first] = row
+        owner[last] = row
+
+    return append
+
+
+def linked_twice(name: str, link: str, back: str, first: str = "first", last: str = "last") -> tuple[Any, Any]:
+    """Functions that put a row behind the last one of a list, and take it out, wherever it is."""
+    table, append_once = rows(name), appending(name, link, first, last)
+
+    @register_jitable
+    def append(owner, row):
+        table(row)[back] = owner[last]
+        append_once(owner, row)
+
+    @register_jitable
+    def remove(owner, row):
+        here = table(row)
+        if here[back] != 0:
+            table(here[back])[link] = here[link]
+        else:
+            owner[first] = here[link]
+        if here[link] != 0:
+            table(here[link])[back] = here[back]
+        else:
+            owner[last] = here[back]
+
+    return append, remove

@@ -105,7 +105,10 @@ def field(name: str) -> Any:
 
 
 class CompiledWorld(World):
-    """See `World`; for the model "sc" alone. num_sides: how much is noted of shared memory, with that itself"""
+    """See `World`; for the model "sc" alone. num_sides: how much is noted of shared memory, with that itself
+
+    Behind what is noted for all models, at the `notes` of a block, lies what is noted for another one.
+    """
 
     model = "sc"
     host_class: type[HostMemory] = HostMemory
@@ -178,12 +181,17 @@ class CompiledWorld(World):
         here["lowest"], here["end"] = allocation.lowest, allocation.nbytes
         here["group"] = group[0]
         here["is_writable"], here["on_host"] = allocation.writable, allocation.on_host
+        here["notes"] = self.notes_at(allocation)
         self._look_at(row, allocation)
         if isinstance(allocation.identity, History):  # a mapping that is written makes others change
             for other in allocation.identity.mapped:
                 if other is not allocation and id(other) in self._rows:
                     self._look_at(self._rows[id(other)][0], other)
         return row
+
+    def notes_at(self, allocation: Allocation) -> int:
+        """Where another model notes what was done to the bytes of an allocation."""
+        return 0
 
     def _look_at(self, row: int, allocation: Allocation) -> None:
         """Say what may have changed of an allocation."""
@@ -244,10 +252,10 @@ class CompiledWorld(World):
                 raise Stopped(f"more than {self.stacks.number} threads run at once")
             if not self.stacks.open(self._next_warp * WARP_SIZE):
                 raise Stopped("the system gives no more stacks")
-        padded = -(-launch.smem_bytes // ROUND) * ROUND
-        pool = self._free_memory.setdefault(padded, [])
-        memory = pool.pop() if pool else address_of(tables.zeros(self.num_sides * padded + 64))
-        ctypes.memset(memory, 0, self.num_sides * padded)
+        size = rounded(launch.smem_bytes)
+        pool = self._free_memory.setdefault(size, [])
+        memory = pool.pop() if pool else address_of(tables.zeros(self.num_sides * size + 64))
+        ctypes.memset(memory, 0, self.num_sides * size)
         block = CompiledBlock(self, warp, num_warps, memory, launch)
         first, count, rank = warp * WARP_SIZE, launch.block, launch.rank
         index = len(launch.blocks)
@@ -258,14 +266,15 @@ class CompiledWorld(World):
         rows["fault_deadline"] = state.NO_DEADLINE
         rows["segments"] = address_of(launch.space.segments.rows)
         rows["space"] = launch.space.rank + 1
-        rows["shared"], rows["side"], rows["shared_bytes"] = memory, memory + padded, launch.smem_bytes
+        rows["shared"], rows["side"], rows["shared_bytes"] = memory, memory + size, launch.smem_bytes
         rows["rank"], rows["block"], rows["launch"] = rank, warp, number
         rows["thread_idx"] = np.arange(count)
         rows["lane"] = rows["thread_idx"] % WARP_SIZE
         rows["warp"] = warp + rows["thread_idx"] // WARP_SIZE
         rows["block_idx"], rows["grid_dim"], rows["block_dim"] = index, launch.grid, count
         here = tables.blocks[warp]
-        here["shared"], here["side"], here["launch"], here["live"] = memory, memory + padded, number, count
+        here["shared"], here["side"], here["notes"] = memory, memory + size, memory + 3 * size
+        here["launch"], here["live"] = number, count
         here["num_threads"], here["first"], here["proxy_fences"], here["copies"] = count, first, 0, 0
         here["mbarriers"], here["group"], here["by_ptx"] = 0, OF_BLOCKS + warp, launch.by_ptx
         tables.barriers["arrived"][warp * state.NUM_BARRIERS : (warp + 1) * state.NUM_BARRIERS] = 0
@@ -305,15 +314,14 @@ class CompiledWorld(World):
         if self._blocks.get(block.number) is not block:
             return
         del self._blocks[block.number]
-        here, run, mbarriers = self.tables.blocks[block.number], self.tables.run, self.tables.mbarriers
-        i = int(here["mbarriers"])
+        mbarriers, pool = self.tables.mbarriers, self.tables.pools[state.NUMBERS["mbarriers"]]
+        i = int(self.tables.blocks[block.number]["mbarriers"])
         while i:
             after = int(mbarriers["next"][i])
-            mbarriers["next"][i] = run["free_mbarrier"]
-            run["free_mbarrier"] = i
+            mbarriers["next"][i], pool["free"] = pool["free"], i
             i = after
         self._free_warps[block.num_warps].append(block.number)
-        self._free_memory[-(-block.launch.smem_bytes // ROUND) * ROUND].append(block.memory)
+        self._free_memory[rounded(block.launch.smem_bytes)].append(block.memory)
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -473,6 +481,10 @@ class CompiledWorld(World):
 
     def _deadlock(self, describe: Any) -> Exception:
         return Stopped("nothing can go on any more", must_fail=True)  # type: ignore[return-value]
+
+
+def rounded(nbytes: int) -> int:
+    return -(-nbytes // ROUND) * ROUND
 
 
 def _address(memory: Any) -> int:
