@@ -102,7 +102,11 @@ def compile_functions(functions: dict[str, tuple[Callable, Any, tuple]], error_m
             library.add_llvm_module(llvm.parse_assembly(_as_c(symbol, made.fndesc.llvm_func_name, result, arguments)))
         module = library._final_module
         for one in _all_under(library):
-            module.link_in(one._get_module_for_linking(), preserve=True)
+            part = one._get_module_for_linking()
+            for function in part.functions:
+                if not function.is_declaration:
+                    function.linkage = "weak_odr"  # else what nobody calls yet would be left out
+            module.link_in(part, preserve=True)
         for function in module.functions:
             if not function.is_declaration:
                 function.linkage = "external" if function.name in functions else "internal"

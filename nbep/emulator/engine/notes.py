@@ -34,7 +34,6 @@ FEW_LOADS = 32
 MANY_STORES = 64  # as `models.knowledge` has it
 RANGE = 0x7FF  # of `where`: the first byte, the one behind the last << 5, and 1024 if there are more in the next 16
 WHOLE = 16 << 5
-MIXED = -1  # in place of a range
 NUM_TOLD = 11  # fields of a message
 
 
@@ -271,22 +270,19 @@ def place_of(owner, reach):
 
 @compiled
 def overwrite(notes: int, a: int) -> None:
-    """A strong store has stored over a store: keep it with those like it."""
+    """A strong store has stored over a store: keep it with those to the same bytes by those nearby."""
     where = accesses(a).where
-    reach = reach_of(where)
-    at = place_of(epochs(accesses(a).epoch).owner, reach)
+    at = place_of(epochs(accesses(a).epoch).owner, reach_of(where))
     group = get_s32(notes + OVER)
-    while group != 0 and (overwritten(group).reach != reach or overwritten(group).at != at):
+    while group != 0 and (overwritten(group).where != where or overwritten(group).at != at):
         group = overwritten(group).next
     if group == 0:
         group = take_group()
         g = overwritten(group)
-        g.reach, g.at, g.first, g.count, g.limit, g.where = reach, at, 0, 0, MANY_STORES, where
+        g.where, g.at, g.first, g.count, g.limit = where, at, 0, 0, MANY_STORES
         g.next = get_s32(notes + OVER)
         put_s32(notes + OVER, group)
     g = overwritten(group)
-    if is_partial(g.where, where):
-        g.where = MIXED
     accesses(a).next = g.first
     g.first = a
     g.count += 1
@@ -320,21 +316,11 @@ def take_overwritten(notes: int, where: int) -> None:
     """A weak store takes the bytes of some that were stored over."""
     before = 0
     for group in each_group(get_s32(notes + OVER)):
-        g = overwritten(group)
-        last = g.count = 0
-        for a in each_access(g.first):
-            if is_left(accesses(a).where, where):
-                accesses(last).next = a
-                last = a
-                g.count += 1
-            else:
-                drop_store(a)
-        accesses(last).next = 0
-        g.first = accesses(0).next
-        if g.count != 0:
+        if is_left(overwritten(group).where, where):
             overwritten(before).next = group
             before = group
         else:
+            forget_list(overwritten(group).first)
             give_group(group)
     overwritten(before).next = 0
     put_s32(notes + OVER, overwritten(0).next)

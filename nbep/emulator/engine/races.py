@@ -7,7 +7,6 @@ from numba.extending import register_jitable
 from .knowledge import distance, epochs, is_fenced, is_told, knowledge, knows, minds, resolve
 from .notes import (
     LOADS,
-    MIXED,
     OVER,
     accesses,
     each_access,
@@ -70,8 +69,9 @@ def conflict(who: int, notes: int, where: int, is_store: int) -> int:
         return 1
     for group in each_group(get_s32(notes + OVER)):
         g = overwritten(group)
-        is_met = g.reach != 0 and reach_of(where) >= g.reach and place_of(minds(who).owner, g.reach) == g.at
-        if not is_met or g.where == MIXED or is_partial(g.where, where):
+        reach = reach_of(g.where)
+        is_met = reach != 0 and reach_of(where) >= reach and place_of(minds(who).owner, reach) == g.at
+        if overlap(g.where, where) and (not is_met or is_partial(g.where, where)):
             if races_in(who, g.first, where, 0):
                 return 1
     return is_store and races_in(who, get_s32(notes + LOADS), where, 1)

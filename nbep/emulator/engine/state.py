@@ -175,7 +175,7 @@ CHECKED_TABLES: dict[str, Table] = {
     "messages": _records(
         MOST_KNOWLEDGE, "", "part1 part2 part3 own1 own2 own3 heard1 heard2 heard3 before after reach next"
     ),
-    "overwritten": _records(MOST_KNOWLEDGE, "", "reach at first count limit where next"),
+    "overwritten": _records(MOST_KNOWLEDGE, "", "at first count limit where next"),
     "stamps": _records(MOST_STAMPS, "key round"),
     # bulk copies that are not over for their thread, and their groups; left: of a launch, what nobody has waited for
     "bulks": _records(MOST_KNOWLEDGE, "", "next load store"),

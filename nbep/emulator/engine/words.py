@@ -242,7 +242,6 @@ def linked(name: str, link: str = "next") -> Any:
     """The function that goes through a list, to its end or to a number < 0.
 
     It looks for the next row before it gives one: this one may be given back, or be put into another list.
-    Only functions that are `compiled` may call it: Numba makes it again for others, and `build` may not link that.
     """
     table = rows(name)
 
