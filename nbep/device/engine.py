@@ -235,4 +235,7 @@ def plain(one: Any) -> Any:
         return one.dtype.str, one.shape, one.tobytes()
     if isinstance(one, int | float | str | bytes | np.generic | None):
         return one
-    return getattr(one, "__name__", type(one).__name__), [*getattr(one, "__annotations__", ())]
+    names = (getattr(one, kind, None) for kind in ("__name__", "name"))
+    return next((name for name in names if isinstance(name, str)), type(one).__name__), [
+        *getattr(one, "__annotations__", ())
+    ]

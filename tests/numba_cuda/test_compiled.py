@@ -117,7 +117,7 @@ def dynamic(cuda):
 def constants(cuda):
     weights, four = np.asfortranarray(np.arange(6.0).reshape(2, 3)), np.array(4)
 
-    @cuda.jit("int32(float32, float64)", device=True)
+    @cuda.jit(device=True)
     def scaled(x, by):
         return x * by
 
@@ -251,7 +251,19 @@ def test_what_is_not_compiled_is_interpreted_or_refused(cuda):
             last = i
         a[0] = last
 
-    for kernel, reason in ((counts, "has `cuda.activemask`"), (late, "variable last may have no value")):
+    @cuda.jit("int32(float64)", device=True)
+    def whole(x):
+        return x
+
+    @cuda.jit
+    def declared(a):
+        a[0] = whole(a[1])
+
+    for kernel, reason in (
+        (counts, "has `cuda.activemask`"),
+        (late, "variable last may have no value"),
+        (declared, "has `whole`"),
+    ):
         with nbep.numba_cuda.options(engine="auto"):
             kernel[1, 2](np.zeros(2))
         with (
