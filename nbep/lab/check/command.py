@@ -203,13 +203,12 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
                 finding = first_finding(runs, each, advance)
         plain = finding
         if finding is not None:
-            show(description="looking for the cause", total=None)
             with workers(options.jobs if max(lengths.values()) > SHORT_RUN else 1) as each:
+                show(description="looking for the cause", total=None)
                 finding = named(finding, runs, each) or finding
-        if finding is not None and not options.no_shrink and finding.kind != ERROR:
-            show(description="making it smaller", total=None)
-            with workers(options.jobs if max(lengths.values()) > SHORT_RUN else 1) as each:
-                finding = smallest(finding, each)
+                if not options.no_shrink and finding.kind != ERROR:
+                    show(description="making it smaller", total=None)
+                    finding = smallest(finding, each)
     if finding is None or plain is None:
         write_json(options.json, as_json(len(runs), None, base))
         return nothing_found(console, base, len(runs))

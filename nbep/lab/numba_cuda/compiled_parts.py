@@ -24,9 +24,9 @@ from numba.extending import (
     register_model,
 )
 
-from nbep.device.compilers.cpu import how
+from nbep.device.compilers.cpu import Emitter, how
 from nbep.emulator.engine.state import OUT_OF_BOUNDS, READ_ONLY, UNWRITTEN
-from nbep.emulator.engine.words import COMPILED, I1, I8, I64, VOID, call, pointer
+from nbep.emulator.engine.words import I1, I8, I64, pointer
 
 GLOBAL, SHARED, CONSTANT = 0, -1, -2  # spaces; a local array's is the number of bytes from an element to its flags
 LOCAL_BYTES = 6 << 10  # of a kernel: with a flag for each byte, less than the guard of a stack
@@ -35,9 +35,7 @@ ATOMIC = {GLOBAL: how("relaxed", "gpu", False), SHARED: how("relaxed", "cta", Fa
 
 
 def machine(builder, name: str, *values: Any) -> Any:
-    one = COMPILED[f"nbep_{name}"]
-    given = [value if isinstance(value, ir.Value) else I64(int(value)) for value in values]
-    return call(builder, one.symbol, VOID if one.result == types.none else I64, given)
+    return Emitter(builder, None, []).machine(name, *values)
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------

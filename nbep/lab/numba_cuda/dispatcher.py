@@ -166,7 +166,6 @@ class Dispatcher:
         session = current()
         run = Run(session, unit, compiled, configured.griddim, configured.blockdim, configured.sharedmem)
         run.keep, run.types = prepared, types
-        run.nbytes = sum(getattr(one, "nbytes", 0) for one in prepared)
         if session.engine == "compiled":
             from .compiled import entry_of
 
@@ -333,10 +332,9 @@ def jit(
         return functools.partial(jit, device=device, debug=debug, opt=opt, **options)
     if isinstance(func_or_sig, Dispatcher):
         return func_or_sig
-    if hasattr(func_or_sig, "py_func"):
-        return Dispatcher(func_or_sig.py_func, None, device, debug=debug, opt=opt, **options)
-    if isinstance(func_or_sig, python.FunctionType):
-        return Dispatcher(func_or_sig, None, device, debug=debug, opt=opt, **options)
+    function = getattr(func_or_sig, "py_func", func_or_sig)
+    if isinstance(function, python.FunctionType):
+        return Dispatcher(function, None, device, debug=debug, opt=opt, **options)
     signatures = func_or_sig if isinstance(func_or_sig, list) else [func_or_sig]
 
     def decorate(function: python.FunctionType) -> Dispatcher:

@@ -46,7 +46,6 @@ class Run:
         self.returned: dict[int, set[int]] = {}  # of blocks, the lines of `return` by which threads have left
         self.grid_cell: Any = None
         self.keep: Any = None  # arrays of the device live until the kernel is done
-        self.nbytes = 0  # of those
         self.types: Any = None
         self.entry: int | None = None  # of its machine code, if it has some
         self.__name__ = compiled.name
