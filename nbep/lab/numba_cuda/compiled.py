@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from keyword import iskeyword
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -30,8 +31,9 @@ from nbep.emulator.machine.orders import SCOPES
 
 from . import compiled_parts as parts
 from . import stubs
+from .arrays import ATOMICS
 from .code import scope_of, source_of
-from .compiled_parts import ATOMICS, WORD, bits, cas, find_first, like, of_bits, of_one, rounded
+from .compiled_parts import WORD, atomic, bits, find_first, like, of_bits, of_one, rounded
 from .math_rules import BINARY, UNARY
 from .types import Arr, Known, Num, Rec, Tup, dtype_of
 from .unit import Unit, type_of
@@ -343,24 +345,22 @@ def _match_all(mask, value):
     return np.int32(same), same != 0
 
 
-def _syncwarp(mask=0xFFFFFFFF):
-    meeting.collect(meeting.SYNC, real(mask), 0, 0, 0)
-
-
 def _fence(scope: str) -> Callable:
     reach = SCOPES[scope]
     return lambda: access.fence(reach)
 
 
+cas = atomic(ATOMICS["cas"])
 _PLAIN: dict[Any, Callable] = {
-    stubs.syncwarp: _syncwarp, stubs.match_all_sync: _match_all, stubs.nanosleep: lambda duration: schedule.pause(),
+    stubs.syncwarp: lambda mask=0xFFFFFFFF: meeting.collect(meeting.SYNC, real(mask), 0, 0, 0),
+    stubs.match_all_sync: _match_all, stubs.nanosleep: lambda duration: schedule.pause(),
     stubs.threadfence: _fence("gpu"), stubs.threadfence_block: _fence("cta"), stubs.threadfence_system: _fence("sys"),
     stubs.ballot_sync: lambda mask, test: i32(meeting.collect(meeting.BALLOT, real(mask), i64(test != 0), 0, 0)),
     stubs.match_any_sync: lambda mask, value: i32(meeting.collect(meeting.MATCH, real(mask), bits(value), 0, 0)),
     stubs.selp: lambda test, a, b: a if test else b,
-    stubs.atomic.cas: lambda array, index, old, value: cas(array, index, (old, value)),  # type: ignore[attr-defined]
-    stubs.atomic.compare_and_swap: lambda array, old, value: cas(array, 0, (old, value)),  # type: ignore[attr-defined]
-    **{getattr(stubs.atomic, name): of_one(change) for name, change in ATOMICS.items()},
+    **{getattr(stubs.atomic, name + "_" * iskeyword(name)): of_one(change) for name, change in ATOMICS.items()},
+    stubs.atomic.cas: lambda array, index, old, value: cas(array, index, value, old),  # type: ignore[attr-defined]
+    stubs.atomic.compare_and_swap: lambda array, old, value: cas(array, 0, value, old),  # type: ignore[attr-defined]
     **{
         getattr(stubs, f"shfl{name}_sync"): _shuffle(getattr(meeting, f"SHFL_{mode}"))
         for name, mode in (("", "IDX"), ("_up", "UP"), ("_down", "DOWN"), ("_xor", "XOR"))
