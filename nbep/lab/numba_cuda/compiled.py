@@ -250,7 +250,8 @@ class _Names(ast.NodeTransformer):
             return self.code(self.translation.constant(value), node)
         if hasattr(value, "_nd"):
             return self.code(self.translation.captured(value), node)
-        if value is print or isinstance(value, stubs.Stub) or getattr(value, "declared", None):
+        is_pythons = callable(value) and value in (print, math.gamma, math.lgamma)  # C's have other last bits
+        if is_pythons or isinstance(value, stubs.Stub) or getattr(value, "declared", None):
             raise NotCompiled(f"has `{text}`, which is interpreted")
         if hasattr(value, "py_func"):
             found = [made for key, made in self.translation.unit.functions.items() if key[0] == id(value)]
@@ -378,8 +379,8 @@ FUNCTIONS: dict[Any, Any] = {
     stubs.ffs: of_bits(lambda n: types.int32, 32, find_first),
     stubs.brev: of_bits(lambda n: types.uint32 if n == 32 else types.uint64, 32, lambda b, x: b.bitreverse(x)),
     **{stub: register_jitable(function) for stub, function in (_PLAIN | MEETINGS).items()},
-    **{getattr(math, name): rounded(getattr(math, name), "x") for name in UNARY},
-    **{getattr(math, name): rounded(getattr(math, name), "x, y") for name in BINARY},
+    **{getattr(math, name): rounded(getattr(math, name), "x") for name in UNARY if "gamma" not in name},
+    **{getattr(math, name): rounded(getattr(math, name), "x, y") for name in BINARY if name != "nextafter"},
 }
 
 

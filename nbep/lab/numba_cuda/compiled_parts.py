@@ -361,8 +361,8 @@ def find_first(builder, x):
 def rounded(function: Callable, names: str) -> Callable:
     """A function of Python's `math`, whose result for float32 is rounded once."""
     space = {"f": function, "f32": np.float32, "f64": np.float64}
-    plain = eval(f"lambda {names}: f({names})", space)
-    wide = eval(f"lambda {names}: f32(f({', '.join(f'f64({x})' for x in names.split(', '))}))", space)
+    code = f"f({', '.join(f'f64({x})' for x in names.split(', '))})"
+    plain, wide = eval(f"lambda {names}: {code}", space), eval(f"lambda {names}: f32({code})", space)
 
     def made(*given):
         is_narrow = given[-1] == types.float32 or (function is math.pow and isinstance(given[-1], types.Integer))

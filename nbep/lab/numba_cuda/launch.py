@@ -36,29 +36,29 @@ RESERVED_BYTES = 1 << 10  # of each block's shared memory
 class Run:
     """One launch: what each of its threads calls, and what they have together."""
 
-    def __init__(self, session: Session, unit: Unit, compiled: Any, grid: tuple, block: tuple, dynamic: int):
+    def __init__(self, session: Session, unit: Unit, compiled: Any, configured: Any, keep: list, types: tuple):
+        """keep: its arguments; arrays of the device live until the kernel is done"""
         self.session, self.unit, self.made, self.code = session, unit, compiled, compiled.run
-        self.grid, self.block, self.dynamic = grid, block, dynamic
+        self.grid, self.block, self.dynamic = configured.griddim, configured.blockdim, configured.sharedmem
+        self.keep, self.types = keep, types
         self.blocks: dict[int, BlockState] = {}
         self.parts: list[tuple[int, int, str, Callable[[int], str]]] = []
         self.constants: dict[int, KArray] = {}
         self.together: dict[Any, Any] = {}
         self.returned: dict[int, set[int]] = {}  # of blocks, the lines of `return` by which threads have left
         self.grid_cell: Any = None
-        self.keep: Any = None  # arrays of the device live until the kernel is done
-        self.types: Any = None
         self.entry: int | None = None  # of its machine code, if it has some
         self.__name__ = compiled.name
-        self.places, end = places_of(unit.sites, dynamic)
+        self.places, end = places_of(unit.sites, self.dynamic)
         for site, begin in self.places.items():
             names = names_of_elements(site.shape, np.empty(site.shape, site.dtype).strides, begin)
             size = math.prod(site.shape) * site.dtype.itemsize
             self.parts.append((begin, begin + size, site.name or "shared array", names))
         self.smem_bytes = end
-        check_shared(compiled.name, places_of(unit.sites, 0)[1], dynamic, unit.successor)
+        check_shared(compiled.name, places_of(unit.sites, 0)[1], self.dynamic, unit.successor)
         sms = session.options["num_sms"]
-        self.most_blocks = blocks_at_once(math.prod(block), end, unit.successor) if sms is None else sms
-        self.num_warps = -(-math.prod(block) // 32) * math.prod(grid)
+        self.most_blocks = blocks_at_once(math.prod(self.block), end, unit.successor) if sms is None else sms
+        self.num_warps = -(-math.prod(self.block) // 32) * math.prod(self.grid)
 
     def __call__(self, *args: Any) -> None:
         thread = current_thread()
