@@ -198,7 +198,7 @@ class Emitter:
         self.machine("fence", SCOPES[scope] if order in RELEASES else 0)
 
     def collect(self, name, mask, value, operand):
-        return self.machine("collect", name, mask, value, operand, site_of_call(self.spec))
+        return self.machine("collect", name, mask, value, operand, site_of_call(self.spec.name))
 
     def syncwarp(self, mask):
         self.collect(meeting.SYNC, mask, 0, 0)
@@ -252,11 +252,11 @@ def how(order: str, scope: str, loads: bool = True) -> int:
     return look | reach << signals.REACH | signals.ACQUIRE * (order in ACQUIRES) | signals.RELEASE * (order in RELEASES)
 
 
-def site_of_call(spec: PrimitiveSpec) -> int:
+def site_of_call(name: str) -> int:
     """A number for the call that Numba lowers now, the same for all types of arguments of the function it stands in."""
     lower, instruction = lowered_now()
     place = f"{lower.loc.filename}:{lower.loc.line}"
-    return zlib.crc32(f"{place} {instruction.target.name} {spec.name}".encode())
+    return zlib.crc32(f"{place} {instruction.target.name} {name}".encode())
 
 
 def lowered_now() -> tuple[Any, Any]:
@@ -341,16 +341,13 @@ def _float_of(builder, bits):
 M32 = 0xFFFFFFFF
 
 
-def _divide(a, b):
-    if (a | b) >> 32 != 0 or b == 0:
-        schedule.fault(DIVIDED, a)
-    return np.int64(np.uint32(a) // np.uint32(b))
+def _of_u32(function: Callable) -> Callable:
+    def of_two(a, b):
+        if (a | b) >> 32 != 0 or b == 0:
+            schedule.fault(DIVIDED, a)
+        return np.int64(function(np.uint32(a), np.uint32(b)))
 
-
-def _modulo(a, b):
-    if (a | b) >> 32 != 0 or b == 0:
-        schedule.fault(DIVIDED, a)
-    return np.int64(np.uint32(a) % np.uint32(b))
+    return of_two
 
 
 # Arithmetic whose bodies are Python that Numba does not compile, or not to what Python makes of them.
@@ -358,8 +355,8 @@ ARITHMETIC: dict[str, Callable] = {
     "s32": lambda x: ((np.int64(x) + 0x80000000) & M32) - 0x80000000,
     "u32": lambda x: np.int64(x) & M32,
     "s64": lambda x: np.int64(x),
-    "u32_div": _divide,
-    "u32_mod": _modulo,
+    "u32_div": _of_u32(operator.floordiv),
+    "u32_mod": _of_u32(operator.mod),
     "byteswap_u32": lambda x: (x & 255) << 24 | (x >> 8 & 255) << 16 | (x >> 16 & 255) << 8 | (x >> 24 & 255),
     "popc_u32": lambda x: _count_ones(x & M32),
     "bfind_u32": lambda x: (63 - _leading_zeros(x & M32)) & M32,

@@ -149,10 +149,9 @@ def perform(
     """
     scenario = load_scenario(run.scenario)
     seen = seen or World()
-    values = run.values
     with broken(*faults_in(run)):
         try:
-            _run(scenario, run, values, on_failure, seen, strategy, tracer)
+            _run(scenario, run, on_failure, seen, strategy, tracer)
         except Exception as error:
             if isinstance(error, ImportError) and what_is_missing(error):
                 raise  # the command says what to install
@@ -162,14 +161,9 @@ def perform(
 
 
 def _run(
-    scenario: Scenario,
-    run: Run,
-    values: dict[str, int],
-    on_failure: Callable | None,
-    seen: World,
-    strategy: Strategy | None,
-    tracer: Any,
+    scenario: Scenario, run: Run, on_failure: Callable | None, seen: World, strategy: Strategy | None, tracer: Any
 ) -> None:
+    values = run.values
     options: dict[str, Any] = {
         "seed": run.seed, "memory_model": run.memory_model, "strategy": strategy or run.strategy, "engine": run.engine,
         "num_sms": values.get("sms"), "on_failure": on_failure, "tracer": tracer,

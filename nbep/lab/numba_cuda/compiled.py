@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from keyword import iskeyword
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -293,8 +293,7 @@ GRIDS = {stubs.grid: "grid({})", stubs.gridsize: "(argument({0}) * argument(3 + 
 @intrinsic
 def site(typingctx):
     """A number for the call in whose place this stands, not 0."""
-    number: Any = SimpleNamespace(name="meeting")
-    return WORD(), lambda context, builder, signature, values: I64(site_of_call(number) or 1)
+    return WORD(), lambda context, builder, signature, values: I64(site_of_call("meeting") or 1)
 
 
 @register_jitable

@@ -219,11 +219,13 @@ def in_kernel(value: Any, t: Any, session: Session, name: str) -> Any:
 
 # --- In, Out and InOut: which way an array of the host is copied ------------------------------------------------------
 class ArgHint:
+    """An array that goes both ways, if it is none of these."""
+
     def __init__(self, value: Any):
         self.value = value
 
     def prepare(self, back: list[Callable[[], None]]) -> Any:
-        raise NotImplementedError
+        return copied(self.value, back, True)
 
 
 def wrap_arg(value: Any, default: Any = None) -> ArgHint:
@@ -250,6 +252,3 @@ class Out(ArgHint):
 
 class InOut(ArgHint):
     """An array that goes both ways."""
-
-    def prepare(self, back: list[Callable[[], None]]) -> Any:
-        return copied(self.value, back, True)
