@@ -42,22 +42,18 @@ class Run:
         self.grid, self.block, self.dynamic = configured.griddim, configured.blockdim, configured.sharedmem
         self.keep, self.types = keep, types
         self.blocks: dict[int, BlockState] = {}
-        self.parts: list[tuple[int, int, str, Callable[[int], str]]] = []
         self.constants: dict[int, KArray] = {}
         self.together: dict[Any, Any] = {}
         self.returned: dict[int, set[int]] = {}  # of blocks, the lines of `return` by which threads have left
         self.grid_cell: Any = None
         self.entry: int | None = None  # of its machine code, if it has some
         self.__name__ = compiled.name
-        self.places, end = places_of(unit.sites, self.dynamic)
-        for site, begin in self.places.items():
-            names = names_of_elements(site.shape, np.empty(site.shape, site.dtype).strides, begin)
-            size = math.prod(site.shape) * site.dtype.itemsize
-            self.parts.append((begin, begin + size, site.name or "shared array", names))
-        self.smem_bytes = end
+        self.places, self.smem_bytes = places_of(unit.sites, self.dynamic)
         check_shared(compiled.name, places_of(unit.sites, 0)[1], self.dynamic, unit.successor)
         sms = session.options["num_sms"]
-        self.most_blocks = blocks_at_once(math.prod(self.block), end, unit.successor) if sms is None else sms
+        self.most_blocks = (
+            blocks_at_once(math.prod(self.block), self.smem_bytes, unit.successor) if sms is None else sms
+        )
         self.num_warps = -(-math.prod(self.block) // 32) * math.prod(self.grid)
 
     def __call__(self, *args: Any) -> None:
@@ -72,9 +68,10 @@ class Run:
         return self.blocks.setdefault(block.serial, BlockState())
 
     def describe_shared(self, offset: int) -> str:
-        for begin, end, name, names in self.parts:
-            if begin <= offset < end:
-                return name + names(offset)
+        for site, begin in self.places.items():
+            array = np.empty(site.shape, site.dtype)
+            if begin <= offset < begin + array.nbytes:
+                return (site.name or "shared array") + names_of_elements(array.shape, array.strides, begin)(offset)
         views = (site for site in self.unit.sites if site.shape in ((0,), None) and site.name)
         elements = " or ".join(f"{site.name}[{offset // site.dtype.itemsize}]" for site in views)
         byte = f"byte {offset} of dynamic shared memory"
