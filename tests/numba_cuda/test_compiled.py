@@ -3,6 +3,7 @@
 import contextlib
 import io
 import itertools
+import math
 from pathlib import Path
 
 import nbep.numba_cuda
@@ -128,6 +129,7 @@ def constants(cuda):
             out[()] += n
         roots = cuda.local.array(3, np.float32)
         np.sqrt(weights[1], roots)
+        out[()] += math.nextafter(roots[0], roots[1]) + math.pow(1.1, i + 9)
         cuda.atomic.add(out, (), roots[2] + scaled(i / 3, weights[i % 2, i % 3]) / 2 + four[()])
 
     return total[1, 1], np.array(0.0)

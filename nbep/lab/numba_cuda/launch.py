@@ -216,7 +216,7 @@ def in_kernel(value: Any, t: Any, session: Session, name: str) -> Any:
 
 # --- In, Out and InOut: which way an array of the host is copied ------------------------------------------------------
 class ArgHint:
-    """An array that goes both ways, if it is none of these."""
+    """What says which way an array goes; where nothing else is said, both."""
 
     def __init__(self, value: Any):
         self.value = value
