@@ -95,10 +95,8 @@ def _library_of(name: str, what: str, parts: dict[str, Callable[[], Made]], mode
     """What parts are for a model, loaded. Where it is not in the cache the parts may be, as they are for all models."""
 
     def made() -> Made:
-        with progress("compiling for the CPU", 1) as advance:
-            advance(description=what)
+        with progress(f"compiling {what} for the CPU", None):
             codes, symbols = zip(*(_kept(_file(part, "bc"), make) for part, make in parts.items()), strict=True)
-            advance()
             return emit(codes, model), [*chain.from_iterable(symbols)]
 
     _loaded[name, model] = 0
@@ -148,13 +146,12 @@ def _compile_machine(only: str) -> Made:
 
 def _compile_kernel(spec: KernelSpec, symbol: str) -> bytes:
     from .compilers import cpu
-    from .compilers.cpu_integers import INTEGER_ERRORS
 
     try:
         cpu.register()
         for one in called_by([spec.base or spec.function]):
             cpu.check_unedited(one)
-        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, INTEGER_ERRORS)
+        return compile_functions({symbol: (cpu.entry_of(spec), None, ())}, cpu.INTEGER_ERRORS)
     except Exception as error:
         from .compile import CompileError
 
@@ -235,4 +232,7 @@ def plain(one: Any) -> Any:
         return one.dtype.str, one.shape, one.tobytes()
     if isinstance(one, int | float | str | bytes | np.generic | None):
         return one
-    return getattr(one, "__name__", type(one).__name__), [*getattr(one, "__annotations__", ())]
+    names = (getattr(one, kind, None) for kind in ("__name__", "name"))
+    return next((name for name in names if isinstance(name, str)), type(one).__name__), [
+        *getattr(one, "__annotations__", ())
+    ]

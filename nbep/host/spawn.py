@@ -109,16 +109,13 @@ def spawn(
 
 
 def engine_for(
-    engine: str | None, memory_model: str, strategy: Any, tracer: Any, models: Sequence[str] = MODELS,
-    usual: str = "python",
-) -> str:  # fmt: skip
-    """The name of the engine that runs kernels: "python" where "auto" finds that others cannot.
-
-    models: that can be compiled; usual: what it is where nobody says it
+    engine: str | None, memory_model: str, strategy: Any, tracer: Any, models: Sequence[str] = MODELS
+) -> str:
+    """The name of the engine that runs kernels: "python" where "auto" finds that others cannot. models: that it can
 
     Raises: ValueError for a name that there is not, and for "compiled" where that cannot be
     """
-    name = os.environ.get("NBEP_ENGINE", usual) if engine is None else engine
+    name = os.environ.get("NBEP_ENGINE", "python") if engine is None else engine
     if name not in ENGINES:
         raise ValueError(f"{'NBEP_ENGINE' if engine is None else 'engine'}: got {name!r}; must be {', '.join(ENGINES)}")
     why_not = None if name == "python" else _why_not_compiled(memory_model, models, strategy, tracer)

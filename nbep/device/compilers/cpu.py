@@ -7,15 +7,19 @@ primitive. A body that asks no thread is arithmetic, and Numba compiles it. So t
 
 from __future__ import annotations
 
+import operator
 import sys
 import zlib
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 from types import FunctionType
 from typing import Any, NamedTuple, get_type_hints
 
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import callconv, imputils
 from numba.core.errors import TypingError
 from numba.core.ir import Del
 from numba.core.registry import cpu_target
@@ -117,7 +121,7 @@ ASKED: dict[str, Asked | Attribute] = {
 class Emitter:
     """The instructions for one call. Values are those of operands; constants are Python's."""
 
-    def __init__(self, builder: Any, spec: PrimitiveSpec, values: list[Any]):
+    def __init__(self, builder: Any, spec: Any, values: list[Any]):
         self.builder, self.spec, self.values = builder, spec, values
 
     def value(self, one: Any) -> Any:
@@ -162,10 +166,10 @@ class Emitter:
         words += [I64(0)] * (4 - len(words))
         return [builder.or_(words[i], builder.shl(words[i + 1], I64(32))) for i in (0, 2)]
 
-    # The methods of `machine.Thread`; those that are one call of the machine are in DIRECT.
+    # The methods of `machine.Thread`; others are one call of the machine, most by their own name.
 
     def __getattr__(self, method: str) -> Callable:
-        name, *more = DIRECT[method]
+        name, *more = DIRECT.get(method, (method,))
         return lambda *given: self.machine(name, *given, *more)
 
     def load(self, address, kind, order, scope):
@@ -194,7 +198,7 @@ class Emitter:
         self.machine("fence", SCOPES[scope] if order in RELEASES else 0)
 
     def collect(self, name, mask, value, operand):
-        return self.machine("collect", name, mask, value, operand, site_of_call(self.spec))
+        return self.machine("collect", name, mask, value, operand, site_of_call(self.spec.name))
 
     def syncwarp(self, mask):
         self.collect(meeting.SYNC, mask, 0, 0)
@@ -221,7 +225,7 @@ class Emitter:
         pass
 
 
-# method -> the function of the machine, and arguments behind those that are given
+# method -> the function of the machine that has another name, and arguments behind those that are given
 DIRECT: dict[str, tuple[Any, ...]] = {
     "fence_proxy_async": ("fence_proxy",),
     "fence_proxy_async_global": ("fence_proxy_global",),
@@ -230,14 +234,9 @@ DIRECT: dict[str, tuple[Any, ...]] = {
     "mbarrier_arrive": ("arrive_mbarrier", 0),
     "mbarrier_arrive_expect_tx": ("arrive_mbarrier",),
     "mbarrier_try_wait": ("try_wait_mbarrier",),
-    "bulk_load": ("bulk_load",),
-    "bulk_store": ("bulk_store",),
     "bulk_commit_group": ("commit_group",),
     "bulk_wait_group": ("wait_group", False),
     "bulk_wait_group_read": ("wait_group", True),
-    "globaltimer": ("globaltimer",),
-    "spin": ("spin",),
-    "fault_due": ("fault_due",),
 }
 SHUFFLES = {"idx": meeting.SHFL_IDX, "xor": meeting.SHFL_XOR, "up": meeting.SHFL_UP, "down": meeting.SHFL_DOWN}
 VOTES = {"any": meeting.ANY, "all": meeting.ALL, "ballot": meeting.BALLOT}
@@ -253,17 +252,11 @@ def how(order: str, scope: str, loads: bool = True) -> int:
     return look | reach << signals.REACH | signals.ACQUIRE * (order in ACQUIRES) | signals.RELEASE * (order in RELEASES)
 
 
-sites: dict[int, str] = {}  # of the object that is compiled now: number of a call -> file and line
-
-
-def site_of_call(spec: PrimitiveSpec) -> int:
+def site_of_call(name: str) -> int:
     """A number for the call that Numba lowers now, the same for all types of arguments of the function it stands in."""
     lower, instruction = lowered_now()
-    where = lower.loc
-    text = f"{where.filename}:{where.line}"
-    number = zlib.crc32(f"{text} {instruction.target.name} {spec.name}".encode())
-    sites[number] = text
-    return number
+    place = f"{lower.loc.filename}:{lower.loc.line}"
+    return zlib.crc32(f"{place} {instruction.target.name} {name}".encode())
 
 
 def lowered_now() -> tuple[Any, Any]:
@@ -345,20 +338,16 @@ def _float_of(builder, bits):
     return builder.bitcast(builder.trunc(bits, I32), F32)
 
 
-_fault = schedule.fault
 M32 = 0xFFFFFFFF
 
 
-def _divide(a, b):
-    if (a | b) >> 32 != 0 or b == 0:
-        _fault(DIVIDED, a)
-    return np.int64(np.uint32(a) // np.uint32(b))
+def _of_u32(function: Callable) -> Callable:
+    def of_two(a, b):
+        if (a | b) >> 32 != 0 or b == 0:
+            schedule.fault(DIVIDED, a)
+        return np.int64(function(np.uint32(a), np.uint32(b)))
 
-
-def _modulo(a, b):
-    if (a | b) >> 32 != 0 or b == 0:
-        _fault(DIVIDED, a)
-    return np.int64(np.uint32(a) % np.uint32(b))
+    return of_two
 
 
 # Arithmetic whose bodies are Python that Numba does not compile, or not to what Python makes of them.
@@ -366,8 +355,8 @@ ARITHMETIC: dict[str, Callable] = {
     "s32": lambda x: ((np.int64(x) + 0x80000000) & M32) - 0x80000000,
     "u32": lambda x: np.int64(x) & M32,
     "s64": lambda x: np.int64(x),
-    "u32_div": _divide,
-    "u32_mod": _modulo,
+    "u32_div": _of_u32(operator.floordiv),
+    "u32_mod": _of_u32(operator.mod),
     "byteswap_u32": lambda x: (x & 255) << 24 | (x >> 8 & 255) << 16 | (x >> 16 & 255) << 8 | (x >> 24 & 255),
     "popc_u32": lambda x: _count_ones(x & M32),
     "bfind_u32": lambda x: (63 - _leading_zeros(x & M32)) & M32,
@@ -411,9 +400,8 @@ def _is_new(function: Any) -> bool:
 
 def _meaning(function: Any) -> Any:
     """What two functions have in common that Numba compiles to the same."""
-    if not isinstance(function, FunctionType):
-        return None
-    return function.__code__, [one if callable(one) else plain(one) for one in named_by(function)]
+    names = named_by(function) if isinstance(function, FunctionType) else []
+    return getattr(function, "__code__", None), [one if callable(one) else plain(one) for one in names]
 
 
 def check_unedited(function: Any) -> None:
@@ -449,20 +437,13 @@ def register() -> None:
 
 def entry_of(spec: KernelSpec) -> Callable:
     """A function without arguments that calls a kernel with those of this thread's launch."""
-    names: dict[str, Any] = {
-        "kernel": spec.base or spec.function,
-        "argument": access.argument,
-        "int32": np.int32,
-        "f32": _float_of,
-    }
-    count = 0
+    kernel, words = spec.base or spec.function, count()
+    names: dict[str, Any] = {"kernel": kernel, "argument": access.argument, "int32": np.int32, "f32": _float_of}
 
     def build(hint: Any) -> str:
-        nonlocal count
         leaf = param_type(hint)
         if leaf is not None:
-            count += 1
-            text = f"argument({count - 1})"
+            text = f"argument({next(words)})"
             return {"q": text, "i": f"int32({text})", "f": f"f32({text})"}[leaf.code]
         name = f"kind_{hint.__name__}"
         names[name] = hint
@@ -470,6 +451,46 @@ def entry_of(spec: KernelSpec) -> Callable:
         return f"{name}({', '.join(map(build, fields.values()))})"
 
     exec(f"def entry(): kernel({', '.join(map(build, spec.hints.values()))})", names)
-    if _is_new(names["kernel"]):
-        _inner(names["kernel"])
+    if _is_new(kernel):
+        _inner(kernel)
     return names["entry"]
+
+
+# --- integers: where Python's arithmetic raises an error, and Numba's gives 0 or anything -------------------------
+
+
+class IntegerErrors(callconv.NumpyErrorModel):
+    """What arithmetic raises, in the terms of Numba: a division of integers by 0, and none of floats."""
+
+    def fp_zero_division(self, builder, exc_args=None, loc=None):
+        is_raised = exc_args is not None and exc_args[0].startswith("integer")
+        if is_raised:
+            self.call_conv.return_user_exc(builder, ZeroDivisionError, exc_args, loc)
+        return is_raised
+
+
+INTEGER_ERRORS = "nbep"
+callconv.error_models[INTEGER_ERRORS] = IntegerErrors
+_lowered = imputils.Registry("nbep")
+
+
+def _shift(context, builder, signature, arguments, to_left):
+    result = signature.return_type
+    value, amount = map(context.cast, [builder] * 2, arguments, signature.args, [result] * 2)
+    right = builder.ashr if result.signed else builder.lshr
+    if not isinstance(context.error_model, IntegerErrors):
+        return (builder.shl if to_left else right)(value, amount)
+    zero, last = amount.type(0), amount.type(result.bitwidth - 1)
+    with builder.if_then(builder.icmp_signed("<", amount, zero), likely=False):
+        context.call_conv.return_user_exc(builder, ValueError, ("negative shift count",))
+    is_far = builder.icmp_unsigned(">", amount, last)
+    near = builder.select(is_far, last, amount)
+    if to_left or not result.signed:
+        return builder.select(is_far, zero, (builder.shl if to_left else right)(value, near))
+    return right(value, near)
+
+
+for one in operator.lshift, operator.ilshift, operator.rshift, operator.irshift:
+    _lowered.lower(one, types.Integer, types.Integer)(partial(_shift, to_left="lshift" in one.__name__))
+cpu_target.target_context.refresh()  # first with Numba's own: intrinsics go to the first registry that there is
+cpu_target.target_context.install_registry(_lowered)

@@ -49,7 +49,6 @@ To compare results, add this to the file:
   """
 TO_COMPARE = NOT_COMPARED + "def check(results): assert results[1] == ...  # results: what main has returned, by rank"
 TO_COMPARE_IN_SCRIPT = NOT_COMPARED + "assert (array.copy_to_host() == ...).all()"
-ENGINE = "NBEP_ENGINE"
 SHORT_RUN = 20_000  # primitive calls; other processes are no help with such runs
 
 
@@ -66,7 +65,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options, rest = parser.parse_known_args(argv)
     console = console_for(options.json, soft_wrap=True, highlight=False, markup=False)
     done = Done()
-    said = os.environ.get(ENGINE)
     try:
         return _main(parser, options, rest, console, done)
     except (ScenarioError, UnknownName) as error:
@@ -77,10 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         file = sys.stderr if options.json == STDOUT else sys.stdout
         print(f"Interrupted after {done.runs} runs; nothing was found up to there.", file=file)
         return INTERRUPTED
-    finally:
-        os.environ.pop(ENGINE, None)
-        if said is not None:
-            os.environ[ENGINE] = said
 
 
 class Done:
@@ -106,15 +100,13 @@ def _main(
     if options.scenario is None:
         parser.error("which SCENARIO? `nbep check --list` lists them")
     scenario = load_scenario(options.scenario)
-    base = Run(scenario.name, parameters_of(parser, scenario, rest), faults=tuple(options.fault))
+    base = Run(scenario.name, parameters_of(parser, scenario, rest), faults=tuple(options.fault), engine=options.engine)
     faults_in(base)  # a wrong name is an error before anything runs
     if options.strategy is not None:
         try:
             strategy_of(options.strategy, 0, random.Random(0))
         except ValueError as error:
             parser.error(str(error))
-    if options.engine is not None:
-        os.environ[ENGINE] = options.engine  # for the processes of a search, too
     if options.engine == "compiled":
         if options.strategy == "few_preemptions" or options.all or options.trace:
             parser.error("--engine compiled: takes no --all, --trace or few_preemptions")
@@ -131,14 +123,8 @@ def _main(
     if options.trace and options.trace.suffix not in (".html", ".json"):
         parser.error(f"--trace: {options.trace}; must end in .html or .json")
     if options.seed is not None:
-        run = Run(
-            base.scenario,
-            base.parameters,
-            options.seed,
-            options.strategy or "uniform",
-            options.memory_model or "checked",
-            base.faults,
-        )
+        strategy, model = options.strategy or "uniform", options.memory_model or "checked"
+        run = replace(base, seed=options.seed, strategy=strategy, memory_model=model)
         return run_once(console, run, options)
     return search(console, base, options, done)
 
@@ -190,9 +176,8 @@ def as_json(runs: int, found: Finding | None, first: Run) -> dict[str, Any]:
 
 def search(console: Console, base: Run, options: argparse.Namespace, done: Done) -> int:
     """Run until something is found; then make it smaller."""
-    scenario = load_scenario(base.scenario)
-    if scenario.script is None and not scenario.lets_time_pass:  # of scripts "auto" compiles all at once
-        os.environ.setdefault(ENGINE, "auto")
+    if base.engine is None and not load_scenario(base.scenario).lets_time_pass:
+        base = replace(base, engine=os.environ.get("NBEP_ENGINE", "auto"))
     usual = COMPILED_STRATEGIES if options.engine == "compiled" else STRATEGIES
     strategies = [options.strategy] if options.strategy else [*usual]
     models = [options.memory_model] if options.memory_model else SEARCHED
@@ -218,13 +203,12 @@ def search(console: Console, base: Run, options: argparse.Namespace, done: Done)
                 finding = first_finding(runs, each, advance)
         plain = finding
         if finding is not None:
-            show(description="looking for the cause", total=None)
             with workers(options.jobs if max(lengths.values()) > SHORT_RUN else 1) as each:
+                show(description="looking for the cause", total=None)
                 finding = named(finding, runs, each) or finding
-        if finding is not None and not options.no_shrink and finding.kind != ERROR:
-            show(description="making it smaller", total=None)
-            with workers(options.jobs if max(lengths.values()) > SHORT_RUN else 1) as each:
-                finding = smallest(finding, each)
+                if not options.no_shrink and finding.kind != ERROR:
+                    show(description="making it smaller", total=None)
+                    finding = smallest(finding, each)
     if finding is None or plain is None:
         write_json(options.json, as_json(len(runs), None, base))
         return nothing_found(console, base, len(runs))

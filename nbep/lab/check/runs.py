@@ -56,6 +56,7 @@ class Run:
         parameters: those of the scenario that are not as it says
         strategy: see nbep.emulator.schedule.strategies
         faults: names of what is broken in it
+        engine: what runs kernels, see nbep.spawn: no part of what it finds
     """
 
     scenario: str
@@ -64,6 +65,7 @@ class Run:
     strategy: str = "uniform"
     memory_model: str = "sc"
     faults: tuple[str, ...] = ()
+    engine: str | None = None
 
     @property
     def values(self) -> dict[str, int]:
@@ -147,10 +149,9 @@ def perform(
     """
     scenario = load_scenario(run.scenario)
     seen = seen or World()
-    values = run.values
     with broken(*faults_in(run)):
         try:
-            _run(scenario, run, values, on_failure, seen, strategy, tracer)
+            _run(scenario, run, on_failure, seen, strategy, tracer)
         except Exception as error:
             if isinstance(error, ImportError) and what_is_missing(error):
                 raise  # the command says what to install
@@ -160,18 +161,15 @@ def perform(
 
 
 def _run(
-    scenario: Scenario,
-    run: Run,
-    values: dict[str, int],
-    on_failure: Callable | None,
-    seen: World,
-    strategy: Strategy | None,
-    tracer: Any,
+    scenario: Scenario, run: Run, on_failure: Callable | None, seen: World, strategy: Strategy | None, tracer: Any
 ) -> None:
+    values = run.values
+    options: dict[str, Any] = {
+        "seed": run.seed, "memory_model": run.memory_model, "strategy": strategy or run.strategy, "engine": run.engine,
+        "num_sms": values.get("sms"), "on_failure": on_failure, "tracer": tracer,
+    }  # fmt: skip
     if scenario.script is not None:
-        scenario.script(
-            run.seed, run.memory_model, strategy or run.strategy, on_failure, seen, tracer, values.get("sms")
-        )
+        scenario.script(seen, **options)
         return
     arguments = accepted(scenario.main, values)
 
@@ -179,18 +177,8 @@ def _run(
         seen.world = comm.runtime.world
         return scenario.main(comm, **arguments)
 
-    results = spawn(
-        main,
-        values["ranks"],
-        "emulator",
-        seed=run.seed,
-        memory_model=run.memory_model,
-        strategy=strategy or run.strategy,
-        num_sms=values.get("sms"),
-        on_deadlock="expire" if scenario.lets_time_pass else "raise",
-        on_failure=on_failure,
-        tracer=tracer,
-    )
+    on_deadlock = "expire" if scenario.lets_time_pass else "raise"
+    results = spawn(main, values["ranks"], "emulator", on_deadlock=on_deadlock, **options)
     if scenario.check is not None:
         try:
             scenario.check(results, **accepted(scenario.check, values))

@@ -93,10 +93,10 @@ def load_scenario(name: str) -> Scenario:
 def script_scenario(path: Path, name: str) -> Scenario:
     """The scenario that a script is."""
 
-    def runs(*how: Any) -> None:
+    def runs(seen: Any, **options: Any) -> None:
         from nbep.lab.numba_cuda import script
 
-        script.explore(path, *how)
+        script.explore(path, seen, **options)
 
     tree = ast.parse(path.read_text())
     for node in tree.body:

@@ -12,8 +12,9 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from keyword import iskeyword
 from pathlib import Path
-from types import FunctionType, ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ from nbep.emulator.machine.orders import SCOPES
 
 from . import compiled_parts as parts
 from . import stubs
+from .arrays import ATOMICS
 from .code import scope_of, source_of
-from .compiled_parts import ATOMICS, WORD, bits, cas, find_first, like, of_bits, of_one, rounded
+from .compiled_parts import WORD, atomic, bits, find_first, like, of_bits, of_one, rounded
 from .math_rules import BINARY, UNARY
 from .types import Arr, Known, Num, Rec, Tup, dtype_of
 from .unit import Unit, type_of
@@ -47,34 +49,21 @@ class NotCompiled(Exception):
     """A kernel that only Python can run. Its text ends a sentence that begins with the kernel's name."""
 
 
-def number_type(dtype: np.dtype, fields: Any = None) -> Any:
-    """Numba's type of numbers or, if their fields may be added to a set, of records."""
-    if dtype.names is not None and fields is not None:
-        for name in dtype.names:
-            at, align = dtype.fields[name][1], _alignment(dtype[name])  # type: ignore[index]
-            number_type(dtype[name].base, fields)
-            if at % align or dtype.itemsize % align or name in ARRAYS_OWN:
-                raise NotCompiled(f"has records whose field {name} is unaligned or an array's attribute: interpreted")
-        fields.update(dtype.names)
-    elif dtype.kind not in "biufc" or dtype == np.float16:
-        raise NotCompiled(f"has elements of type {dtype}, which are interpreted")
-    return from_dtype(dtype)
-
-
-def _alignment(dtype: np.dtype) -> int:
-    return max(_alignment(dtype.base[name]) for name in dtype.base.names) if dtype.base.names else dtype.base.itemsize
-
-
 class Translation:
     """A kernel and the device functions that it calls, as functions that Numba compiles for the CPU."""
 
     def __init__(self, unit: Unit):
         self.unit = unit
-        self.said: list[Any] = [OWN_SOURCE]  # what the source of the functions does not say
+        self.names = {f"nbep_{name}": value for name, value in NAMES.items()}  # that the functions have as globals
         self.functions: dict[Any, Any] = {}
         self.local_bytes = 0
         self.fields: set[str] = set()  # of records
         self.words = itertools.count(FIRST_WORD + 2 * len(unit.sites))  # of arguments
+
+    def named(self, value: Any, what: str) -> str:
+        name = f"nbep_{len(self.names)}_{what.replace('.', '_')}"
+        self.names[name] = value
+        return name
 
     def function(self, function: FunctionType, compiled: list[Any]) -> Any:
         """compiled: what it is for the types that it is called with, interpreted"""
@@ -85,75 +74,69 @@ class Translation:
             raise NotCompiled(f"calls `{function.__name__}`, which calls itself: interpreted")
         return self.functions[function]
 
-    def declared(self, function: Any, gives: Any, takes: list[Any]) -> Any:
-        """A function whose arguments and result are made numbers of the types of its signature."""
-        self.said.append((gives, takes))
-        names, given = {"function": function}, [f"a{i}" for i in range(len(takes))]
-        for i, t in enumerate((*takes, gives)):
-            is_number = isinstance(t, Num)
-            names[f"as_a{i}"] = parts.number_of(number_type(t.dtype)) if is_number else register_jitable(lambda x: x)
-        text = f"as_a{len(takes)}(function({', '.join(f'as_{one}({one})' for one in given)}))"
-        exec(f"def declared({', '.join(given)}): return {text}", names)
-        return register_jitable(names["declared"])
+    # Of arrays and arguments, what makes them: code, whose names get the prefix later.
 
-    def made(self, space: int, shape: tuple[int, ...], dtype: np.dtype, base: Any, first: str = "") -> dict[str, Any]:
-        """The names of an array's code, and that. first: the code of its only size, if the launch says that"""
+    def array(self, space: int, shape: tuple[int, ...], dtype: np.dtype, base: str, first: str = "") -> str:
+        """first: its only size, if the launch says that"""
         sizes, strides = [first] if first else shape, np.empty([max(n, 1) for n in shape], dtype).strides
-        array = parts.array_of(self.elements(dtype, len(shape), space, space == parts.CONSTANT))
-        self.said.append((space, shape, dtype, first))
         tuples = (f"({''.join(f'{n}, ' for n in one)})" for one in (sizes, strides))
-        return {"array": array, "base": base, "": f"array(base(), {', '.join(tuples)})"}
+        return f"{self.elements(dtype, len(shape), space, space == parts.CONSTANT)}({base}, {', '.join(tuples)})"
 
-    def shared(self, node: ast.Call, compiled: list[Any]) -> dict[str, Any]:
+    def shared(self, node: ast.Call, compiled: list[Any]) -> str:
         keys = [(id(one), (node.lineno, node.col_offset)) for one in compiled]
         sites = [self.unit.shared_sites[key] for key in keys if key in self.unit.shared_sites]
         if len(sites) != 1 or sites[0].shape is None:
             raise NotCompiled("has a shared array of several types, or of a size known at run time: interpreted")
         word = FIRST_WORD + 2 * self.unit.sites.index(sites[0])
-        base = register_jitable(eval(f"lambda: argument({word})", NAMES))
-        first = f"nbep_argument({word + 1})" if sites[0].shape == (0,) else ""
-        self.said.append(word)
-        return self.made(parts.SHARED, sites[0].shape, sites[0].dtype, base, first)
+        first = f"argument({word + 1})" if sites[0].shape == (0,) else ""
+        return self.array(parts.SHARED, sites[0].shape, sites[0].dtype, f"argument({word})", first)
 
-    def local(self, shape: Any, dtype: Any) -> dict[str, Any]:
+    def local(self, shape: Any, dtype: Any) -> str:
         shape, dtype = shape if isinstance(shape, tuple) else (shape,), dtype_of(dtype)
         nbytes = -(-math.prod(shape) * dtype.itemsize // 16) * 16
         self.local_bytes += nbytes
         if self.local_bytes > parts.LOCAL_BYTES or not nbytes:
             raise NotCompiled(f"has local arrays of no bytes or more than {parts.LOCAL_BYTES}: interpreted")
-        return self.made(nbytes, shape, dtype, parts.stack_of(nbytes))
+        return self.array(nbytes, shape, dtype, f"{self.named(parts.stack_of(nbytes), 'stack')}()")
 
-    def constant(self, array: np.ndarray) -> dict[str, Any]:
-        data = self.unit.frozen(array).tobytes()
-        self.said.append(data)
-        return self.made(parts.CONSTANT, array.shape, array.dtype, parts.constant_of(data))
+    def constant(self, array: np.ndarray) -> str:
+        base = self.named(parts.constant_of(self.unit.frozen(array).tobytes()), "constant")
+        return self.array(parts.CONSTANT, array.shape, array.dtype, f"{base}()")
 
-    def elements(self, dtype: np.dtype, ndim: int, space: int = parts.GLOBAL, is_const: bool = False) -> Any:
-        return parts.Elements(number_type(dtype, self.fields), ndim, space, is_const)
+    def elements(self, dtype: np.dtype, ndim: int, space: int = parts.GLOBAL, is_const: bool = False) -> str:
+        self.check(np.empty(2, dtype))
+        return self.named(parts.array_of(parts.Elements(from_dtype(dtype), ndim, space, is_const)), "array")
 
-    def captured(self, array: Any) -> dict[str, Any]:
+    def check(self, array: np.ndarray) -> None:
+        """Raises: NotCompiled for elements of types that are interpreted"""
+        dtype = array.dtype
+        if not dtype.names and (dtype.kind not in "biufc" or dtype == np.float16):
+            raise NotCompiled(f"has elements of type {dtype}, which are interpreted")
+        for name in dtype.names or ():
+            if not array[name].flags.aligned or name in ARRAYS_OWN:
+                raise NotCompiled(f"has records whose field {name} is unaligned or an array's attribute: interpreted")
+            self.check(array[name])
+        self.fields.update(dtype.names or ())
+
+    def captured(self, array: Any) -> str:
         """An array of the device that is a global: the kernel has it as an argument, behind the others."""
-        names: dict[str, Any] = {}
         self.unit.captured.append((array, type_of(array)))
-        self.said.append(type_of(array))
-        return names | {"": self.given(type_of(array), names)}
+        return self.given(type_of(array))
 
-    def given(self, t: Any, names: dict[str, Any]) -> str:
-        """The code of an argument of the kernel."""
-        name = f"name{len(names)}"
+    def given(self, t: Any) -> str:
+        """An argument of the kernel."""
 
         def taken(count: int) -> str:
             return "".join(f"argument({next(self.words)}), " for _ in range(count))
 
         if isinstance(t, (Arr, Rec)):
             ndim, is_const = (t.ndim, t.is_const) if isinstance(t, Arr) else (0, False)
-            names[name] = parts.array_of(self.elements(t.dtype, ndim, is_const=is_const))
-            return f"{name}({taken(1)}({taken(ndim)}), ({taken(ndim)}))"
+            made = self.elements(t.dtype, ndim, is_const=is_const)
+            return f"{made}({taken(1)}({taken(ndim)}), ({taken(ndim)}))"
         if isinstance(t, Tup) and t.of is tuple and t.items:
-            return f"({', '.join(self.given(one, names) for one in t.items)},)"
-        if isinstance(t, Num) and t.dtype.kind in "biuf":
-            names[name] = number_type(t.dtype)
-            return f"like({name}(0), {taken(1)})"
+            return f"({', '.join(map(self.given, t.items))},)"
+        if isinstance(t, Num) and t.dtype.kind in "biuf" and t.dtype != np.float16:
+            return f"like({self.named(from_dtype(t.dtype), str(t))}(0), {taken(1)})"
         if isinstance(t, Known) and t.value is None:
             return "None"
         raise NotCompiled(f"takes {t}, which is interpreted")
@@ -169,7 +152,6 @@ class _Names(ast.NodeTransformer):
         if len(inner) > 1 or isinstance(self.node, ast.Lambda):
             raise NotCompiled(f"has a function inside `{function.__name__}`, or a lambda: interpreted")
         self.scope = scope_of(function) | {name: value for one in compiled for name, value in one.scope.items()}
-        self.new: dict[str, Any] = {f"nbep_{name}": value for name, value in NAMES.items()}
         given = self.node.args
         given.defaults = [ast.Constant(None) for _ in given.defaults]
         names = [one for one in (*given.posonlyargs, *given.args, given.vararg) if one is not None]
@@ -182,7 +164,7 @@ class _Names(ast.NodeTransformer):
         node, function = self.node, self.function
         node.decorator_list, node.returns = [], None
         node.body = [self.visit(one) for one in node.body]
-        space = {**self.scope, **self.new}
+        space = {**self.scope, **self.translation.names}
         exec(compile(ast.fix_missing_locations(ast.Module([node], [])), function.__code__.co_filename, "exec"), space)
         made = space[node.name]
         made.__defaults__ = function.__defaults__
@@ -202,25 +184,18 @@ class _Names(ast.NodeTransformer):
             raise NotCompiled(f"has in `{self.function.__name__}` an array of a variable's size or type: interpreted")
         return eval(compile(ast.Expression(copy.deepcopy(node)), "", "eval"), self.scope)  # type: ignore[arg-type]
 
-    def named(self, value: Any, what: str) -> str:
-        name = f"nbep_{len(self.new)}_{what.replace('.', '_')}"
-        self.new[name] = value
-        return name
-
-    def code(self, text: str, at: ast.AST, prefix: str = "nbep_") -> Any:
-        """The code of an expression, whose names are new ones."""
+    def code(self, text: str, at: ast.AST) -> Any:
+        """An expression of names of the translation."""
         made = ast.parse(text, mode="eval").body
         for one in ast.walk(made):
             if isinstance(one, ast.Name):
-                one.id = prefix + one.id.removeprefix(prefix)
+                one.id = f"nbep_{one.id.removeprefix('nbep_')}"
             ast.copy_location(one, at)
         return made
 
-    def array(self, made: dict[str, Any], at: ast.AST) -> ast.AST:
-        text = made.pop("")
-        for name, value in made.items():
-            text = text.replace(f"{name}(", f"{self.named(value, name)}(", 1)
-        return self.code(text, at)
+    def instead(self, value: Any, at: ast.AST) -> Any:
+        """A name of a value."""
+        return self.code(self.translation.named(value, ast.unparse(at)), at)
 
     def visit_While(self, node: ast.While) -> ast.AST:
         self.generic_visit(node)
@@ -231,11 +206,10 @@ class _Names(ast.NodeTransformer):
         value = next(iter(self.known(node.func)), None)
         given: dict[Any, ast.expr] = {one.arg: one.value for one in node.keywords}
         if value is stubs.shared.array:  # type: ignore[attr-defined]
-            return self.array(self.translation.shared(node, self.compiled), node)
+            return self.code(self.translation.shared(node, self.compiled), node)
         if value is stubs.local.array:  # type: ignore[attr-defined]
             given = dict(zip(("shape", "dtype"), node.args, strict=False)) | given
-            made = self.translation.local(*(self.constant(given[name]) for name in ("shape", "dtype")))
-            return self.array(made, node)
+            return self.code(self.translation.local(*(self.constant(given[name]) for name in ("shape", "dtype"))), node)
         if value is stubs.const.array_like:  # type: ignore[attr-defined]
             return self.visit(node.args[0])
         if value is stubs.cg.this_grid:  # type: ignore[attr-defined]
@@ -243,7 +217,7 @@ class _Names(ast.NodeTransformer):
         if value is None and isinstance(node.func, ast.Attribute) and node.func.attr == "sync":
             return self.code("sync_grid(site())", node)
         if isinstance(value, np.ufunc) and len(node.args) == value.nin + 1 == 2:
-            node.func = self.code(self.named(parts.into_array(value), value.__name__), node)
+            node.func = self.instead(parts.into_array(value), node.func)
         if isinstance(value, stubs.Stub) and value in GRIDS:
             axes = [GRIDS[value].format(i) for i in range(self.constant(next(iter((*node.args, *given.values())))))]
             return self.code(axes[0] if len(axes) == 1 else f"({', '.join(axes)})", node)
@@ -251,7 +225,7 @@ class _Names(ast.NodeTransformer):
             node.args.insert(0, self.code("site()", node))
         if len(node.args) == 1 and (t := _integer(value)) is not None:
             node.args[0] = self.visit(node.args[0])
-            node.func = self.code(self.named(parts.number_of(t), str(t)), node)
+            node.func = self.instead(parts.number_of(t), node.func)
             return node
         return self.generic_visit(node)
 
@@ -271,21 +245,19 @@ class _Names(ast.NodeTransformer):
         if value is stubs.laneid or value is stubs.warpsize:
             return self.code({"laneid": "i32(about(4))", "warpsize": "i32(32)"}[value._name], node)
         if callable(value) and value in FUNCTIONS:
-            return self.code(self.named(FUNCTIONS[value], text), node)
+            return self.instead(FUNCTIONS[value], node)
         if isinstance(value, np.ndarray):
-            return self.array(self.translation.constant(value), node)
+            return self.code(self.translation.constant(value), node)
         if hasattr(value, "_nd"):
-            return self.array(self.translation.captured(value), node)
-        if value is print or isinstance(value, stubs.Stub):
+            return self.code(self.translation.captured(value), node)
+        is_pythons = callable(value) and value in (print, math.gamma, math.lgamma)  # C's have other last bits
+        if is_pythons or isinstance(value, stubs.Stub) or getattr(value, "declared", None):
             raise NotCompiled(f"has `{text}`, which is interpreted")
         if hasattr(value, "py_func"):
             found = [made for key, made in self.translation.unit.functions.items() if key[0] == id(value)]
-            function = self.translation.function(value.py_func, found)
-            declared = getattr(value, "declared", None)
-            made = self.translation.declared(function, *declared) if declared else function
-            return self.code(self.named(made, text), node)
+            return self.instead(self.translation.function(value.py_func, found), node)
         is_type = isinstance(node, ast.Attribute) and isinstance(value, types.Type)
-        return self.code(self.named(value, text), node) if is_type else node
+        return self.instead(value, node) if is_type else node
 
 
 def _integer(value: Any) -> Any:
@@ -321,8 +293,7 @@ GRIDS = {stubs.grid: "grid({})", stubs.gridsize: "(argument({0}) * argument(3 + 
 @intrinsic
 def site(typingctx):
     """A number for the call in whose place this stands, not 0."""
-    number: Any = SimpleNamespace(name="meeting")
-    return WORD(), lambda context, builder, signature, values: I64(site_of_call(number) or 1)
+    return WORD(), lambda context, builder, signature, values: I64(site_of_call("meeting") or 1)
 
 
 @register_jitable
@@ -351,7 +322,7 @@ MEETINGS: dict[Any, Callable] = {
     stubs.syncthreads_or: lambda site, test: i32(met(site, test) & 0xFFFFFFFF != 0),
     stubs.syncthreads_and: lambda site, test: i32(met(site, test) >> 32 == 0),
 }
-NAMES = {name: globals()[name] for name in "about argument i32 i64 place grid site sync_grid".split()}  # noqa: SIM905
+NAMES = {name: globals()[name] for name in "about argument i32 i64 like place grid site sync_grid".split()}  # noqa: SIM905
 NAMES["turn"] = schedule.turn
 
 
@@ -374,24 +345,22 @@ def _match_all(mask, value):
     return np.int32(same), same != 0
 
 
-def _syncwarp(mask=0xFFFFFFFF):
-    meeting.collect(meeting.SYNC, real(mask), 0, 0, 0)
-
-
 def _fence(scope: str) -> Callable:
     reach = SCOPES[scope]
     return lambda: access.fence(reach)
 
 
+cas = atomic(ATOMICS["cas"])
 _PLAIN: dict[Any, Callable] = {
-    stubs.syncwarp: _syncwarp, stubs.match_all_sync: _match_all, stubs.nanosleep: lambda duration: schedule.pause(),
+    stubs.syncwarp: lambda mask=0xFFFFFFFF: meeting.collect(meeting.SYNC, real(mask), 0, 0, 0),
+    stubs.match_all_sync: _match_all, stubs.nanosleep: lambda duration: schedule.pause(),
     stubs.threadfence: _fence("gpu"), stubs.threadfence_block: _fence("cta"), stubs.threadfence_system: _fence("sys"),
     stubs.ballot_sync: lambda mask, test: i32(meeting.collect(meeting.BALLOT, real(mask), i64(test != 0), 0, 0)),
     stubs.match_any_sync: lambda mask, value: i32(meeting.collect(meeting.MATCH, real(mask), bits(value), 0, 0)),
     stubs.selp: lambda test, a, b: a if test else b,
-    stubs.atomic.cas: lambda array, index, old, value: cas(array, index, (old, value)),  # type: ignore[attr-defined]
-    stubs.atomic.compare_and_swap: lambda array, old, value: cas(array, 0, (old, value)),  # type: ignore[attr-defined]
-    **{getattr(stubs.atomic, name): of_one(change) for name, change in ATOMICS.items()},
+    **{getattr(stubs.atomic, name + "_" * iskeyword(name)): of_one(change) for name, change in ATOMICS.items()},
+    stubs.atomic.cas: lambda array, index, old, value: cas(array, index, value, old),  # type: ignore[attr-defined]
+    stubs.atomic.compare_and_swap: lambda array, old, value: cas(array, 0, value, old),  # type: ignore[attr-defined]
     **{
         getattr(stubs, f"shfl{name}_sync"): _shuffle(getattr(meeting, f"SHFL_{mode}"))
         for name, mode in (("", "IDX"), ("_up", "UP"), ("_down", "DOWN"), ("_xor", "XOR"))
@@ -409,8 +378,8 @@ FUNCTIONS: dict[Any, Any] = {
     stubs.ffs: of_bits(lambda n: types.int32, 32, find_first),
     stubs.brev: of_bits(lambda n: types.uint32 if n == 32 else types.uint64, 32, lambda b, x: b.bitreverse(x)),
     **{stub: register_jitable(function) for stub, function in (_PLAIN | MEETINGS).items()},
-    **{getattr(math, name): rounded(getattr(math, name), "x") for name in UNARY},
-    **{getattr(math, name): rounded(getattr(math, name), "x, y") for name in BINARY},
+    **{getattr(math, name): rounded(getattr(math, name), "x") for name in UNARY if "gamma" not in name},
+    **{getattr(math, name): rounded(getattr(math, name), "x, y") for name in BINARY if name != "nextafter"},
 }
 
 
@@ -420,34 +389,30 @@ def entry_of(run: Any, compiles: bool) -> int | None:
 
     Raises: ValueError if it may not be interpreted
     """
-    entries, model = run.unit.entries, run.session.options["memory_model"]
+    unit, name, options = run.unit, run.__name__, run.session.options
     try:
-        if model not in entries:
-            entries[model] = _loading(run, model)
-        return entries[model](not compiles)
+        if isinstance(unit.code, NotCompiled):
+            raise unit.code
+        unit.code = unit.code or _translated(run)
+        return engine.load(f"{name}-{unit.code[0]}", name, unit.code[1], options["memory_model"], not compiles)
     except NotCompiled as error:
         if run.session.engine == "compiled":
-            raise ValueError(f"engine: got 'compiled'; `{run.__name__}` {error}; 'auto' takes Python then") from None
-        entries[model] = partial(_refuse, str(error))
+            raise ValueError(f"engine: got 'compiled'; `{name}` {error}; 'auto' takes Python then") from None
+        unit.code = error.with_traceback(None)
         return None
 
 
-def _refuse(reason: str, only_kept: bool) -> int:
-    raise NotCompiled(reason)
-
-
-def _loading(run: Any, model: str) -> Callable[[bool], int | None]:
-    """What loads it. Raises: NotCompiled if the engine cannot run it, as what it returns does"""
+def _translated(run: Any) -> tuple[str, Callable[[str], bytes]]:
+    """A digest of the code of a launch, and what makes it. Raises: NotCompiled if the engine cannot run it"""
     unit = run.unit
     if unit.successor or unit.debug:
         raise NotCompiled(f"uses {'numba_cuda_mlir' if unit.successor else 'debug=True'}, which is interpreted")
     translation = Translation(unit)
-    names: dict[str, Any] = {"argument": argument, "like": parts.like}
-    exec(f"def entry(): kernel({', '.join(translation.given(t, names) for t in run.types)})", names)
-    names["kernel"] = translation.function(run.made.keep, [run.made])
-    key = engine.digest_of([*translation.functions.values()], (run.types, translation.said))
-    make = partial(_compiled, entry=names["entry"])
-    return partial(engine.load, f"{run.__name__}-{key}", run.__name__, make, model)
+    text = f"def entry(): kernel({', '.join(map(translation.given, run.types))})"
+    kernel = translation.function(run.made.keep, [run.made])
+    names = {**NAMES, **translation.names, "kernel": kernel}
+    exec(text, names)
+    return engine.digest_of([names["entry"]], OWN_SOURCE), partial(_compiled, entry=names["entry"])
 
 
 def _compiled(symbol: str, entry: Callable) -> bytes:

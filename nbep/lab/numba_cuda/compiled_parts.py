@@ -24,9 +24,11 @@ from numba.extending import (
     register_model,
 )
 
-from nbep.device.compilers.cpu import how
+from nbep.device.compilers.cpu import Emitter, how
 from nbep.emulator.engine.state import OUT_OF_BOUNDS, READ_ONLY, UNWRITTEN
-from nbep.emulator.engine.words import COMPILED, I1, I8, I64, VOID, call, pointer
+from nbep.emulator.engine.words import I1, I8, I64, pointer
+
+from .arrays import ATOMICS
 
 GLOBAL, SHARED, CONSTANT = 0, -1, -2  # spaces; a local array's is the number of bytes from an element to its flags
 LOCAL_BYTES = 6 << 10  # of a kernel: with a flag for each byte, less than the guard of a stack
@@ -35,9 +37,7 @@ ATOMIC = {GLOBAL: how("relaxed", "gpu", False), SHARED: how("relaxed", "cta", Fa
 
 
 def machine(builder, name: str, *values: Any) -> Any:
-    one = COMPILED[f"nbep_{name}"]
-    given = [value if isinstance(value, ir.Value) else I64(int(value)) for value in values]
-    return call(builder, one.symbol, VOID if one.result == types.none else I64, given)
+    return Emitter(builder, None, []).machine(name, *values)
 
 
 # --- arrays -----------------------------------------------------------------------------------------------------------
@@ -90,11 +90,15 @@ def array_of(t: Elements) -> Any:
     sizes = types.UniTuple(WORD, t.ndim)
 
     def generate(context, builder, signature, values):
-        made = cgutils.create_struct_proxy(t)(context, builder)
-        made.base, made.shape, made.strides = values
-        return made._getvalue()
+        return made_of(context, builder, t, *values)
 
     return intrinsic(lambda typingctx, base, shape, strides: (t(WORD, sizes, sizes), generate))
+
+
+def made_of(context, builder, t: Elements, base: Any, shape: Any, strides: Any) -> Any:
+    made = cgutils.create_struct_proxy(t)(context, builder)
+    made.base, made.shape, made.strides = base, shape, strides
+    return made._getvalue()
 
 
 @cache
@@ -179,9 +183,7 @@ def view(typingctx, array, index):
 
     def generate(context, builder, signature, values):
         at, *sizes = walk(context, builder, array, index, values)
-        there = cgutils.create_struct_proxy(made)(context, builder)
-        there.base, there.shape, there.strides = at, *(cgutils.pack_array(builder, one, I64) for one in sizes)
-        return there._getvalue()
+        return made_of(context, builder, made, at, *(cgutils.pack_array(builder, one, I64) for one in sizes))
 
     return made(array, index), generate
 
@@ -190,19 +192,18 @@ def view(typingctx, array, index):
 def field(typingctx, array, name):
     """A field of a record, or that of all records of an array: a view of it."""
     there = array.dtype.fields[name.literal_value]
-    many = there.type if isinstance(there.type, types.NestedArray) else None
-    made = Elements(
-        many.dtype if many else there.type, array.ndim + (many.ndim if many else 0), array.space, array.is_const
-    )
+    t = there.type
+    of = t.dtype if isinstance(t, types.NestedArray) else t
+    made = Elements(of, array.ndim + getattr(t, "ndim", 0), array.space, array.is_const)
 
     def generate(context, builder, signature, values):
-        of = cgutils.create_struct_proxy(array)(context, builder, values[0])
-        new = cgutils.create_struct_proxy(made)(context, builder)
-        new.base = builder.add(of.base, I64(there.offset))
-        for what in ("shape", "strides"):
-            sizes = [*cgutils.unpack_tuple(builder, getattr(of, what)), *map(I64, getattr(many, what, ()))]
-            setattr(new, what, cgutils.pack_array(builder, sizes, I64))
-        return new._getvalue()
+        records = cgutils.create_struct_proxy(array)(context, builder, values[0])
+        sizes = (
+            [*cgutils.unpack_tuple(builder, getattr(records, what)), *map(I64, getattr(t, what, ()))]
+            for what in ("shape", "strides")
+        )
+        at = builder.add(records.base, I64(there.offset))
+        return made_of(context, builder, made, at, *(cgutils.pack_array(builder, one, I64) for one in sizes))
 
     return made(array, name), generate
 
@@ -299,8 +300,6 @@ def number_of(t: Any) -> Any:
 
     def typer(typingctx, x):
         of = types.unliteral(x)
-        if not isinstance(of, (types.Number, types.Boolean)):
-            raise TypingError(f"no number: {of}")
         return t(of), lambda context, builder, signature, values: convert(context, builder, values[0], of, t)
 
     return intrinsic(typer)
@@ -320,8 +319,6 @@ def widened(builder, t: Any, value: Any, width: int = 64) -> Any:
 @intrinsic
 def bits(typingctx, x):
     t = types.unliteral(x)
-    if not isinstance(t, (types.Integer, types.Boolean, types.Float)):
-        raise TypingError(f"a word cannot be made of {t}")
     return WORD(t), lambda context, builder, signature, values: widened(builder, t, whole(builder, t, values[0]))
 
 
@@ -344,8 +341,6 @@ def of_bits(result: Callable, least: int, emit: Callable) -> Any:
 
     def typer(typingctx, x):
         t = types.unliteral(x)
-        if not isinstance(t, types.Integer):
-            raise TypingError(f"must be an integer, not {t}")
         size = max(least, t.bitwidth)
         to = result(size)
 
@@ -366,15 +361,14 @@ def find_first(builder, x):
 def rounded(function: Callable, names: str) -> Callable:
     """A function of Python's `math`, whose result for float32 is rounded once."""
     space = {"f": function, "f32": np.float32, "f64": np.float64}
-    plain = eval(f"lambda {names}: f({names})", space)
-    wide = eval(f"lambda {names}: f32(f({', '.join(f'f64({x})' for x in names.split(', '))}))", space)
+    code = f"f({', '.join(f'f64({x})' for x in names.split(', '))})"
+    plain, wide = eval(f"lambda {names}: {code}", space), eval(f"lambda {names}: f32({code})", space)
 
-    def choose(x, y=types.float32):
-        is_narrow = y == types.float32 or (function is math.pow and isinstance(y, types.Integer))
-        return wide if x == types.float32 and is_narrow else plain
+    def made(*given):
+        is_narrow = given[-1] == types.float32 or (function is math.pow and isinstance(given[-1], types.Integer))
+        return wide if given[0] == types.float32 and is_narrow else plain
 
-    made = eval(f"lambda {names}: None", {})
-    overload(made, strict=False)(eval(f"lambda {names}: choose({names})", {"choose": choose}))
+    overload(made, strict=False)(made)
     return made
 
 
@@ -393,32 +387,26 @@ def into_array(function: np.ufunc) -> Any:
 
 
 # --- atomics ----------------------------------------------------------------------------------------------------------
-def _atomic(change: Callable) -> Any:
-    """change: what an element becomes, of what it is and of the operands; of two, the first is compared"""
+def atomic(change: Callable) -> Any:
+    """change: what an element becomes, of what it is, of an operand, and of what it is compared with"""
 
-    def made(typingctx, array, index, given):
-        t = array.dtype
-        if array.is_const or array.space > 0 or len(parts_of(index)) != array.ndim or t.bitwidth < 32:
+    @intrinsic
+    def made(typingctx, array, index, operand, compare):
+        t, of = array.dtype, [types.unliteral(operand), types.unliteral(compare)]
+        if array.space > 0 or t.bitwidth < 32:
             raise TypingError("such an atomic is interpreted")
 
         def generate(context, builder, signature, values):
             at, size = walk(context, builder, array, index, values)[0], t.bitwidth // 8
-            operands = [
-                convert(context, builder, value, of, t)
-                for value, of in zip(cgutils.unpack_tuple(builder, values[2]), parts_of(given), strict=True)
-            ]
+            given = [convert(context, builder, one, kind, t) for one, kind in zip(values[2:], of, strict=True)]
             is_global = array.space == GLOBAL
             begun = ("begin_atomic", at, size, ATOMIC[GLOBAL]) if is_global else ("begin_shared_atomic", at, size)
             place = pointer(builder, machine(builder, *begun), context.get_data_type(t))
             old = context.unpack_value(builder, t, place)
-            kinds = [t] * (1 + len(operands))
-            new = context.compile_internal(builder, change, t(*kinds), [old, *operands])
-            has_written = I64(1)
-            if len(operands) == 2:
-                is_same = context.compile_internal(
-                    builder, lambda a, b: a == b, types.boolean(t, t), [old, operands[0]]
-                )
-                has_written = builder.zext(is_same, I64)
+            new = context.compile_internal(builder, change, t(t, t, t), [old, *given])
+            has_written: Any = 1
+            if change is ATOMICS["cas"]:
+                has_written = context.compile_internal(builder, lambda a, b: int(a == b), WORD(t, t), [old, given[1]])
             context.pack_value(builder, t, new, place)
             # A cell of 4 bytes is compared with its sign.
             before = widened(builder, types.int64, whole(builder, t, old))
@@ -426,23 +414,11 @@ def _atomic(change: Callable) -> Any:
             machine(builder, name, at, size, before, has_written, ATOMIC[array.space])
             return old
 
-        return t(array, index, given), generate
+        return t(array, index, *of), generate
 
-    return intrinsic(made)
-
-
-ATOMICS: dict[str, Callable] = {
-    "add": lambda old, x: old + x, "sub": lambda old, x: old - x, "exch": lambda old, x: x,
-    "and_": lambda old, x: old & x, "or_": lambda old, x: old | x, "xor": lambda old, x: old ^ x,
-    "max": lambda old, x: x if x > old else old, "min": lambda old, x: x if x < old else old,
-    "inc": lambda old, x: old - old if old >= x else old + 1,
-    "dec": lambda old, x: x if old == 0 or old > x else old - 1,
-    "nanmax": lambda old, x: x if old != old else old if x != x else max(old, x),
-    "nanmin": lambda old, x: x if old != old else old if x != x else min(old, x),
-}  # fmt: skip
-cas = _atomic(lambda old, compare, x: x if old == compare else old)
+    return made
 
 
 def of_one(change: Callable) -> Callable:
-    atomic = _atomic(change)
-    return lambda array, index, value: atomic(array, index, (value,))
+    changed = atomic(change)
+    return lambda array, index, value: changed(array, index, value, value)

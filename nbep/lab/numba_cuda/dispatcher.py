@@ -133,13 +133,15 @@ class Dispatcher:
         if found is None:
             options = self.targetoptions
             unit = Unit(bool(options.get("debug")), options.get("fastmath"), bool(options.get("successor")))
-            *names, last = [*inspect.signature(self.py_func).parameters] or [""]
-            given = dict(zip(names, types, strict=False))
-            given[last] = Tup(types[len(names) :]) if self.collects() else types[-1] if types else None
-            found = self.units[types] = unit, unit.function(self.py_func, given, is_kernel=True)
+            found = self.units[types] = unit, unit.function(self.py_func, self.types_of(types), is_kernel=True)
         return found
 
-    def bound(self, args: tuple) -> tuple:
+    def types_of(self, types: tuple[Any, ...]) -> dict[str, Any]:
+        """Of each parameter."""
+        named = self.bound(types).arguments.items()
+        return {name: Tup(t) if isinstance(t, tuple) else t for name, t in named}
+
+    def bound(self, args: tuple) -> inspect.BoundArguments:
         """The arguments, with defaults. Raises: TypeError if they are too many or too few"""
         signature = inspect.signature(self.py_func)
         try:
@@ -149,12 +151,12 @@ class Dispatcher:
             what = "too many" if len(args) > count else "missing"
             raise TypeError(f"{name}: {what} arguments: takes {count}, {len(args)} given") from None
         bound.apply_defaults()
-        return bound.args
+        return bound
 
     def launch(self, configured: Configured, args: tuple) -> None:
         if CURRENT.get() is not None:
             raise error_at(current_thread(), errors.EmulatorError, "a kernel cannot launch a kernel")
-        args = self.bound(args)
+        args = self.bound(args).args
         back: list[Callable[[], None]] = []
         for extension in reversed(self.targetoptions.get("extensions") or []):
             args = tuple(extension.prepare_args(None, one, stream=configured.stream, retr=back)[1] for one in args)
@@ -164,18 +166,14 @@ class Dispatcher:
             prepared, types = self.as_declared(prepared, types)
         unit, compiled = self.specialized(types)
         session = current()
-        run = Run(session, unit, compiled, configured.griddim, configured.blockdim, configured.sharedmem)
-        run.keep, run.types = prepared, types
-        run.nbytes = sum(getattr(one, "nbytes", 0) for one in prepared)
+        run = Run(session, unit, compiled, configured, prepared, types)
         if session.engine == "compiled":
             from .compiled import entry_of
 
             entry_of(run, True)
-        names = self.parameter_names(len(prepared))
-        values = tuple(in_kernel(one, t, session, name) for one, t, name in zip(prepared, types, names, strict=True))
-        if self.collects():
-            count = len(inspect.signature(self.py_func).parameters) - 1
-            values = (*values[:count], values[count:])
+        of = self.types_of(types)
+        named = self.bound(tuple(prepared)).arguments.items()
+        values = tuple(in_kernel(one, of[name], session, name) for name, one in named)
         is_cooperative, blocks = "grid" in unit.uses, math.prod(configured.griddim)
         if is_cooperative:
             run.grid_cell = session.space.allocate(4, GRID_CELL, zero=True)
@@ -203,18 +201,6 @@ class Dispatcher:
             configured.stream.synchronize()
         for copy in back:
             copy()
-
-    def collects(self) -> bool:
-        """Whether it takes any number of arguments."""
-        kinds = [one.kind for one in inspect.signature(self.py_func).parameters.values()]
-        return bool(kinds) and kinds[-1] is inspect.Parameter.VAR_POSITIONAL
-
-    def parameter_names(self, count: int) -> list[str]:
-        names = list(inspect.signature(self.py_func).parameters)
-        if self.collects():
-            last = names.pop()
-            names += [f"{last}[{i}]" for i in range(count)]
-        return names[:count]
 
     def as_declared(self, values: list[Any], types: tuple[Any, ...]) -> tuple[list[Any], tuple[Any, ...]]:
         """The arguments as a signature has them."""
@@ -333,10 +319,9 @@ def jit(
         return functools.partial(jit, device=device, debug=debug, opt=opt, **options)
     if isinstance(func_or_sig, Dispatcher):
         return func_or_sig
-    if hasattr(func_or_sig, "py_func"):
-        return Dispatcher(func_or_sig.py_func, None, device, debug=debug, opt=opt, **options)
-    if isinstance(func_or_sig, python.FunctionType):
-        return Dispatcher(func_or_sig, None, device, debug=debug, opt=opt, **options)
+    function = getattr(func_or_sig, "py_func", func_or_sig)
+    if isinstance(function, python.FunctionType):
+        return Dispatcher(function, None, device, debug=debug, opt=opt, **options)
     signatures = func_or_sig if isinstance(func_or_sig, list) else [func_or_sig]
 
     def decorate(function: python.FunctionType) -> Dispatcher:

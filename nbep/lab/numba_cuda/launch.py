@@ -36,30 +36,25 @@ RESERVED_BYTES = 1 << 10  # of each block's shared memory
 class Run:
     """One launch: what each of its threads calls, and what they have together."""
 
-    def __init__(self, session: Session, unit: Unit, compiled: Any, grid: tuple, block: tuple, dynamic: int):
+    def __init__(self, session: Session, unit: Unit, compiled: Any, configured: Any, keep: list, types: tuple):
+        """keep: its arguments; arrays of the device live until the kernel is done"""
         self.session, self.unit, self.made, self.code = session, unit, compiled, compiled.run
-        self.grid, self.block, self.dynamic = grid, block, dynamic
+        self.grid, self.block, self.dynamic = configured.griddim, configured.blockdim, configured.sharedmem
+        self.keep, self.types = keep, types
         self.blocks: dict[int, BlockState] = {}
-        self.parts: list[tuple[int, int, str, Callable[[int], str]]] = []
         self.constants: dict[int, KArray] = {}
         self.together: dict[Any, Any] = {}
         self.returned: dict[int, set[int]] = {}  # of blocks, the lines of `return` by which threads have left
         self.grid_cell: Any = None
-        self.keep: Any = None  # arrays of the device live until the kernel is done
-        self.nbytes = 0  # of those
-        self.types: Any = None
         self.entry: int | None = None  # of its machine code, if it has some
         self.__name__ = compiled.name
-        self.places, end = places_of(unit.sites, dynamic)
-        for site, begin in self.places.items():
-            names = names_of_elements(site.shape, np.empty(site.shape, site.dtype).strides, begin)
-            size = math.prod(site.shape) * site.dtype.itemsize
-            self.parts.append((begin, begin + size, site.name or "shared array", names))
-        self.smem_bytes = end
-        check_shared(compiled.name, places_of(unit.sites, 0)[1], dynamic, unit.successor)
+        self.places, self.smem_bytes = places_of(unit.sites, self.dynamic)
+        check_shared(compiled.name, places_of(unit.sites, 0)[1], self.dynamic, unit.successor)
         sms = session.options["num_sms"]
-        self.most_blocks = blocks_at_once(math.prod(block), end, unit.successor) if sms is None else sms
-        self.num_warps = -(-math.prod(block) // 32) * math.prod(grid)
+        self.most_blocks = (
+            blocks_at_once(math.prod(self.block), self.smem_bytes, unit.successor) if sms is None else sms
+        )
+        self.num_warps = -(-math.prod(self.block) // 32) * math.prod(self.grid)
 
     def __call__(self, *args: Any) -> None:
         thread = current_thread()
@@ -73,9 +68,10 @@ class Run:
         return self.blocks.setdefault(block.serial, BlockState())
 
     def describe_shared(self, offset: int) -> str:
-        for begin, end, name, names in self.parts:
-            if begin <= offset < end:
-                return name + names(offset)
+        for site, begin in self.places.items():
+            array = np.empty(site.shape, site.dtype)
+            if begin <= offset < begin + array.nbytes:
+                return (site.name or "shared array") + names_of_elements(array.shape, array.strides, begin)(offset)
         views = (site for site in self.unit.sites if site.shape in ((0,), None) and site.name)
         elements = " or ".join(f"{site.name}[{offset // site.dtype.itemsize}]" for site in views)
         byte = f"byte {offset} of dynamic shared memory"
@@ -220,11 +216,13 @@ def in_kernel(value: Any, t: Any, session: Session, name: str) -> Any:
 
 # --- In, Out and InOut: which way an array of the host is copied ------------------------------------------------------
 class ArgHint:
+    """What says which way an array goes; where nothing else is said, both."""
+
     def __init__(self, value: Any):
         self.value = value
 
     def prepare(self, back: list[Callable[[], None]]) -> Any:
-        raise NotImplementedError
+        return copied(self.value, back, True)
 
 
 def wrap_arg(value: Any, default: Any = None) -> ArgHint:
@@ -251,6 +249,3 @@ class Out(ArgHint):
 
 class InOut(ArgHint):
     """An array that goes both ways."""
-
-    def prepare(self, back: list[Callable[[], None]]) -> Any:
-        return copied(self.value, back, True)

@@ -24,13 +24,12 @@ from nbep.emulator.machine.stream import Launch, Mark
 from .compiled import words_of
 from .launch import SM_WARPS
 from .loops import GRID_CELL
-from .memory import POISON
 from .session import _latest
 
 MANY_TURNS = 1 << 18  # of loops, while nothing changes, after which it is asked whether all look at one element each
 MANY_LOOKS = 1 << 8  # one after the other, of each thread
 MOST_TURNS = 1 << 28  # while no block leaves
-MUST_FAIL = state.OUT_OF_BOUNDS, state.MISALIGNED, state.UNWRITTEN, state.READ_ONLY, state.RAISED
+MUST_FAIL = state.OUT_OF_BOUNDS, state.UNWRITTEN, state.READ_ONLY, state.RAISED
 
 
 class Rehearsing:
@@ -86,7 +85,7 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
     launches = [item for one in there.streams for what, item, _ in one.queue if what == "launch"]
     given = [[*one.function.keep, *one.function.unit.captured] for one in launches]
     memories = dict.fromkeys(_memories(given))
-    saved = [(one, *_kept(one)) for one in memories]
+    saved = [(one, one.buffer.copy(), one.shadow and bytes(one.shadow)) for one in memories]
     code = SimpleNamespace(machine=lambda: machine(model), entry=lambda address: address)
     options = {"memory_model": model, "strategy": there.strategy.name, "num_sms": session.options["num_sms"]}
     made: Any
@@ -114,13 +113,6 @@ def rehearse(session: Any, streams: list[Any]) -> Stopped | None:
         World.latest, _latest[:] = latest, [there]
         if made.tables is not None:
             made.end()
-
-
-def _kept(memory: Any) -> tuple[Any, Any]:
-    """What puts memory back as it is: its bytes, and the flags of those that are written."""
-    if memory.shadow is not None and 1 not in memory.shadow:
-        return POISON, bytes(memory.nbytes)
-    return memory.buffer.copy(), None if memory.shadow is None else bytes(memory.shadow)
 
 
 def _run(there: Any, made: Any, streams: list[Any], memories: Any) -> None:

@@ -93,17 +93,8 @@ def _ending(folder: Path) -> Iterator[None]:
         atexit.register, atexit.unregister, os._exit = plain
 
 
-def explore(
-    path: Path,
-    seed: int,
-    memory_model: str,
-    strategy: Any,
-    on_failure: Callable[[BaseException], object] | None,
-    seen: Any,
-    tracer: Any = None,
-    num_sms: int | None = None,
-) -> None:
-    """Run it under one schedule. What it prints goes nowhere. seen: takes note of the world; tracer: sees the run"""
+def explore(path: Path, seen: Any, on_failure: Callable[[BaseException], object] | None, **options: Any) -> None:
+    """Run it under one schedule. What it prints goes nowhere. seen: takes note of the world; options: the session's"""
     output = sys.stdout
 
     def loud(error: BaseException) -> None:
@@ -111,16 +102,9 @@ def explore(
             with contextlib.redirect_stdout(output):
                 on_failure(error)
 
-    given = {
-        "seed": seed,
-        "memory_model": memory_model,
-        "strategy": strategy,
-        "tracer": tracer,
-        "num_sms": num_sms,
-        "on_failure": loud if on_failure else None,
-    }
+    options["on_failure"] = loud if on_failure else None
     try:
-        with session.options(**given), contextlib.redirect_stdout(io.StringIO()):
+        with session.options(**options), contextlib.redirect_stdout(io.StringIO()):
             run(path)
     except SystemExit as end:
         if end.code not in (None, 0):

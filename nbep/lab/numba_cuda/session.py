@@ -98,7 +98,8 @@ class Session:
         options = {name: value for name, value in OPTIONS.items() if name not in ("seed", "engine")}
         self.options = dict(OPTIONS)
         name, model, strategy, tracer = (OPTIONS[one] for one in ("engine", "memory_model", "strategy", "tracer"))
-        self.engine = engine_for(name, model, strategy, tracer, ("sc", "checked"), "auto")
+        name = name or os.environ.get("NBEP_ENGINE", "auto")
+        self.engine = engine_for(name, model, strategy, tracer, ("sc", "checked"))
         self.world = CudaWorld(OPTIONS["seed"], **options)
         self.rank = self.world.ranks[0]
         self.space = self.rank.space
@@ -170,7 +171,8 @@ class Session:
         global _by_python
         stopped, is_done, before = None, False, self.world.calls
         queue = [item.function for one in streams for what, item, _ in one.queue if what == "launch"]
-        size = tuple((run.unit, run.grid, run.block, run.nbytes) for run in queue)
+        sizes = [tuple(getattr(one, "nbytes", 0) for one in run.keep) for run in queue]
+        size = tuple((run.unit, run.grid, run.block, *nbytes) for run, nbytes in zip(queue, sizes, strict=True))
         if self.may_rehearse(streams, queue, size):
             from .rehearsal import rehearse
 
@@ -199,7 +201,7 @@ class Session:
             return False
         warps = sum(run.num_warps for run in queue)
         must = self.engine == "compiled" or warps >= MOST_WARPS
-        known = sum(run.unit.by_python for run in queue) if _by_python > LONG else _by_python
+        known = sum(run.unit.by_python for run in queue)
         is_short = size in self.small or known + WARP_SIZE * warps < FIRST_CALLS
         if not must and (is_short or not (_by_python > LONG or is_kept("machine", self.world.memory_model))):
             return False

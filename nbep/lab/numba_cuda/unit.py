@@ -32,7 +32,7 @@ class Unit:
         self.constants: dict[int, tuple[Any, np.ndarray]] = {}
         self.uses: set[str] = set()
         self.depth = 0
-        self.entries: dict[str, Any] = {}  # by memory model: what says where its machine code begins
+        self.code: Any = None  # what makes its machine code, or why there is none
         self.captured: list[Any] = []  # arrays of the device that are globals of that, with their types
         self.by_python = 0  # how many primitive calls Python has run in waits for it
         self.by_constants: set[Any] = set()  # functions that must know the values of arguments
