@@ -54,7 +54,7 @@ copies, groups, mbarriers = rows("copies"), rows("groups"), rows("mbarriers")
 take_copy, give_copy = free_list("copies")
 take_group, give_group = free_list("groups")
 take_mbarrier, _ = free_list("mbarriers")  # Python gives them back
-each_group, append_group = linked("groups"), appending("groups", "next", "first_group", "last_group")
+each_group, append_group = linked("groups"), appending("groups", "next", "oldest_group", "latest_group")
 mbarriers_at = address("mbarriers")  # whose first field is the phase
 
 LOAD, READ, WRITE = range(3)
@@ -349,14 +349,14 @@ def commit_group() -> None:
 def is_satisfied(thread: int, n: int, reads: int) -> int:
     """Whether all but the n latest groups are done; reads: have read their source."""
     t = threads(thread)
-    while t.first_group != 0 and groups(t.first_group).writes == 0:
-        i = t.first_group
-        t.first_group = groups(i).next
+    while t.oldest_group != 0 and groups(t.oldest_group).writes == 0:
+        i = t.oldest_group
+        t.oldest_group = groups(i).next
         t.num_groups -= 1
         give_group(i)
-    if t.first_group == 0:
-        t.last_group = 0
-    i = t.first_group
+    if t.oldest_group == 0:
+        t.latest_group = 0
+    i = t.oldest_group
     for _ in range(t.num_groups - n):
         if (groups(i).reads if reads else groups(i).writes) != 0:
             return 0
@@ -388,11 +388,11 @@ def progress(thread: int) -> None:
 def leave_groups(thread: int) -> None:
     """A thread leaves. What still reads shared memory is an error; what still writes frees its group at its end."""
     t = threads(thread)
-    for i in each_group(t.first_group):
+    for i in each_group(t.oldest_group):
         leave_group(i)
     if t.open_group != 0:
         leave_group(t.open_group)
-    t.first_group = t.last_group = t.open_group = 0
+    t.oldest_group = t.latest_group = t.open_group = 0
 
 
 @register_jitable

@@ -112,7 +112,7 @@ TABLES: dict[str, Table] = {
         "rank block warp thread_idx block_idx grid_dim block_dim lane launch next "
         "exited polling may_time_out num_time_outs expired waited_once has_looked_again has_news empty_spins "
         "fenced is_slow lost passed first_polled last_polled first_watched last_watched "
-        "open_group first_group last_group num_groups wanted wanted_reads looks",
+        "open_group oldest_group latest_group num_groups wanted wanted_reads looks",
     ),
     # site: of the barrier to which its lanes come in their phase
     "warps": _records(MOST_WARPS, "exited site", "num_lanes first num_pending end phase"),
